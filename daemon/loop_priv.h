@@ -1,5 +1,5 @@
 /*
- * loop_priv.h - the loop as those who know libuv see it: loop*.c and their tests.
+ * loop_priv.h - the loop's struct, with libuv's handles: for loop*.c and their tests.
  */
 #ifndef ZSD_LOOP_PRIV_H
 #define ZSD_LOOP_PRIV_H

@@ -9,7 +9,7 @@
  * A daemon that dies before it says either closes the descriptor without a line. The log goes to
  * standard error as that of any other.
  *
- * THREADS. The loop's, before the loop runs. ERRORS. None: who does not read is no failure.
+ * THREADS. The loop's, before the loop runs. ERRORS. None: it is no failure if nobody reads the line.
  */
 #ifndef ZSD_EMBEDDED_H
 #define ZSD_EMBEDDED_H

@@ -1,10 +1,10 @@
 /*
- * leaving.h - what held places of pages, and lets go of them in parts.
+ * leaving.h - frees the places of versions, rows and shards in parts.
  *
- * MODEL. Versions, rows and shards hold as many places as a job has pages. Whoever lets go of one hands
- * it in here, and in each turn some of their places go back, as many as the turn has room for. Nobody
- * misses those that are still to come: who takes a place and finds none free, or is promised some,
- * lets go of more at once.
+ * MODEL. A version, a row or a shard may hold as many places as a job has pages. When it is released it
+ * is queued here, and each turn frees some of its places, as many as the turn has room for. Places that
+ * are still queued are not missing: code that takes a place and finds none free, or that needs a
+ * promise, frees more of them at once.
  *
  * Loop thread only.
  */

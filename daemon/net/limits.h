@@ -21,8 +21,8 @@
  *     Q1  used[] of a quota is what it was charged itself and what its children have.
  *     Q2  A quota that leaves gives all of it back: what ends with its holder needs no
  *         zsd_limit_give().
- *     Q3  A user's quota stays until the daemon ends, so that who reconnects does not get new
- *         tokens for log lines.
+ *     Q3  A user's quota stays until the daemon ends, so that a client that reconnects does not get
+ *         new tokens for log lines.
  *
  * Loop thread only.
  */

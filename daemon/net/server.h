@@ -1,16 +1,16 @@
 /*
  * server.h - the socket that clients connect to, and the connections that came of it.
  *
- * MODEL. The socket's file and a lock file beside it (PATH.lock) belong to one daemon. Who holds
- * the lock and finds a socket file that nobody answers on replaces it: its daemon is dead. The
- * socket is made with mode 0600; only then a group may be let in (socket_group: 0660).
+ * MODEL. The socket's file and a lock file beside it (PATH.lock) belong to one daemon. A daemon that
+ * holds the lock and finds a socket file on which nobody answers replaces it: the daemon of that file
+ * is dead. The socket is made with mode 0600; after that a group may get access (socket_group: 0660).
  *
  * LIMITS. A client that net/limits.h refuses (clients_max, user_clients_max) is let into a waiting
- * room of ZSD_REFUSED_MAX places, where its first request is answered with the numbers, and then
- * hung up on. Beyond that, whoever has waited there longest is hung up on. For root and the daemon's
- * own user ZSD_ADMIN_PLACES more connections are kept, so that they can always look and clean up;
- * job-open and reader-open are refused there. When descriptors or memory run out, nobody
- * is accepted for ZSD_ACCEPT_PAUSE_MS.
+ * room of ZSD_REFUSED_MAX places. Its first request is answered with the numbers, and then it is
+ * disconnected. If the room is full, the client that has waited longest is disconnected. For root and
+ * the daemon's own user ZSD_ADMIN_PLACES more connections are reserved, so that they can always inspect
+ * and clean up; job-open and reader-open are refused there. When descriptors or memory run out, no
+ * connection is accepted for ZSD_ACCEPT_PAUSE_MS.
  *
  * Loop thread only.
  */

@@ -1,5 +1,5 @@
 /*
- * room.h - saved jobs that nobody is attached to give their memory back to whoever lacks it.
+ * room.h - saved jobs without attached ranks give their memory to jobs that need it.
  *
  * Loop thread only.
  */

@@ -1,5 +1,5 @@
 /*
- * wake.h - whoever waits for something of a job looks again.
+ * wake.h - wakes requests that wait for something of a job: each checks again whether it can run.
  */
 #ifndef ZSD_OP_WAKE_H
 #define ZSD_OP_WAKE_H

@@ -2,14 +2,13 @@
  * numa.h - which nodes of a NUMA machine the daemon computes on and takes memory from.
  *
  * MODEL. Decided once, before the first thread. Memory is a policy of the process, which every
- * thread inherits: arenas, page buffers, gradients and state come from where the policy says,
- * whoever of us touches them first; clients map what is there already. One node is preferred,
- * several are interleaved, so that all of their controllers work whichever node a page's worker
- * runs on. Both spill: when the nodes are full, memory comes from the others, and no allocation
- * fails that would not have failed without. Workers keep to the CPUs of one node each, so many on
- * each as it has CPUs.
+ * thread inherits: arenas, page buffers, gradients and state come from the nodes of the policy,
+ * whichever thread touches them first; clients map memory that is already there. One node is
+ * preferred; several are interleaved, so that all of their controllers work, on whichever node a page's
+ * worker runs. Both spill: when the nodes are full, memory comes from other nodes, so the policy makes
+ * no allocation fail. Each worker runs on the CPUs of one node; a node has as many workers as CPUs.
  *
- * WHERE MEMORY IS, is asked of the kernel when somebody wants to know (zsd_numa_survey()).
+ * WHERE MEMORY IS: the kernel is asked on request (zsd_numa_survey()).
  */
 #ifndef ZSD_NUMA_H
 #define ZSD_NUMA_H

@@ -1,6 +1,6 @@
 /*
- * planner.h - what the plans of all jobs share: who waits for memory, and what the tiers still have
- * to do for them.
+ * planner.h - what the plans of all jobs share: the queue for memory, and the moves that the tiers
+ * still have to make for it.
  *
  * Loop thread only.
  */

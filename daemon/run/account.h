@@ -1,5 +1,5 @@
 /*
- * account.h - what each tier has, and who is promised how much of it.
+ * account.h - the size of each tier, and how much of it is promised to whom.
  *
  * Loop thread only.
  */

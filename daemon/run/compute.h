@@ -6,10 +6,10 @@
  * names; its done() runs later on the loop thread, from zsd_compute_reap(). Workers set rounding
  * and denormals themselves (zk_thread_init) and keep to the CPU list.
  *
- * A task that takes as long as its job is large (memory is made, or given back) is slow: it runs on
- * a worker that does nothing else, so that the other jobs' pages do not wait behind it.
+ * A task whose time grows with the size of its job (memory is made, or given back) is slow: it runs on
+ * a worker that does nothing else, so that the pages of other jobs do not wait for it.
  *
- * The poster keeps the task and what it names alive until done().
+ * The poster keeps the task, and everything that it names, alive until done().
  */
 #ifndef ZSD_COMPUTE_H
 #define ZSD_COMPUTE_H

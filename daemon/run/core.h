@@ -2,9 +2,9 @@
  * core.h - the core of the daemon: jobs, shards, placement and operations. It knows neither libuv
  * nor sockets.
  *
- * MODEL. What the loop runs and counts stands here. Each other room keeps what it owns in a struct
- * of its own, which only that room and those above it can look into: the headers named below
- * define them. core_life.c makes all of it as one.
+ * MODEL. This header has what the loop runs and counts. Each other room keeps its data in a struct of
+ * its own, which only that room and the rooms above it can access: the headers named below define
+ * them. core_life.c makes all of them together.
  *
  * Loop thread only.
  */

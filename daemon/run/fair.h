@@ -1,26 +1,25 @@
 /*
- * fair.h - whose turn it is before a resource that several jobs want: start-time fair queueing.
+ * fair.h - the queue for a resource that several jobs use: start-time fair queueing.
  *
- * MODEL. A LINE (struct zsd_fair) stands before one resource: the page buffers, the compute
- * threads, a data file. A PAYER is a job, or the house, for what belongs to no job; it has a share
- * and one FLOW in each line. A TURN is one thing that waits, of so many bytes; in its flow it comes
- * behind what came earlier.
+ * MODEL. A LINE (struct zsd_fair) is the queue for one resource: the page buffers, the compute threads,
+ * a data file. A PAYER is a job, or the house, for work that belongs to no job; it has a share and one
+ * FLOW in each line. A TURN is one waiting request of a number of bytes; the turns of a flow are in
+ * order of arrival.
  *
- * Each flow has a tag, a virtual time, that its turns move on by bytes / share when they are taken.
- * The flow with the least tag is next. So among flows that always have something in line the bytes
- * are as the shares, to within one turn each; whoever is alone gets everything; and who comes back
- * begins at the line's time, which is the least tag of those who waited: it has saved up nothing
- * while it was away, and owes nothing but what it took ahead.
+ * Each flow has a tag, a virtual time. Taking a turn advances it by bytes / share. The flow with the
+ * smallest tag is next. So flows that always have turns in the line get bytes in proportion to their
+ * shares, to within one turn each, and a flow that is alone gets everything. A flow that comes back
+ * begins at the line's time, which is the smallest tag of the waiting flows: it has no credit for the
+ * time when it was away, and owes only what it took ahead.
  *
- * URGENT turns (somebody waits for this one: a fetch) go before the rest, and are paid for like any
- * other, so the job has the less of the rest later. A job may be ahead of those who wait by
- * ZSD_URGENT_BYTES of its share; from there on its urgent turns queue like the rest, and nobody
- * starves.
+ * URGENT turns (a client waits for this one: a fetch) are taken before the rest. They are paid for like
+ * any other, so the job gets less of the rest later. A job may be ahead of the waiting flows by
+ * ZSD_URGENT_BYTES of its share; beyond that its urgent turns queue like the rest, so no flow starves.
  *
  * The flows in a line are walked for each turn that is taken: there are as many as jobs that wait,
  * and a turn is a page.
  *
- * Not locked: a line belongs to the loop thread, or to who holds its owner's mutex (compute.c).
+ * Not locked: a line belongs to the loop thread, or to the holder of its owner's mutex (compute.c).
  */
 #ifndef ZSD_FAIR_H
 #define ZSD_FAIR_H

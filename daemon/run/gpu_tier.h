@@ -10,10 +10,10 @@
  * back to the loop like any other task. So a task of each lane is under way at one time: while one
  * is stepped, others are copied up and down.
  *
- * A thread waits instead of a signal that the loop would watch for: after the device failed a
- * signal may never come, and whoever waits is told.
+ * A thread waits for the device, instead of the loop for a signal: after the device failed a signal may
+ * never come, whereas a thread that waits gets the error.
  *
- * ERRORS. A device that fails (-EIO, -EFAULT) has failed for good. The task has the sentence.
+ * ERRORS. A device that fails (-EIO, -EFAULT) has failed permanently. The task has the error message.
  */
 #ifndef ZSD_GPU_TIER_H
 #define ZSD_GPU_TIER_H

@@ -3,15 +3,14 @@
  * `zctl top` shows it.
  *
  * MODEL. One list of names; the struct and the table of names are made of it. Loop thread only: a
- * counter is a plain integer that its owner increases where the thing happens. Who adds a counter
- * adds a line here.
+ * counter is a plain integer that its owner increases where the event happens. A new counter is a
+ * line here.
  *
- * A GAUGE is how many there are of something, and its integral over the time. Two readings of it
- * give the mean number between them, and the share of that time in which there was one at all,
- * however long each of them lasts: what still waits counts as it goes on, not when it ends. What
- * changes with a page is moved where it happens, by one reading of the clock; what changes with a
- * turn of the loop (who waits for a step, the line before a drive) is looked at once a turn, by
- * zsd_top_turn().
+ * A GAUGE is the current number of something, and its integral over time. Two readings give the mean
+ * number between them, and the part of that time in which it was not 0, however long each item lasts:
+ * an item counts while it waits, not when it ends. Gauges that change with a page are updated where
+ * that happens, with one reading of the clock. Gauges that change with a turn of the loop (requests
+ * that wait for a step, the queue of a drive) are updated once per turn, by zsd_top_turn().
  */
 #ifndef ZSD_STATS_H
 #define ZSD_STATS_H

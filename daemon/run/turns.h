@@ -5,7 +5,7 @@
  * (requests, finished tasks and transfers), and ends when the work that became runnable has run.
  *
  *     work    pages, rows, shards and requests that the turn has looked at: turn.h has the bound.
- *             Counted by whoever looks, so a test can assert it on any machine
+ *             Counted, not measured, so a test can assert it on any machine
  *     CPU     of the loop's thread, from one turn's end to the next one's: the wait costs none
  *     wall    the same by the clock, without the wait; kept as a histogram, for a quantile
  *

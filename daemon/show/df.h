@@ -1,4 +1,4 @@
-/* df.h - who has how much of the data files: show/df.c. */
+/* df.h - how much of the data files each job uses: show/df.c. */
 #ifndef ZSD_DF_H
 #define ZSD_DF_H
 

@@ -1,5 +1,5 @@
 /*
- * scans.h - fsck and df that run: each once at a time, whoever asks. And where `top` is in its round.
+ * scans.h - the fsck and the df that run, at most one of each. And where `top` is in its round.
  *
  * Loop thread only.
  */

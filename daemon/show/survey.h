@@ -2,10 +2,10 @@
  * survey.h - what the store has in memory, copied on the loop thread at one moment between two
  * changes, to be counted elsewhere: by fsck and df.
  *
- * Counters and places that go on changing are copied, and so is which rows a version has. Rows are
- * looked at (zsd_row_look()): they may die meanwhile, but their structs stay. Saved jobs, their
- * versions and snapshots may end: the pointers to them (`kept`, `version`, `snap`) are for a change
- * that took the survey and is still in the line. df does without them.
+ * Counters and places, which keep changing, are copied, and so are the lists of rows of the versions.
+ * Rows are held by zsd_row_look(): they may be freed meanwhile, but their structs stay. Saved jobs, their
+ * versions and snapshots may end: the pointers to them (`kept`, `version`, `snap`) are only for a change
+ * that took the survey and is still in the queue. df does not use them.
  */
 #ifndef ZSD_SURVEY_H
 #define ZSD_SURVEY_H
