@@ -268,7 +268,7 @@ def _check_wishes(daemon: Daemon, host: int | None, nvme: int | None) -> None:
             raise Refused(
                 -errno.EBUSY,
                 "",
-                f"{name}={show_bytes(wish)} is asked for, and the daemon at {daemon.socket} runs with "
+                f"{name}={show_bytes(wish)} was requested, but the daemon at {daemon.socket} runs with "
                 f"{show_bytes(has)}: end it first, or ask for another data directory",
             )
 
@@ -301,13 +301,13 @@ def _budgets(data: str, host: int | None, nvme: int | None) -> tuple[int, int | 
         raise NoSpace(
             -errno.ENOSPC,
             "",
-            f"host_bytes={show_bytes(host)} is asked for, and {show_bytes(memory)} of memory are available",
+            f"host_bytes={show_bytes(host)} was requested, but only {show_bytes(memory)} of memory are available",
         )
     if nvme is None:
         return host, None if there else min(space // 4, _NVME_MOST)
     if not there and nvme > space:
         raise NoSpace(
-            -errno.ENOSPC, "", f"nvme_bytes={show_bytes(nvme)} is asked for, and {data} has {show_bytes(space)} free"
+            -errno.ENOSPC, "", f"nvme_bytes={show_bytes(nvme)} was requested, but {data} has {show_bytes(space)} free"
         )
     return host, nvme
 
@@ -316,9 +316,7 @@ def _spawn(path: str, data: str, host: int, nvme: int | None, deadline: float) -
     """Starts a daemon and waits until it serves."""
     binary = program("zshardd")
     if binary is None:
-        raise NotConnected(
-            -errno.ENOENT, "", "zshardd is not found: it is in the wheel, else ZSHARD_BIN or PATH names it"
-        )
+        raise NotConnected(-errno.ENOENT, "", "zshardd is not found: install the wheel, or set ZSHARD_BIN or PATH")
     log = path.removesuffix(".sock") + ".log"
     read, write = os.pipe2(os.O_CLOEXEC)
     words = [binary, "--embedded", "--ready-fd", str(write), "--socket", path, "--data", data, "--host-bytes",
@@ -351,7 +349,7 @@ def _read_line(fd: int, deadline: float) -> str:
     while not said.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([fd], [], [], left)[0]:
-            raise TimedOut(-errno.ETIMEDOUT, "", "zshardd did not say in time that it is ready")
+            raise TimedOut(-errno.ETIMEDOUT, "", "zshardd was not ready in time")
         part = os.read(fd, 4096)
         if not part:
             break

@@ -33,7 +33,7 @@ def _number(table: Mapping[str, int], value: str | int) -> int:
     """The C constant of a name; a number is one already."""
     if isinstance(value, str):
         if value not in table:
-            raise ValueError(f"'{value}' is none of {', '.join(table)}")
+            raise ValueError(f"'{value}' is not one of {', '.join(table)}")
         return table[value]
     return value
 

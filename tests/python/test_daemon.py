@@ -68,7 +68,7 @@ def test_started_then_found(place: str) -> None:
 
 def test_budgets_stand(place: str) -> None:
     first = _daemon.connect(**SMALL)
-    with pytest.raises(zshard.Refused, match="128.0 MiB is asked for.*64.0 MiB"):
+    with pytest.raises(zshard.Refused, match="128.0 MiB was requested.*64.0 MiB"):
         _daemon.connect(host_bytes="128M")
     with pytest.raises(zshard.Refused, match="nvme_bytes"):
         _daemon.connect(nvme_bytes=1 << 30)

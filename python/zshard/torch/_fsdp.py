@@ -318,7 +318,7 @@ def fully_shard(
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
         raise ValueError(f"fully_shard() of a {type(module).__name__}, which has no forward: mark its modules")
     if _MARK in module.__dict__:
-        raise ValueError(f"this {type(module).__name__} is marked already")
+        raise ValueError(f"this {type(module).__name__} was marked already")
     mark = _Mark(**options)
     _mesh(mark, mesh)
     if reshard_after_forward is False:

@@ -211,7 +211,9 @@ class HostOptimizer(Optimizer):
         if not self._loaded:
             return
         if self._loaded_of not in (None, slices.cut):
-            raise ValueError("the optimizer's state is of other slices than this rank has: load it on as many ranks")
+            raise ValueError(
+                "the optimizer's state is for other slices than this rank has: load it on the same number of ranks"
+            )
         for row in slices.of_param.values():
             entry = self._loaded.pop(row.number, None)
             if entry is not None:

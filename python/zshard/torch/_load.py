@@ -31,7 +31,7 @@ def _transformers() -> Any:
     except ImportError as e:
         raise ImportError("from_pretrained and from_config need Transformers: pip install 'transformers>=5'") from e
     if int(transformers.__version__.split(".")[0]) < 5:
-        raise ImportError(f"from_pretrained and from_config need Transformers 5, here is {transformers.__version__}")
+        raise ImportError(f"from_pretrained and from_config need Transformers 5, this is {transformers.__version__}")
     return transformers
 
 
@@ -41,7 +41,7 @@ def _concrete(cls: Any, config: Any) -> Any:
     if mapping is None:
         return cls
     if type(config) not in mapping:
-        raise ValueError(f"{cls.__name__} knows no model for {type(config).__name__}")
+        raise ValueError(f"{cls.__name__} has no model for {type(config).__name__}")
     from transformers.models.auto.auto_factory import _get_model_class
 
     return _get_model_class(config, mapping)
@@ -304,7 +304,7 @@ def from_pretrained(
         raise ValueError(f"missing is 'head', 'init' or 'error', not {missing!r}")
     for key in ("trust_remote_code", "quantization_config", "device_map", "tp_plan", "gguf_file"):
         if kwargs.get(key):
-            raise NotImplementedError(f"from_pretrained does not know {key}=")
+            raise NotImplementedError(f"from_pretrained does not support {key}=")
         kwargs.pop(key, None)
     transformers = _transformers()
     path = _folder_of(name, revision)
@@ -444,7 +444,7 @@ def from_config(
         The model in train mode; parameters on the meta device, buffers real, tied parameters one object.
 
     Raises:
-        ValueError: the Auto class knows no model for this configuration; a dtype that cannot be trained.
+        ValueError: the Auto class has no model for this configuration; a dtype that cannot be trained.
     """
     _transformers()
     config = copy.deepcopy(config)

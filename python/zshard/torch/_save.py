@@ -226,7 +226,7 @@ def bytes_of(size: int | str) -> int:
         return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", size, re.IGNORECASE)
     if match is None:
-        raise ValueError(f'\'{size}\' is no size: "5GB", "200MB"')
+        raise ValueError(f"'{size}' is not a size such as 5GB or 200MB")
     base = 1024 if match[3] else 1000
     return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
 
@@ -448,7 +448,7 @@ class Saving:
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():
-                raise TimeoutError(f"'{self.path}' is not saved after {timeout} s")
+                raise TimeoutError(f"'{self.path}' was not saved within {timeout} s")
         if self._error:
             raise self._error[0]
 

@@ -250,7 +250,7 @@ class Shaped(Source):
     def __init__(self, source: Source, shape: Sequence[int]) -> None:
         self.source, self.shape, self.dtype = source, tuple(shape), source.dtype
         if self.numel != source.numel:
-            raise ValueError(f"{list(source.shape)} has not the elements of {list(shape)}")
+            raise ValueError(f"shape {list(source.shape)} has another number of elements than {list(shape)}")
 
     def read(self, first: int, out: torch.Tensor) -> None:
         self.source.read(first, out)
