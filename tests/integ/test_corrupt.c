@@ -47,7 +47,7 @@ static float value(unsigned unit, uint64_t element)
 }
 
 struct world {
-    struct zi_daemon d = { 0 };
+    struct zi_daemon d;
     struct zi_rank r[1];
     const char *options[12];
     uint64_t host, nvme; /* in use without a job */

@@ -105,7 +105,7 @@ static const struct data_case write_cases[] = {
 
 /* A job of data_units on a raw connection. */
 struct data {
-    struct zi_daemon d = { 0 };
+    struct zi_daemon d;
     struct zi_raw r;
     uint64_t job, shards[UNITS];
     float *staging;
