@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "base/util.h"
 
 struct zp_arena {
@@ -75,40 +76,6 @@ void zp_arena_free(struct zp_arena *a)
 
 /* ---- strings */
 
-/**
- * Length of the valid UTF-8 character at s (0: there is none), *ret_code its number. Shortest form
- * only, no surrogates. s ends with a NUL, which is no continuation byte, so nothing behind is read.
- */
-static unsigned utf8_next(const unsigned char *s, uint32_t *ret_code)
-{
-    static const struct {
-        unsigned char mask, lead;
-        uint32_t least;
-    } forms[] = {
-        { 0x80, 0x00, 0 },
-        { 0xe0, 0xc0, 0x80 },
-        { 0xf0, 0xe0, 0x800 },
-        { 0xf8, 0xf0, 0x10000 },
-    };
-
-    for (unsigned more = 0; more < ZB_COUNT(forms); more++) {
-        uint32_t code = s[0] & (unsigned char)~forms[more].mask;
-
-        if ((s[0] & forms[more].mask) != forms[more].lead)
-            continue;
-        for (unsigned i = 1; i <= more; i++) {
-            if ((s[i] & 0xc0) != 0x80)
-                return 0;
-            code = code << 6 | (s[i] & 0x3f);
-        }
-        if (code < forms[more].least || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff))
-            return 0;
-        *ret_code = code;
-        return more + 1;
-    }
-    return 0;
-}
-
 static int check_string(const char *s, const char *field, struct zb_err *err)
 {
     size_t at = 0;
@@ -117,11 +84,11 @@ static int check_string(const char *s, const char *field, struct zb_err *err)
         return 0;
     while (s[at]) {
         uint32_t code = 0;
-        unsigned len = utf8_next((const unsigned char *)s + at, &code);
+        size_t len = zb_text_char(s + at, ZB_TEXT_CHAR_MAX, &code);
 
         if (len == 0)
             return zb_fail(err, -EPROTO, "field %s is not UTF-8", field);
-        if (code < 0x20 || (code >= 0x7f && code < 0xa0))
+        if (zb_text_is_control(code))
             return zb_fail(err, -EPROTO, "field %s contains a control character", field);
         at += len;
     }

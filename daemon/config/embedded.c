@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/text.h"
 #include "base/util.h"
 
 #define WRITE_MS 5000 /* who starts a daemon and does not read */
@@ -33,36 +34,19 @@ int zsd_embedded_fd(int argc, char **argv)
     return end != text && *end == '\0' && fd >= 0 && fd <= 65535 ? (int)fd : -1;
 }
 
-/** Bytes of the character of UTF-8 at `text`; 0: it is none. */
-static size_t character(const unsigned char *text)
-{
-    size_t n = text[0] < 0x80                      ? 1
-               : text[0] >= 0xc2 && text[0] < 0xe0 ? 2
-               : text[0] >= 0xe0 && text[0] < 0xf0 ? 3
-               : text[0] >= 0xf0 && text[0] < 0xf5 ? 4
-                                                   : 0;
-
-    for (size_t i = 1; i < n; i++)
-        if ((text[i] & 0xc0) != 0x80)
-            return 0;
-    if ((n == 3 && ((text[0] == 0xe0 && text[1] < 0xa0) || (text[0] == 0xed && text[1] > 0x9f))) ||
-        (n == 4 && ((text[0] == 0xf0 && text[1] < 0x90) || (text[0] == 0xf4 && text[1] > 0x8f))))
-        return 0;
-    return n;
-}
-
 static void put_text(FILE *out, const char *name, const char *text)
 {
-    const unsigned char *p = (const unsigned char *)text;
+    const char *p = text;
 
     (void)fprintf(out, "\"%s\":\"", name);
     while (*p) {
-        size_t n = character(p);
+        uint32_t code = 0;
+        size_t n = zb_text_char(p, ZB_TEXT_CHAR_MAX, &code);
 
         if (n == 0)
             (void)fputs("\\ufffd", out);
-        else if (*p < 0x20 || *p == 0x7f)
-            (void)fprintf(out, "\\u%04x", *p);
+        else if (code < 0x20 || code == 0x7f)
+            (void)fprintf(out, "\\u%04x", (unsigned)code);
         else if (*p == '"' || *p == '\\')
             (void)fprintf(out, "\\%c", *p);
         else
