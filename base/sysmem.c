@@ -192,3 +192,18 @@ uint64_t zb_sysmem_left(const char *root)
     left = zb_min_u64(left, version_left(root, &cgroup_v2));
     return zb_min_u64(left, version_left(root, &cgroup_v1));
 }
+
+uint64_t zb_sysmem_resident(int pid)
+{
+    unsigned long long pages;
+    char path[64];
+    FILE *f;
+
+    (void)snprintf(path, sizeof(path), "/proc/%d/statm", pid);
+    f = fopen(path, "re");
+    if (!f || fscanf(f, "%*u %llu", &pages) != 1)
+        pages = 0;
+    if (f)
+        (void)fclose(f);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}

@@ -17,4 +17,7 @@
  */
 uint64_t zb_sysmem_left(const char *root);
 
+/** What a process has in memory of its own and of what it shares, files included; 0: it cannot be read. */
+uint64_t zb_sysmem_resident(int pid);
+
 #endif

@@ -34,6 +34,7 @@
 #include <unistd.h>
 
 #include "base/size.h"
+#include "base/sysmem.h"
 #include "base/util.h"
 #include "bench/attack.h"
 #include "bench/rig.h"
@@ -211,21 +212,6 @@ static int hostile_rounds(struct hostile_bench *b, double *ret)
 
 /* ---- what an attacked daemon may have */
 
-static uint64_t hostile_resident(const struct zbench_daemon *d)
-{
-    unsigned long long pages = 0, resident = 0;
-    char path[64];
-    FILE *f;
-
-    (void)snprintf(path, sizeof(path), "/proc/%d/statm", (int)d->pid);
-    f = fopen(path, "re");
-    if (!f || fscanf(f, "%llu %llu", &pages, &resident) != 2)
-        resident = 0;
-    if (f)
-        (void)fclose(f);
-    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
 static int hostile_account(struct hostile_bench *b)
 {
     struct hostile_side *s = &b->sides[NEAR];
@@ -247,7 +233,7 @@ static int hostile_account(struct hostile_bench *b)
                          zb_size_text(b->host_bytes).s, rows[i].detail);
     }
     zc_rows_free(rows);
-    b->resident = zb_max_u64(b->resident, hostile_resident(&s->rig.daemon));
+    b->resident = zb_max_u64(b->resident, zb_sysmem_resident((int)s->rig.daemon.pid));
     if (rc == 0 && HOSTILE_JUDGES_MEMORY && b->resident > most)
         rc = zb_fail(&b->z->err, -EOVERFLOW, "%s: the daemon has %s of memory, with a budget of %s",
                      b->attack->name, zb_size_text(b->resident).s, zb_size_text(b->host_bytes).s);

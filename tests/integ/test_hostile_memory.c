@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/sysmem.h"
+
 #define HOST      (UINT64_C(64) << 20)
 #define BESIDE    (UINT64_C(128) << 20) /* what the daemon may have beside its budget */
 #define ATTACKERS 3u
@@ -25,21 +27,6 @@
 #endif
 
 static const char *const options[] = { "--host-bytes", "64M", "--nvme-bytes", "64M", NULL };
-
-/* Memory of the daemon that is nobody else's and no file's, and what it shares: arenas. */
-static uint64_t resident_bytes(const struct zi_daemon *d)
-{
-    unsigned long long pages = 0, resident = 0;
-    char path[64];
-    FILE *f;
-
-    (void)snprintf(path, sizeof(path), "/proc/%d/statm", (int)d->pid);
-    f = fopen(path, "re");
-    assert_non_null(f);
-    assert_int_equal(fscanf(f, "%llu %llu", &pages, &resident), 2);
-    (void)fclose(f);
-    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
-}
 
 static float start(uint64_t element)
 {
@@ -125,7 +112,7 @@ static void what_is_remembered_stays_in_its_budget(void **state)
     }
     assert_true(refused);
     if (!SANITIZED) /* a sanitizer keeps memory of its own */
-        assert_in_range(resident_bytes(&d), 1, HOST + BESIDE);
+        assert_in_range(zb_sysmem_resident((int)d.pid), 1, HOST + BESIDE);
     neighbour(&d, "attacked", attacked);
     assert_memory_equal(calm, attacked, sizeof(calm));
     c = zi_client(&d);

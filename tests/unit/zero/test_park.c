@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/sysmem.h"
 #include "base/util.h"
 #include "client/zero/zc_zero.h"
 #include "comm_threads.h"
@@ -48,18 +49,6 @@ static int init(void *arg, uint32_t unit, uint64_t first, uint64_t count, float 
     return 0;
 }
 
-static uint64_t resident_bytes(void)
-{
-    unsigned long long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-
-    if (!f || fscanf(f, "%*u %llu", &pages) != 1)
-        pages = 0;
-    if (f)
-        (void)fclose(f);
-    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
 static int unit_pass(struct rank *r, struct zc_zero *z, uint32_t unit, bool backward)
 {
     const void *params;
@@ -87,7 +76,7 @@ static int measure(struct rank *r, struct zc_zero *z, uint32_t when)
     double one = 1;
     int rc = zc_zero_sum(z, &one, 1);
 
-    r->resident[when] = resident_bytes();
+    r->resident[when] = zb_sysmem_resident((int)getpid());
     r->on_device[when] = zc_zero_device_bytes(z);
     return rc < 0 ? rc : zc_zero_sum(z, &one, 1);
 }
