@@ -143,10 +143,9 @@ void zsd_core_free(struct zsd *daemon)
     zsd_scrub_free(core);
     zsd_df_free(core);
     zsd_jobs_forget_all(core);
-    zsd_leaving_all(core);
+    zsd_leaving_all(core); /* of jobs: zsd_store_close() sees to what the store holds */
     zsd_strands_free(core);
     zsd_store_close(core);
-    zsd_leaving_all(core); /* of jobs, where there is no store */
     zsd_buffers_end(core);
     zsd_extents_free(core);
     zsd_map_done(core);
