@@ -15,6 +15,7 @@
  *
  * ZSHARD_ROUNDS: so many requests at least. ZSHARD_SEED draws others.
  */
+#include "tests/integ/draw.h"
 #include "tests/integ/zinteg.h"
 
 #include <errno.h>
@@ -46,18 +47,6 @@ static const char *const options[] = {
     "--host-bytes", "24M",         "--nvme-bytes", "32M", "--page-elems", "4096", "--ring-bytes",
     "128K",         "--log-level", "error",        NULL
 };
-
-static uint64_t seed;
-
-static uint64_t draw(uint64_t below)
-{
-    return ztest_random(&seed) % below;
-}
-
-static bool chance(unsigned percent)
-{
-    return draw(100) < percent;
-}
 
 /* ---- the neighbour */
 

@@ -25,6 +25,7 @@
  *
  * The seed is printed: ZSHARD_SEED=... repeats a run; ZSHARD_ROUNDS=... makes it longer.
  */
+#include "tests/integ/draw.h"
 #include "tests/integ/zinteg.h"
 
 #include <errno.h>
@@ -49,18 +50,6 @@
 #define PRESS_MS     20u
 #define SHARDS_FETCH 4u
 #define SEED_DEFAULT UINT64_C(20260715)
-
-static uint64_t seed;
-
-static uint64_t draw(uint64_t below)
-{
-    return ztest_random(&seed) % below;
-}
-
-static bool chance(unsigned percent)
-{
-    return draw(100) < percent;
-}
 
 /* fp32, bf16 or fp16, by their numbers. */
 static unsigned draw_dtype(void)

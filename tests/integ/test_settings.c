@@ -21,6 +21,7 @@
  * ZSHARD_GPU names another GPU than the emulated one. The seed is printed: ZSHARD_SEED=... repeats
  * a run; ZSHARD_STEPS=... makes each longer.
  */
+#include "tests/integ/draw.h"
 #include "tests/integ/zinteg.h"
 
 #include <errno.h>
@@ -47,18 +48,6 @@
 #define HOST_TEXT    "64M"
 #define GPU_EMULATED "emulated:16M:::4K"
 #define SEED_DEFAULT UINT64_C(20261121)
-
-static uint64_t seed;
-
-static uint64_t draw(uint64_t below)
-{
-    return ztest_random(&seed) % below;
-}
-
-static bool chance(unsigned percent)
-{
-    return draw(100) < percent;
-}
 
 /* ---- the GPU: an emulated one, or what ZSHARD_GPU names */
 

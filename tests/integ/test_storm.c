@@ -12,6 +12,7 @@
  * then data and steps) and does that about every second time; otherwise anything. Numbers are drawn
  * from what is right, from its neighbours, and from the ends of their types.
  */
+#include "tests/integ/draw.h"
 #include "tests/integ/zinteg.h"
 
 #include <errno.h>
@@ -45,18 +46,6 @@ static const char *const options[] = { "--host-bytes",
                                        "--log-level",
                                        "error",
                                        NULL };
-
-static uint64_t seed;
-
-static uint64_t draw(uint64_t below)
-{
-    return ztest_random(&seed) % below;
-}
-
-static bool chance(unsigned percent)
-{
-    return draw(100) < percent;
-}
 
 /* A request that was not answered yet. */
 struct waiting {

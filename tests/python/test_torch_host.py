@@ -112,13 +112,18 @@ def values_of(model: nn.Module) -> list[torch.Tensor]:
     return list(zt.full_state_dict(model).values())
 
 
-def test_a_step_that_fails_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No weight changes, and nothing goes on silently; with its state of before, the optimizer makes the same step."""
+def stepped(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The values after a step that nothing disturbs."""
     model, opt, handle = hosted(monkeypatch)
     opt.step()
-    want = values_of(model)
+    values = values_of(model)
     handle.close()
+    return values
 
+
+def test_a_step_that_fails_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No weight changes, and nothing goes on silently; with its state of before, the optimizer makes the same step."""
+    want = stepped(monkeypatch)
     model, opt, handle = hosted(monkeypatch)
     state, before = copy.deepcopy(opt.state_dict()), values_of(model)
     Breaks.at = Breaks.calls + 2
@@ -175,11 +180,7 @@ def test_ctrl_c_waits_for_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def interrupted_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, opt, handle = hosted(monkeypatch)
-    opt.step()
-    want = values_of(model)
-    handle.close()
-
+    want = stepped(monkeypatch)
     model, opt, handle = hosted(monkeypatch)
     write_on = handle.engine.write_on
 

@@ -146,22 +146,24 @@ static void big_close(struct big *b)
     }
 }
 
+static struct unit frozen_unit(uint64_t elems)
+{
+    return (struct unit){
+        .name = "frozen", .elems = elems, .dtype = ZB_BF16, .grad_dtype = ZB_F32, .frozen = true
+    };
+}
+
+static const struct unit trained_unit = { .name = "trained",
+                                          .elems = ZB_BLOCK_ELEMS,
+                                          .dtype = ZB_BF16,
+                                          .grad_dtype = ZB_F32,
+                                          .tensors = { { .count = ZB_BLOCK_ELEMS } },
+                                          .ntensors = 1 };
+
 /* A frozen shard of all those pages, and one that is trained. */
 static void big_attach(struct big *b, bool again)
 {
-    const struct unit units[2] = {
-        { .name = "frozen",
-          .elems = big_elems(b),
-          .dtype = ZB_BF16,
-          .grad_dtype = ZB_F32,
-          .frozen = true },
-        { .name = "trained",
-          .elems = ZB_BLOCK_ELEMS,
-          .dtype = ZB_BF16,
-          .grad_dtype = ZB_F32,
-          .tensors = { { .count = ZB_BLOCK_ELEMS } },
-          .ntensors = 1 },
-    };
+    const struct unit units[2] = { frozen_unit(big_elems(b)), trained_unit };
     const struct open_args args = { .keep = true, .durable = true, .attach = again };
     struct client *c = &b->w.clients[0];
 
@@ -274,19 +276,7 @@ static void many_pages(void **state)
 
 static void many_open(struct world *w)
 {
-    const struct unit units[2] = {
-        { .name = "frozen",
-          .elems = (uint64_t)MANY * ZB_BLOCK_ELEMS,
-          .dtype = ZB_BF16,
-          .grad_dtype = ZB_F32,
-          .frozen = true },
-        { .name = "trained",
-          .elems = ZB_BLOCK_ELEMS,
-          .dtype = ZB_BF16,
-          .grad_dtype = ZB_F32,
-          .tensors = { { .count = ZB_BLOCK_ELEMS } },
-          .ntensors = 1 },
-    };
+    const struct unit units[2] = { frozen_unit((uint64_t)MANY * ZB_BLOCK_ELEMS), trained_unit };
     uint64_t firsts[ZP_SHARDS_MAX], done = 0;
 
     world_open(w, UINT64_C(1) << 30, NULL, 3);

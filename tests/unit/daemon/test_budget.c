@@ -155,11 +155,20 @@ static int snapshot(struct saved_world *s, const char *name)
     return call(&s->w, 0, zsd_snapshot, &q);
 }
 
+static int snapshot_destroy(struct saved_world *s, const char *name)
+{
+    Zp__SnapshotRef q = ZP__SNAPSHOT_REF__INIT;
+    char job[] = "j", text[8];
+
+    (void)snprintf(text, sizeof(text), "%s", name);
+    q.job = job;
+    q.name = text;
+    return call(&s->w, 0, zsd_snapshot_destroy, &q);
+}
+
 static void snapshots_are_charged(void **state)
 {
     struct saved_world s;
-    Zp__SnapshotRef q = ZP__SNAPSHOT_REF__INIT;
-    char job[] = "j", name[] = "a";
     uint64_t taken, bytes;
 
     (void)state;
@@ -178,24 +187,11 @@ static void snapshots_are_charged(void **state)
     assert_int_equal(snapshot(&s, "b"), -ENOSPC);
     node(&s)->used[ZSD_LIMIT_NOTE_BYTES] -= taken;
     assert_int_equal(node(&s)->used[ZSD_LIMIT_SNAPSHOTS], 1);
-    q.job = job;
-    q.name = name;
-    assert_int_equal(call(&s.w, 0, zsd_snapshot_destroy, &q), 0);
+    assert_int_equal(snapshot_destroy(&s, "a"), 0);
     assert_int_equal(node(&s)->used[ZSD_LIMIT_SNAPSHOTS], 0);
     assert_int_equal(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], 0);
     assert_int_equal(snapshot(&s, "c"), 0); /* and with its job: budget_close() */
     budget_close(&s);
-}
-
-static int snapshot_destroy(struct saved_world *s, const char *name)
-{
-    Zp__SnapshotRef q = ZP__SNAPSHOT_REF__INIT;
-    char job[] = "j", text[8];
-
-    (void)snprintf(text, sizeof(text), "%s", name);
-    q.job = job;
-    q.name = text;
-    return call(&s->w, 0, zsd_snapshot_destroy, &q);
 }
 
 /* Snapshots of one version hold its notes once, until the last of them goes. */
