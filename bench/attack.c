@@ -391,10 +391,10 @@ static void snapshots(struct zbench_attacker *a)
 
 const struct zbench_attack zbench_attacks[] = {
     { "releases", "frames of 1,024 unknown ids", false, releases },
-    { "answers", "requests whose answers nobody reads", false, answers },
-    { "descriptors", "descriptors that nobody reads", false, descriptors },
+    { "answers", "requests whose answers are never read", false, answers },
+    { "descriptors", "descriptors that are never received", false, descriptors },
     { "scans", "fscks", false, scans },
-    { "hellos", "connections that say one byte", false, hellos },
+    { "hellos", "connections that send one byte", false, hellos },
     { "registrations", "requests of 1,024 ranges, descending", false, registrations },
     { "definitions", "units of 131,072 tensors", false, definitions },
     { "notes", "pairs of notes of 64 KiB", false, notes },

@@ -374,7 +374,7 @@ static int adam_peer_slice(struct adam_bench *b, double *ret)
     int rc = zbench_peer_ask(b->z, &b->peer, "step", line, sizeof(line));
 
     if (rc == 0 && sscanf(line, "%lf %lf %lf", &ret[ALL_S], &norm_s, &b->peer_norm) != 3)
-        rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
+        rc = zb_fail(&b->z->err, -EPROTO, "the peer answered: %s", line);
     if (rc == 0)
         ret[STEP_S] = ret[ALL_S] - norm_s;
     return rc;
@@ -408,7 +408,7 @@ static int adam_peer_compare(struct adam_bench *b, const uint16_t *file)
     int rc = zbench_peer_ask(b->z, &b->peer, "write", line, sizeof(line));
 
     if (rc == 0 && strcmp(line, "written") != 0)
-        rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
+        rc = zb_fail(&b->z->err, -EPROTO, "the peer answered: %s", line);
     if (rc < 0)
         return rc;
     for (uint64_t i = 0; i < b->params; i++) {

@@ -326,7 +326,7 @@ static const struct zb_opt catalog_options[] = {
 
 const struct zbench_cmd zbench_catalog = {
     .name = "catalog",
-    .help = "commits of a catalog of so many pages, against writing as many bytes",
+    .help = "commits of a catalog of N pages, against writing as many bytes",
     .options = catalog_options,
     .bytes = sizeof(struct catalog_bench),
     .run = catalog_main,

@@ -209,7 +209,8 @@ static int comm_check(struct comm_bench *b, struct zc_zero *z)
         crc = zb_crc32c(crc, values, sizeof(values));
     }
     if (rc == 0 && b->crc != 0 && b->crc != crc)
-        return zb_fail(&b->z->err, -EBADMSG, "the parameters are %08x, and were %08x", crc, b->crc);
+        return zb_fail(&b->z->err, -EBADMSG,
+                       "the checksum of the parameters is %08x, and was %08x before", crc, b->crc);
     b->crc = crc;
     return rc;
 }
@@ -348,7 +349,7 @@ static int comm_fork(struct comm_bench *b, const struct comm_way *way)
         if (b->children[r] == 0)
             comm_child(b, way, self);
         if (b->children[r] < 0)
-            rc = zb_fail(&b->z->err, -errno, "a process for a rank: %m");
+            rc = zb_fail(&b->z->err, -errno, "start the process of a rank: %m");
     }
     comm_environment(0, b->world, address, port);
     return rc;
@@ -382,12 +383,13 @@ static int comm_rows(struct comm_bench *b, const struct comm_way *way)
     for (unsigned c = 0; c < CASES; c++)
         for (unsigned i = 0; i < b->rounds; i++)
             s->of[c][0][i] *= 1e3;
-    zbench_note(b->z,
-                "%s: %u ranks, %" PRIu64 " units of %" PRIu64
-                " parameters, %.0f MB/s; an iteration computes %.0f ms, and without prefetching "
-                "sends %.1f MB, which take %.0f ms",
-                way->name, b->world, b->units, b->elems, (double)b->rate / 1e6, 1e3 * compute_s,
-                (double)b->bytes / 1e6, 1e3 * (double)b->bytes / (double)b->rate);
+    zbench_note(
+        b->z,
+        "%s: %u ranks, %" PRIu64 " units of %" PRIu64
+        " parameters, %.0f MB/s; an iteration computes for %.0f ms, and without prefetching "
+        "sends %.1f MB, which take %.0f ms",
+        way->name, b->world, b->units, b->elems, (double)b->rate / 1e6, 1e3 * compute_s,
+        (double)b->bytes / 1e6, 1e3 * (double)b->bytes / (double)b->rate);
     for (unsigned c = 0; c < CASES && rc == 0; c++) {
         const char *reference = c == 0 ? "compute" : cases[0].name;
         const struct zbench_row row =
@@ -458,7 +460,7 @@ static int comm_main(struct zbench *z, void *bench)
 const struct zbench_cmd zbench_comm = {
     .name = "comm",
     .help = "communication that a rank of ZeRO-3 waits for, with prefetching and overlap_comm, "
-            "against without, on a link that is as slow as the computing",
+            "against without, on a link that takes as long as the computation",
     .options = comm_options,
     .bytes = sizeof(struct comm_bench),
     .run = comm_main,

@@ -112,7 +112,7 @@ static int commit_turns(struct commit_bench *b, const char *name)
         rc = commit_counter(b, "turn_p999_ns", &wall_ns);
     if (rc == 0)
         zbench_note(b->z,
-                    "%s: the longest of %" PRIu64 " turns of the loop looked at %" PRIu64
+                    "%s: the longest of %" PRIu64 " turns of the loop handled %" PRIu64
                     " pages, rows and shards; the longest took %.2f ms of its CPU time; 99.9 %% "
                     "took at most %.2f ms by the clock",
                     name, turns, work, (double)cpu_ns / 1e6, (double)wall_ns / 1e6);
@@ -140,8 +140,8 @@ static int commit_case(struct commit_bench *b, const char *name, bool streamed)
     rc = zbench_rig_end(&b->rig, rc);
     if (rc == 0)
         zbench_note(b->z,
-                    "%s: %.1f million parameters; written by a step that commits %.2f, by one that "
-                    "does not %.2f bytes a parameter",
+                    "%s: %.1f million parameters; a step that commits writes %.2f, one that "
+                    "does not %.2f bytes per parameter",
                     name, (double)b->params / 1e6, (double)b->written[0] / params,
                     (double)b->written[1] / params);
     return rc;
@@ -260,15 +260,16 @@ static int snapshot_case(struct commit_bench *b)
     rc = zbench_rig_end(&b->rig, rc);
     if (rc < 0)
         return rc;
-    zbench_note(b->z,
-                "%.1f million parameters, %.2f GB of them and their state; a snapshot beside no "
-                "step took %.1f ms (9 of 10 at most %.1f, all %.1f), in a step %.1f ms (9 of 10 at "
-                "most %.1f, all %.1f), for which page writes waited %.1f ms (all at most %.1f)",
-                (double)b->params / 1e6, (double)b->params * 12 / 1e9,
-                zbench_quantile(idle, b->rounds, 0.5), zbench_quantile(idle, b->rounds, 0.9),
-                zbench_quantile(idle, b->rounds, 1), zbench_quantile(busy, b->rounds, 0.5),
-                zbench_quantile(busy, b->rounds, 0.9), zbench_quantile(busy, b->rounds, 1),
-                zbench_quantile(held, b->rounds, 0.5), zbench_quantile(held, b->rounds, 1));
+    zbench_note(
+        b->z,
+        "%.1f million parameters, %.2f GB of them and their state; a snapshot without a "
+        "step took %.1f ms (9 of 10 at most %.1f, all %.1f), during a step %.1f ms (9 of 10 at "
+        "most %.1f, all %.1f); page writes waited %.1f ms for it (all at most %.1f)",
+        (double)b->params / 1e6, (double)b->params * 12 / 1e9,
+        zbench_quantile(idle, b->rounds, 0.5), zbench_quantile(idle, b->rounds, 0.9),
+        zbench_quantile(idle, b->rounds, 1), zbench_quantile(busy, b->rounds, 0.5),
+        zbench_quantile(busy, b->rounds, 0.9), zbench_quantile(busy, b->rounds, 1),
+        zbench_quantile(held, b->rounds, 0.5), zbench_quantile(held, b->rounds, 1));
     return zbench_add(b->z, &row, values, references, b->rounds);
 }
 
@@ -315,7 +316,7 @@ const struct zbench_cmd zbench_commit = {
 
 const struct zbench_cmd zbench_snapshot = {
     .name = "snapshot",
-    .help = "a step with a snapshot in its middle, against one without",
+    .help = "a step during which a snapshot is taken, against one without",
     .options = commit_options,
     .bytes = sizeof(struct commit_bench),
     .run = snapshot_main,

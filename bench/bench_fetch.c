@@ -180,7 +180,7 @@ static int fetch_find_cpus(struct fetch_bench *b)
     unsigned n = 0;
 
     if (sched_getaffinity(0, sizeof(set), &set) < 0)
-        return zb_fail(&b->z->err, -errno, "which processors may be used: %m");
+        return zb_fail(&b->z->err, -errno, "read the set of processors: %m");
     b->cpus[0] = b->cpus[1] = -1;
     for (int cpu = 0; cpu < CPU_SETSIZE && n < ZB_COUNT(b->cpus); cpu++)
         if (CPU_ISSET(cpu, &set))
@@ -219,7 +219,7 @@ static int fetch_run(struct fetch_bench *b)
         (rc = fetch_case(b, "fetch/resident-64/pingpong", FETCH_SHARDS)) < 0)
         return rc;
     if (b->cpus[1] < 0)
-        zbench_note(b->z, "there is one processor: nothing is measured between two");
+        zbench_note(b->z, "there is only one processor: nothing is measured between two");
     else if ((rc = fetch_place(b, b->cpus[0], b->cpus[1])) < 0 ||
              (rc = fetch_case(b, "fetch/resident/2cpu/pingpong", 1)) < 0 ||
              (rc = fetch_case(b, "fetch/resident-64/2cpu/pingpong", FETCH_SHARDS)) < 0)

@@ -357,7 +357,9 @@ static int slice_stream(struct gpu_bench *b, double *ret_s)
     if (rc == 0)
         rc = job_read(b, &after);
     if (rc == 0 && after == before)
-        return zb_fail(&b->z->err, -EBADMSG, "nothing came from the device: the daemon has room");
+        return zb_fail(
+            &b->z->err, -EBADMSG,
+            "nothing was read from the device: everything fits into the daemon's memory");
     if (rc == 0)
         *ret_s *= (double)b->size / (double)(after - before);
     return rc;
@@ -388,7 +390,7 @@ static int gpu_case_nvme(struct gpu_bench *b, enum home home)
     if (rc < 0)
         return rc;
     zbench_note(b->z, "fetch/gpu/%s: %s%s; %.0f %% of the bytes came from it", from,
-                home == FIXED ? zb_size_text(b->rate).s : "what is at ",
+                home == FIXED ? zb_size_text(b->rate).s : "files in ",
                 home == FIXED ? "/s" : b->dir, 100.0 * (double)(after - before) / (double)fetched);
     zbench_drive_close(b->drive);
     b->drive = NULL;

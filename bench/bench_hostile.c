@@ -228,15 +228,16 @@ static int hostile_account(struct hostile_bench *b)
             continue;
         b->host_used = zb_max_u64(b->host_used, rows[i].used);
         if (rows[i].used > rows[i].budget || rows[i].budget > b->host_bytes)
-            rc = zb_fail(&b->z->err, -EOVERFLOW, "%s: the host account has %s in use of %s (%s)",
+            rc = zb_fail(&b->z->err, -EOVERFLOW, "%s: the host account uses %s of %s (%s)",
                          b->attack->name, zb_size_text(rows[i].used).s,
                          zb_size_text(b->host_bytes).s, rows[i].detail);
     }
     zc_rows_free(rows);
     b->resident = zb_max_u64(b->resident, zb_sysmem_resident((int)s->rig.daemon.pid));
     if (rc == 0 && HOSTILE_JUDGES_MEMORY && b->resident > most)
-        rc = zb_fail(&b->z->err, -EOVERFLOW, "%s: the daemon has %s of memory, with a budget of %s",
-                     b->attack->name, zb_size_text(b->resident).s, zb_size_text(b->host_bytes).s);
+        rc = zb_fail(&b->z->err, -EOVERFLOW,
+                     "%s: the daemon uses %s of memory, with a budget of %s", b->attack->name,
+                     zb_size_text(b->resident).s, zb_size_text(b->host_bytes).s);
     return rc;
 }
 
@@ -292,7 +293,7 @@ static int hostile_case(struct hostile_bench *b, const char *name)
     if (rc == 0)
         zbench_note(
             b->z,
-            "%s, %s: %.0f and %.0f %s a second (%.0f and %.0f %% of them refused); the worst "
+            "%s, %s: %.0f and %.0f %s per second (%.0f and %.0f %% of them refused); the worst "
             "rounds took %.1f and %.1f ms",
             name, b->saves ? "commits" : "steps", (double)near->done / near->seconds,
             (double)far->done / far->seconds, b->attack->counts,
@@ -325,8 +326,8 @@ static int hostile_same(struct hostile_bench *b, struct zbench_rig *alone)
                     return zbench_rig_failed(alone, rc);
                 if (memcmp(r->job.staging, alone->job.staging, n * sizeof(float)) != 0)
                     return zb_fail(&b->z->err, -EBADMSG,
-                                   "beside attackers the neighbour trained to other values: unit "
-                                   "%u, plane %d, of elements from %" PRIu64 " on",
+                                   "next to attackers, the training job got other values: unit "
+                                   "%u, plane %d, from element %" PRIu64 " on",
                                    u, (int)planes[p], at);
             }
     return 0;
@@ -352,7 +353,7 @@ static int hostile_alone(struct hostile_bench *b)
     if (rc == 0)
         zbench_note(b->z,
                     "%s: after %" PRIu64
-                    " steps the neighbour's values are those of a run alone, bit for bit; "
+                    " steps the training job's values are those of a run alone, bit for bit; "
                     "of the host tier's %s at most %s were in use, of memory %s",
                     b->saves ? "commits" : "steps", steps, zb_size_text(b->host_bytes).s,
                     zb_size_text(b->host_used).s, zb_size_text(b->resident).s);
@@ -440,7 +441,8 @@ static int hostile_main(struct zbench *z, void *bench)
 
 const struct zbench_cmd zbench_hostile = {
     .name = "hostile",
-    .help = "a training job beside clients that mean harm, and beside the same on another daemon",
+    .help = "a training job next to hostile clients, against the same with the attack on another "
+            "daemon",
     .options = hostile_options,
     .bytes = sizeof(struct hostile_bench),
     .run = hostile_main,

@@ -152,7 +152,7 @@ static int io_peer_slice(struct io_bench *b, enum io_mix mix, uint32_t block_byt
                    b->seconds);
     rc = zbench_peer_ask(b->z, &b->peer, question, line, sizeof(line));
     if (rc == 0 && sscanf(line, "%lf %lf", &ret->mib_s, &ret->cpu_us) != 2)
-        rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
+        rc = zb_fail(&b->z->err, -EPROTO, "the peer answered: %s", line);
     return rc;
 }
 

@@ -171,7 +171,7 @@ static int overlap_check(struct overlap_bench *b)
 
     if (rc < 0 || row.nvme_read_bytes == want)
         return rc;
-    return zb_fail(&b->z->err, -EBADMSG, "%llu bytes were read in %llu steps, and not %llu",
+    return zb_fail(&b->z->err, -EBADMSG, "%llu bytes were read in %llu steps, instead of %llu",
                    (unsigned long long)row.nvme_read_bytes, (unsigned long long)b->rig.step, want);
 }
 
@@ -226,7 +226,7 @@ static const struct zb_opt overlap_options[] = {
 
 const struct zbench_cmd zbench_overlap = {
     .name = "overlap",
-    .help = "what a step that overlaps the passes saves",
+    .help = "iterations whose steps overlap the passes, against the larger of computing and I/O",
     .options = overlap_options,
     .bytes = sizeof(struct overlap_bench),
     .run = overlap_main,

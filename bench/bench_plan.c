@@ -145,7 +145,7 @@ static int plan_compare(struct plan_bench *b, const struct zc_job_row *before,
 
     if (read == b->f.step_read && written == b->f.step_written)
         return 0;
-    return zb_fail(&b->z->err, -EBADMSG, "a step read %llu and wrote %llu bytes: planned were %llu",
+    return zb_fail(&b->z->err, -EBADMSG, "a step read %llu and wrote %llu bytes; the plan has %llu",
                    (unsigned long long)read, (unsigned long long)written,
                    (unsigned long long)b->f.step_read);
 }
@@ -187,13 +187,12 @@ static int plan_case(struct plan_bench *b, const struct plan_case *c)
         rc = plan_rounds(b);
     rc = zbench_rig_end(&b->rig, rc);
     if (rc == 0)
-        zbench_note(
-            b->z,
-            "%s: %.1f million parameters, %.2f GB read and as much written in a step; memory "
-            "%.1f GB/s, drive %.2f GB/s; bound by %s (drive %.3f s, kernel %.3f s)",
-            c->name, (double)b->f.params / 1e6, (double)b->f.step_read / 1e9, b->node.memory / 1e9,
-            b->node.drive_read / 1e9, zb_bound_name(b->f.bound), b->f.drive_seconds,
-            b->f.kernel_seconds);
+        zbench_note(b->z,
+                    "%s: %.1f million parameters; a step reads and writes %.2f GB each; memory "
+                    "%.1f GB/s, drive %.2f GB/s; bound by %s (drive %.3f s, kernel %.3f s)",
+                    c->name, (double)b->f.params / 1e6, (double)b->f.step_read / 1e9,
+                    b->node.memory / 1e9, b->node.drive_read / 1e9, zb_bound_name(b->f.bound),
+                    b->f.drive_seconds, b->f.kernel_seconds);
     return rc;
 }
 
@@ -239,7 +238,7 @@ static const struct zb_opt plan_options[] = {
 
 const struct zbench_cmd zbench_plan = {
     .name = "plan",
-    .help = "how long a step takes, against what zctl plan says",
+    .help = "the time of a step, against the forecast of zctl plan",
     .options = plan_options,
     .bytes = sizeof(struct plan_bench),
     .run = plan_main,

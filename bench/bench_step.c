@@ -220,7 +220,7 @@ static int step_moved(struct step_bench *b, pid_t pid, uint64_t *ret)
     if (f)
         (void)fclose(f);
     *ret = sum;
-    return found == 2 ? 0 : zb_fail(&b->z->err, -ENOENT, "'%s' does not say what was moved", path);
+    return found == 2 ? 0 : zb_fail(&b->z->err, -ENOENT, "'%s' has no counts of bytes", path);
 }
 
 /* fio's file, written once: reserved space reads without touching the drive. */
@@ -359,7 +359,7 @@ static int peer_step(struct step_bench *b, double *ret_s, double *ret_grads_s)
     int rc = zbench_peer_ask(b->z, &b->peer_program, "step", line, sizeof(line));
 
     if (rc == 0 && (sscanf(line, "%lf %lf", ret_s, ret_grads_s) != 2 || !(*ret_s > 0)))
-        rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
+        rc = zb_fail(&b->z->err, -EPROTO, "the peer answered: %s", line);
     return rc;
 }
 
@@ -409,16 +409,17 @@ static int step_case_peer(struct step_bench *b)
     rc = zbench_rig_end(&b->rig, rc);
     if (rc < 0)
         return rc;
-    zbench_note(b->z,
-                "%.0f million parameters; gradients, which are no part of a step: ours %.2f s, the "
-                "peer's %.2f",
-                (double)b->params / 1e6, zbench_median(s.of[0][GRADS_S], b->rounds),
-                zbench_median(s.of[1][GRADS_S], b->rounds));
+    zbench_note(
+        b->z,
+        "%.0f million parameters; gradients, which are not part of a step: ours %.2f s, the "
+        "peer's %.2f",
+        (double)b->params / 1e6, zbench_median(s.of[0][GRADS_S], b->rounds),
+        zbench_median(s.of[1][GRADS_S], b->rounds));
     rc = zbench_add(b->z, &row, s.of[0][MS], s.of[1][MS], b->rounds);
     for (unsigned i = 0; i < b->rounds; i++)
         counted = counted && s.of[1][BYTES][i] > 0;
     if (!counted)
-        zbench_note(b->z, "the kernel saw nothing move to or from a drive for the peer");
+        zbench_note(b->z, "the kernel counted no transfers of the peer to or from a drive");
     return rc < 0 || !counted ? rc
                               : zbench_add(b->z, &bytes, s.of[0][BYTES], s.of[1][BYTES], b->rounds);
 }
@@ -480,7 +481,7 @@ static const struct zb_opt step_options[] = {
 
 const struct zbench_cmd zbench_step = {
     .name = "step",
-    .help = "a step that streams its state, against the most that drive and kernels can do",
+    .help = "a step that streams its state, against the limit of drive and kernels",
     .options = step_options,
     .bytes = sizeof(struct step_bench),
     .run = step_main,

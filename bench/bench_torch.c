@@ -68,7 +68,7 @@ static int torch_row(struct zbench *z, char *line)
     for (size_t i = 0; i < ZB_COUNT(part); i++)
         part[i] = strsep(&rest, " ");
     if (!rest || !word_of(part[1]) || !word_of(part[3]))
-        return zb_fail(&z->err, -EPROTO, "torch/bench.py says: row %s ...", line);
+        return zb_fail(&z->err, -EPROTO, "torch/bench.py printed: row %s ...", line);
     n = pairs_read(rest, values, references);
     if (n == 0)
         return zb_fail(&z->err, -EPROTO, "torch/bench.py has no values for %s", line);
@@ -93,7 +93,7 @@ static int torch_lines(struct zbench *z, struct zbench_peer *p)
         else if (strncmp(line, "row ", 4) == 0)
             rc = torch_row(z, line + 4);
         else
-            rc = zb_fail(&z->err, -EPROTO, "torch/bench.py says: %s", line);
+            rc = zb_fail(&z->err, -EPROTO, "torch/bench.py printed: %s", line);
     }
     free(line);
     return rc;

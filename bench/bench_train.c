@@ -73,13 +73,13 @@ static int train_read(struct train_bench *b, FILE *f, double *ret_rate)
         losses[n] = json_number_value(json_object_get(step, "loss"));
         json_decref(step);
         if (!(rates[n] > 0))
-            return zb_fail(&b->z->err, -EBADMSG, "zgpt says of a step: %s", line);
+            return zb_fail(&b->z->err, -EBADMSG, "zgpt printed for a step: %s", line);
         if (b->compare && !(fabs(losses[n] - b->losses[n]) <= most * fabs(b->losses[n])))
-            return zb_fail(&b->z->err, -EBADMSG, "the loss of step %u is %.9g, and was %.9g", n + 1,
-                           losses[n], b->losses[n]);
+            return zb_fail(&b->z->err, -EBADMSG, "the loss of step %u is %.9g, and was %.9g before",
+                           n + 1, losses[n], b->losses[n]);
     }
     if (n < WARM_STEPS + STEPS)
-        return zb_fail(&b->z->err, -EBADMSG, "zgpt made %u steps, and not %u", n,
+        return zb_fail(&b->z->err, -EBADMSG, "zgpt made %u steps, instead of %u", n,
                        WARM_STEPS + STEPS);
     memcpy(b->losses, losses, sizeof(losses));
     b->compare = true;
@@ -133,7 +133,7 @@ static int train_peer(struct train_bench *b, double *ret_rate)
     if (rc < 0)
         return rc;
     *ret_rate = strtod(answer, NULL);
-    return *ret_rate > 0 ? 0 : zb_fail(&b->z->err, -EPROTO, "the peer says: %s", answer);
+    return *ret_rate > 0 ? 0 : zb_fail(&b->z->err, -EPROTO, "the peer answered: %s", answer);
 }
 
 /* ---- cases */
@@ -210,8 +210,8 @@ static int train_settle(struct train_bench *b)
             if (b->micros[m] == 0 || b->tokens[t] == 0 ||
                 b->tokens[t] % (b->seq * b->micros[m]) != 0)
                 rc = zb_fail(&z->err, -EINVAL,
-                             "%" PRIu64 " tokens are no whole sequences of %" PRIu64 " in %" PRIu64
-                             " micro-steps",
+                             "%" PRIu64 " tokens are not a whole number of sequences of %" PRIu64
+                             " in %" PRIu64 " micro-steps",
                              b->tokens[t], b->seq, b->micros[m]);
     if (rc == 0)
         rc = zb_model_gpt(&model, &shape, &z->err);

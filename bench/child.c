@@ -27,7 +27,7 @@ int zbench_child_start(struct zbench_child *c, void (*run)(int fd, void *arg), v
         _exit(EXIT_SUCCESS);
     }
     if (c->pid < 0)
-        rc = zb_fail(err, -errno, "a process: %m");
+        rc = zb_fail(err, -errno, "start a process: %m");
     (void)close(fds[1]);
     c->fd = fds[0];
     if (rc < 0) {

@@ -150,7 +150,7 @@ int zbench_fio_run(struct zbench *z, const struct zbench_fio *f, double *ret_mib
     if (rc != 0)
         return zb_fail(&z->err, rc < 0 ? rc : -EIO, "fio failed (status %d) with: %s", rc, f->rw);
     if (!fio_numbers(output, f->block_bytes, ret_mib_s, ret_cpu_us))
-        return zb_fail(&z->err, -EPROTO, "fio's answer is not what we know: %.200s", output);
+        return zb_fail(&z->err, -EPROTO, "unknown output of fio: %.200s", output);
     return 0;
 }
 

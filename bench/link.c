@@ -45,7 +45,8 @@ static int link_run(const char *command, struct zb_err *err)
 
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return 0;
-    return zb_fail(err, -ENOTSUP, "no link (ip and tc of iproute2, veth, tbf): %s", command);
+    return zb_fail(err, -ENOTSUP, "no link could be made (ip and tc of iproute2, veth, tbf): %s",
+                   command);
 }
 
 /* One end: its address and its bucket. Sockets hold a whole slice, so that a link is busy while

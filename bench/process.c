@@ -84,7 +84,7 @@ int zbench_run(const char *name, const char *const *words, struct zb_err *err, c
         ;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return 0;
-    return zb_fail(err, -ECHILD, "%s (beside this program) ended with %s %d", name,
+    return zb_fail(err, -ECHILD, "%s (in the directory of this program) ended with %s %d", name,
                    WIFEXITED(status) ? "status" : "signal",
                    WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
 }
@@ -199,7 +199,7 @@ int zbench_daemon_vstart(struct zbench_daemon *d, const char *parent, struct zb_
     }
     line[len] = '\0';
     if (strncmp(line, "ready ", 6) != 0)
-        return zb_fail(err, -ENOENT, "zshardd (beside this program) did not start");
+        return zb_fail(err, -ENOENT, "zshardd (in the directory of this program) did not start");
     return 0;
 }
 

@@ -191,7 +191,7 @@ static void report_table(const struct zbench *z, const char *machine)
                      r->high, 100 * r->spread, r->lower ? "  lower is better" : "");
     }
     if (z->count > 0)
-        (void)printf("paired: median of the rounds' own ratios; interval: holds it with "
+        (void)printf("paired: median of the ratios of the rounds; interval: contains it with "
                      "probability %.3f (order statistics)\n",
                      z->rows[0].confidence);
 }

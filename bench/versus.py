@@ -27,7 +27,7 @@ def run(build, words):
     command = [os.path.join(build, "bin", "zbench"), *words, "--json"]
     got = subprocess.run(command, text=True, capture_output=True, check=False)
     if got.returncode != 0:
-        sys.exit(f"versus.py: {' '.join(command)} ends with {got.returncode}:\n{got.stderr[-2000:]}")
+        sys.exit(f"versus.py: {' '.join(command)} ended with {got.returncode}:\n{got.stderr[-2000:]}")
     rows = json.loads(got.stdout)["rows"]
     return {row["case"]: (row["value"], row["unit"], row["better"]) for row in rows}
 

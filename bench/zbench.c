@@ -81,7 +81,7 @@ static int cmd_run(struct zbench *z, const struct zbench_cmd *cmd, int argc, cha
     else if (rc == 0)
         rc = cmd->run(z, bench);
     if (rc == 0 && !common.help && z->count == 0)
-        rc = zb_fail(&z->err, -EINVAL, "%s has no case of that name", z->bench);
+        rc = zb_fail(&z->err, -EINVAL, "%s has no such case", z->bench);
     if (rc == 0 && !common.help)
         rc = zbench_print(z);
     free(bench);
@@ -117,7 +117,7 @@ int main(int argc, char **argv)
     }
     cmd = cmd_find(name, argc, argv);
     rc = cmd ? cmd_run(&z, cmd, argc - 1, argv + 1)
-             : zb_fail(&z.err, -EINVAL, "no command '%s'; try: zbench help", name);
+             : zb_fail(&z.err, -EINVAL, "unknown command '%s'; try: zbench help", name);
     if (rc < 0)
         (void)fprintf(stderr, "zbench: %s\n", z.err.text);
     zbench_done(&z);

@@ -179,7 +179,7 @@ class Table:
         else:  # twice, but for what stays between forward and backward
             good = once <= comm["gather"] <= 2 * once + ahead and comm["reduce"] == once and comm["across"] == 0
         if not good:
-            raise Wrong(f"{row[0]}: {comm} sent in all steps; all parameters once in each are {once}")
+            raise Wrong(f"{row[0]}: {comm} sent in all steps; all parameters once per step would be {once}")
 
     # ---- a row
 
@@ -225,7 +225,7 @@ class Table:
             if "skipped" not in r and r["dtype"] == "fp32" and not row[4]:
                 first = first or r
                 if r["losses"] != first["losses"]:
-                    raise Wrong(f"{row[0]}: other losses than {first['mode']}")
+                    raise Wrong(f"{row[0]}: the losses differ from those of {first['mode']}")
             rows.append(r)
         return rows
 
@@ -354,7 +354,7 @@ def main():
     if args.ranks < 1 or args.steps < 1:
         p.error("--ranks and --steps are at least 1")
     if not shutil.which("mpirun"):
-        p.error("there is no mpirun")
+        p.error("mpirun was not found")
     if args.short:
         args.steps = min(args.steps, 4)
     os.makedirs(args.out, exist_ok=True)

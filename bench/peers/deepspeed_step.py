@@ -168,7 +168,7 @@ def serve(knobs, tried):
     try:
         for line in sys.stdin:
             if line.strip() != "step":
-                raise SystemExit(f"'{line.strip()}' is no request")
+                raise SystemExit(f"'{line.strip()}' is not a request")
             print("%.9f %.9f" % peer.step(), file=answers, flush=True)
     finally:
         peer.close()

@@ -224,7 +224,7 @@ class Launch:
                 case "resumed":
                     ret.figures["resume"] = at - begin
                     if after is None or event["step"] != after.step + 1:
-                        raise Broken(f"{self.who}: made step {event['step']} where it should resume")
+                        raise Broken(f"{self.who}: made step {event['step']} instead of resuming")
                 case "begin":
                     written = written_bytes(self.memory.pids)
                 case "end":
@@ -240,7 +240,7 @@ class Launch:
                     ret.figures["save"], ret.step = event["seconds"], event["step"]
         codes = [wait(p, 300) for p in self.ranks]
         if self.late:
-            raise Broken(f"{self.who}: no end after {SLICE_SECONDS} s{self.tail()}")
+            raise Broken(f"{self.who}: not finished after {SLICE_SECONDS} s{self.tail()}")
         if any(codes):
             raise Broken(f"{self.who}: ranks ended with {codes}{self.tail()}")
         return ret

@@ -18,7 +18,7 @@ static bool takes(struct apply *a, const char *flag, const char *key, uint32_t l
     if (!(a->c->left & left) && a->people)
         for (size_t i = 0; i < a->c->nlines; i++)
             if (strcmp(a->c->lines[i].key, key) == 0)
-                fprintf(a->people, "zgpt: %s wins over %s %s of '%s'\n", flag, key,
+                fprintf(a->people, "zgpt: %s overrides %s %s of '%s'\n", flag, key,
                         a->c->lines[i].value, a->args->config);
     return false;
 }
@@ -32,7 +32,8 @@ static int apply_batch(struct apply *a, struct zb_err *err)
     if (takes(a, "--micro-batch", "train_micro_batch_size_per_gpu", ZC_LEFT_MICRO_BATCH))
         args->micro_batch = (uint32_t)a->c->micro_batch;
     if (args->batch == 0 || args->micro_batch == 0)
-        return zb_fail(err, -EINVAL, "%s: '%s' does not say it, nor what it follows from: give %s",
+        return zb_fail(err, -EINVAL,
+                       "%s: '%s' has neither this key nor those that determine it: give %s",
                        args->batch == 0 ? "train_batch_size" : "train_micro_batch_size_per_gpu",
                        args->config, args->batch == 0 ? "--batch" : "--micro-batch");
     return 0;
@@ -102,7 +103,7 @@ static void apply_frozen(struct apply *a)
     args->quantize_frozen = args->freeze > 0 && gpt_args_stage(args) == 3;
     if (!args->quantize_frozen && a->people)
         fprintf(a->people, "zgpt: %s: ignored, because %s\n", key,
-                args->freeze > 0 ? "it is of stage 3" : "no block is frozen");
+                args->freeze > 0 ? "it applies to stage 3 only" : "no block is frozen");
 }
 
 static int apply(struct apply *a, struct zb_err *err)

@@ -143,9 +143,10 @@ static int sources_own(struct gpt_paths *ret, struct zb_err *err)
     memcpy(slash ? slash : path, below, sizeof(below));
     root = realpath(path, NULL);
     if (!root)
-        return zb_fail(err, -ENOENT,
-                       "there is no text to train on beside this program: name text files with "
-                       "--data");
+        return zb_fail(
+            err, -ENOENT,
+            "there is no text to train on in the directory of this program: name text files with "
+            "--data");
     rc = gpt_data_sources(root, ret, err);
     free(root);
     return rc;
@@ -257,12 +258,12 @@ static int bin_check(const char *path, int fd, uint64_t bytes, uint64_t *ret_tok
                        path, header[0], BIN_MAGIC);
     if (header[1] != BIN_VERSION)
         return zb_fail(err, -EBADMSG,
-                       "token file '%s' is of version %d; we know %d (uint16 "
+                       "token file '%s' has version %d; version %d can be read (uint16 "
                        "tokens of GPT-2)",
                        path, header[1], BIN_VERSION);
     if (header[2] < 0 || bytes != BIN_HEADER_BYTES + 2 * (uint64_t)header[2])
         return zb_fail(err, -EBADMSG,
-                       "token file '%s' has %" PRIu64 " bytes, and its header says "
+                       "token file '%s' has %" PRIu64 " bytes, but its header specifies "
                        "%d tokens, which would be %" PRIu64,
                        path, bytes, header[2],
                        BIN_HEADER_BYTES + 2 * (uint64_t)(header[2] < 0 ? 0 : header[2]));
@@ -384,7 +385,7 @@ static int data_build(struct gpt_data *d, const char *const *paths, size_t n, st
         return rc;
     if (d->info.tokens < d->window)
         return zb_fail(err, -EINVAL,
-                       "the data has %" PRIu64 " tokens, and a sequence of %u with "
+                       "the data has %" PRIu64 " tokens, but a sequence of %u with "
                        "its last target needs %u",
                        d->info.tokens, d->window - 1, d->window);
     return data_count(d, err);

@@ -42,7 +42,7 @@ int gpt_note_check(const char *note, size_t bytes, const struct gpt_args *args,
 
         if (nn != wn || memcmp(w, n, wn) != 0)
             return zb_fail(err, -EEXIST,
-                           "--resume: job '%s' is another run: its note says '%.*s', and this run "
+                           "--resume: job '%s' is another run: its note has '%.*s', but this run "
                            "'%.*s'",
                            args->job, (int)(stop ? nn - 1 : nn), n, (int)wn - 1, w);
         w += wn;

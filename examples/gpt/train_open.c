@@ -128,8 +128,8 @@ static int engine_agree(struct train *t)
     static const char *const names[VALUES] = {
         "--seed",
         "--seed",
-        "what the files of --data hold",
-        "what the files of --data hold",
+        "the contents of the files of --data",
+        "the contents of the files of --data",
         "--steps",
         "--batch",
         "--init",

@@ -120,12 +120,12 @@ void gpt_say_start(struct train *t)
     say(t,
         "zgpt: %" PRIu64
         " parameters (%s) in %u units over %u rank%s, stage %u; %u sequences of %u "
-        "tokens a step, in %u micro-step%s of %u\n",
+        "tokens per step, in %u micro-step%s of %u\n",
         t->model.params, dtype_name(t), t->model.nunits, t->comm->world,
         t->comm->world == 1 ? "" : "s", gpt_args_stage(a), a->batch, a->seq, t->micro_steps,
         t->micro_steps == 1 ? "" : "s", a->micro_batch);
     if (a->freeze > 0)
-        say(t, "zgpt: the first %u of %u blocks are frozen%s: %" PRIu64 " parameters are trained\n",
+        say(t, "zgpt: the first %u of %u blocks are frozen%s; %" PRIu64 " parameters are trained\n",
             a->freeze, a->layers, a->quantize_frozen ? ", and kept as int8" : "",
             t->model.params - a->freeze * t->model.units[gpt_unit_block(0)].elems);
     if (a->resume || (a->resume_if_there && t->steps > 0))
@@ -142,10 +142,11 @@ void gpt_say_step(struct train *t, const struct report *r)
 
     if (t->ran == 1 && r->stats.grads_nvme_bytes > 0)
         say(t,
-            "zgpt: %s of the gradients live on NVMe: the daemon's host memory does not hold them\n",
+            "zgpt: %s of the gradients are on NVMe, because they do not fit into the daemon's host "
+            "memory\n",
             bytes_text(r->stats.grads_nvme_bytes).s);
     if (t->ran == 1 && r->stats.gpu_params_bytes > 0)
-        say(t, "zgpt: %s of parameters live in the daemon's GPU memory\n",
+        say(t, "zgpt: %s of parameters are in the daemon's GPU memory\n",
             bytes_text(r->stats.gpu_params_bytes).s);
     if (t->ran == 1 && r->stats.gpu_why[0])
         say(t, "zgpt: the parameters are not in the daemon's GPU memory: %s\n", r->stats.gpu_why);
@@ -185,9 +186,9 @@ void gpt_say_end(struct train *t)
     if (t->ran > 0)
         say(t, "zgpt: activations took %s: %s\n",
             bytes_text(gpt_passes_activation_bytes(t->passes)).s,
-            t->stash              ? "inputs of blocks were with the daemon; the rest was recomputed"
-            : recomputes(t->args) ? "of each block its input; the rest was recomputed"
-                                  : "all that the way back needs");
+            t->stash ? "inputs of blocks were stored in the daemon; the rest was recomputed"
+            : recomputes(t->args) ? "the input of each block; the rest was recomputed"
+                                  : "everything that the backward pass needs");
     if (t->args->device && t->ran > 0)
         say_memory(t);
     if (t->args->export)

@@ -121,7 +121,7 @@ def snapshots():
         check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
     cases = [row["case"] for row in json.loads(done.stdout)["rows"]]
     check(cases == ["snapshot/streamed/plain-step"], f"{cases}")
-    check("a snapshot beside no step took" in done.stderr, done.stderr)
+    check("a snapshot without a step took" in done.stderr, done.stderr)
 
 
 def catalog():
@@ -184,8 +184,8 @@ def peers():
                  "peer: of 1048576 "),
                 ("exit 3", 1, "the peer has ended with status 3"),
                 ("echo hello", 1, "the peer is not ready: hello"),
-                ("echo ready other x; read -r line; echo fast 1", 1, "the peer says: fast 1"),
-                ("echo ready other x; read -r line; echo 0 1", 1, "the peer says: 0 1"),
+                ("echo ready other x; read -r line; echo fast 1", 1, "the peer answered: fast 1"),
+                ("echo ready other x; read -r line; echo 0 1", 1, "the peer answered: 0 1"),
                 ("echo ready other x; read -r line; kill -9 $$", 1, "the peer has ended by signal 9")):
             with open(script, "w", encoding="ascii") as f:
                 f.write(body)
@@ -245,7 +245,7 @@ def no_daemon():
     with tempfile.TemporaryDirectory() as d:
         alone = shutil.copy(program("zbench"), d)
         done = zbench(path=alone)
-        check(done.returncode == 1 and "zshardd (beside this program)" in done.stderr,
+        check(done.returncode == 1 and "zshardd (in the directory of this program)" in done.stderr,
               f"{done.returncode} {done.stderr}")
 
 
@@ -256,7 +256,7 @@ def trains():
         check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
         check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
         odd = zbench("--dir", d, "--seq", "32", "--tokens", "100", bench="train")
-        check(odd.returncode == 2 and "no whole sequences" in odd.stderr, f"{odd.returncode} {odd.stderr}")
+        check(odd.returncode == 2 and "not a whole number of sequences" in odd.stderr, f"{odd.returncode} {odd.stderr}")
     rows_ = json.loads(done.stdout)["rows"]
     check([row["case"] for row in rows_] == [f"train/{t}/{m}/resident" for t in (64, 128) for m in (1, 2)], f"{rows_}")
     check(all(row["value"] > 0 and row["reference"] > 0 for row in rows_), f"{rows_}")

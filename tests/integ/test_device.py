@@ -84,7 +84,7 @@ def params_there():
     for name, param, options in (("host", "host", ()), ("gpu", "gpu", gpu), ("no tier", "gpu", ())):
         with Daemon("--host-bytes", "64M", "--nvme-bytes", "64M", *options, *PAGES) as d:
             runs[name] = good(Run(flags + [param], 1, d.env(), steps=FEW), f"--offload-param {param}, {name}")
-    for name, said in (("gpu", "live in the daemon's GPU memory"), ("no tier", "the daemon has no GPU tier")):
+    for name, said in (("gpu", "are in the daemon's GPU memory"), ("no tier", "the daemon has no GPU tier")):
         check(runs[name].losses() == runs["host"].losses(), f"{name}: other losses")
         check(runs[name].weights == runs["host"].weights, f"{name}: other weights")
         check(said in runs[name].done.stdout, f"{name} is not said: {runs[name].done.stdout}")

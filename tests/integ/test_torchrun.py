@@ -106,7 +106,7 @@ def ranks_that_were_told_other_values():
     """What the engine does not know of: each rank would begin with other weights, or read other batches."""
     for flags, says in ((("--seed", "6"), "--seed: not the same on all ranks"),
                         (("--steps", "7"), "--steps: not the same on all ranks"),
-                        (("--data", "README.md"), "what the files of --data hold: not the same on all ranks")):
+                        (("--data", "README.md"), "the contents of the files of --data: not the same on all ranks")):
         # of a flag that is given twice, the last one holds: so rank 1 is told another value by a shell
         told = Trained(["--offload", "none"], as_torchrun(
             dict(os.environ), under=lambda rank, flags=flags: ["sh", "-c", 'exec "$@" ' + " ".join(flags if rank else ()), "sh"]))

@@ -99,7 +99,7 @@ def same_everywhere(dtype, ranks):
                 check(run.weights == here.weights, f"{name}: other weights than without a daemon")
                 moved = sum(s["nvme_read_bytes"] + s["nvme_written_bytes"] for s in run.steps)
                 check((moved > 0) == (host < 128 << 20), f"{name}: {moved} bytes moved on NVMe")
-                said = "of the gradients live on NVMe" in run.done.stdout
+                said = "of the gradients are on NVMe" in run.done.stdout
                 check(said == ("grads-on-nvme" in d.log()), f"{name}: zgpt and the daemon differ")
                 check(said or host != least, f"{name}: gradients are in memory")
                 check(not said or host < grads, f"{name}: gradients are on NVMe")

@@ -170,14 +170,14 @@ static int settle_dtype(struct zc_zero_config *c, struct zcz_read *r, struct zb_
     int rc = 0;
 
     if (fp16 && bf16)
-        return zb_fail(err, -EINVAL, "fp16.enabled: bf16 is enabled, too");
+        return zb_fail(err, -EINVAL, "fp16.enabled: bf16 is enabled as well");
     c->dtype = fp16 ? ZC_F16 : bf16 ? ZC_BF16 : ZC_F32;
     if (!fp16 && !bf16 && (is_auto(r, ZCZ_FP16) || is_auto(r, ZCZ_BF16)))
         c->left |= ZC_LEFT_DTYPE;
     rc = settle_scale(c, r, err);
     if (rc == 0 && said(r, ZCZ_GRAD_DTYPE) && value(r, ZCZ_GRAD_DTYPE, 0) != ZCZ_FP32)
         rc = zcz_config_ignore(r, "data_types.grad_accum_dtype",
-                               "gradients of micro-steps always add up in fp32");
+                               "gradients of micro-steps are always added in fp32");
     if (rc == 0 && said(r, ZCZ_COMM_DTYPE) && !(c->left & ZC_LEFT_DTYPE) &&
         dtypes[count(r, ZCZ_COMM_DTYPE, 0)] != c->dtype)
         rc = zcz_config_ignore(r, "communication_data_type",
@@ -219,7 +219,7 @@ static int settle_optimizer(struct zc_zero_config *c, struct zcz_read *r, struct
         rc = zcz_config_ignore(r, "optimizer.params.adam_w_mode", "AdamW is AdamW");
     if (value(r, ZCZ_BETA1, 0) >= 1 || value(r, ZCZ_BETA2, 0) >= 1)
         return zb_fail(err, -EINVAL,
-                       "optimizer.params.betas: is [%g, %g], and both must be below 1",
+                       "optimizer.params.betas: is [%g, %g], but both must be below 1",
                        value(r, ZCZ_BETA1, 0), value(r, ZCZ_BETA2, 0));
     c->lr = value(r, ZCZ_LR, type == ZCZ_ADAGRAD ? 1e-2 : 1e-3);
     o->beta1 = value(r, ZCZ_BETA1, 0.9);
@@ -336,13 +336,13 @@ static int settle_offload(struct zc_zero_config *c, struct zcz_read *r, struct z
     if (o->offload_param != ZC_ZERO_NONE && stage != 3)
         return zb_fail(
             err, -EINVAL,
-            "zero_optimization.offload_param.device: parameters are offloaded in stage 3, "
-            "and this is stage %u",
+            "zero_optimization.offload_param.device: parameters are offloaded in stage 3 only, "
+            "but this is stage %u",
             stage);
     if (o->offload_optimizer != ZC_ZERO_NONE && stage == 0)
         return zb_fail(err, -EINVAL,
                        "zero_optimization.offload_optimizer.device: the optimizer is offloaded in "
-                       "stages 1 to 3, and this is stage 0");
+                       "stages 1 to 3, but this is stage 0");
     if (o->offload_optimizer == ZC_ZERO_NONE && o->offload_param != ZC_ZERO_NONE)
         o->offload_optimizer = ZC_ZERO_HOST;
     return 0;
@@ -361,8 +361,9 @@ static int settle_groups(struct zc_zero_config *c, const struct zcz_read *r, uin
                        "zero_optimization.mics_shard_size: %u, and zero_hpz_partition_size is %u",
                        mics, hpz);
     if (n > 0 && c->options.stage != ZC_STAGE_3)
-        return zb_fail(err, -EINVAL, "zero_optimization.%s: is of stage 3, and this is stage %d",
-                       key, (int)c->options.stage);
+        return zb_fail(err, -EINVAL,
+                       "zero_optimization.%s: applies to stage 3, but this is stage %d", key,
+                       (int)c->options.stage);
     if (n > 0 && ranks > 0 && ranks % n != 0)
         return zb_fail(err, -EINVAL, "zero_optimization.%s: groups of %u do not divide %u ranks",
                        key, n, ranks);
@@ -393,7 +394,7 @@ static int settle_zero(struct zc_zero_config *c, struct zcz_read *r, uint32_t ra
         c->quantize_frozen = is_true(r, ZCZ_QUANTIZED_FROZEN);
     } else {
         rc = ignore_all(r, "zero_optimization", of_stage_3, ZB_COUNT(of_stage_3),
-                        "it is of stage 3");
+                        "it applies to stage 3 only");
         if (rc < 0)
             return rc;
     }

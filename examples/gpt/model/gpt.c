@@ -66,7 +66,7 @@ static int shape_check(const struct gpt_shape *s, struct zb_err *err)
 
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
         if (sizes[i].value < 1 || sizes[i].value > sizes[i].max)
-            return zb_fail(err, -EINVAL, "%s is %u, and must be from 1 to %u", sizes[i].name,
+            return zb_fail(err, -EINVAL, "%s is %u, but must be 1 to %u", sizes[i].name,
                            sizes[i].value, sizes[i].max);
     if (s->width % s->heads != 0)
         return zb_fail(err, -EINVAL, "width %u is not a multiple of %u heads", s->width, s->heads);

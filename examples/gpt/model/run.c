@@ -158,7 +158,7 @@ int gpt_run_new(struct gpt_run **ret, const struct gpt *model, const struct gpt_
 
     if (hold->sequences < 1 || (uint64_t)hold->sequences * model->shape.seq > GPT_ROWS_MAX)
         return zb_fail(err, -EINVAL,
-                       "a micro-batch of %u sequences of %u tokens: must be from 1 "
+                       "a micro-batch of %u sequences of %u tokens: must have 1 "
                        "to %u tokens in all",
                        hold->sequences, model->shape.seq, GPT_ROWS_MAX);
     run = calloc(1, sizeof(*run));

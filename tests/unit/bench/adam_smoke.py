@@ -56,7 +56,7 @@ def check_peer():
         mparams = 1048576 / 1e6
         assert rows == {"adamw/bf16/idle": mparams / 0.5, "adamw/bf16/idle/no-norm": mparams / 0.25}, rows
         for script, part in (("exit 0", "the peer has ended"), ("echo hello", "is not ready: hello"),
-                             ("echo ready x y; read -r line; echo no idea", "the peer says: no idea")):
+                             ("echo ready x y; read -r line; echo no idea", "the peer answered: no idea")):
             with open(peer, "w", encoding="ascii") as f:
                 f.write(script + "\n")
             r = run("--smoke", "--peer", f"sh {peer}")

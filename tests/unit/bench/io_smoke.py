@@ -27,8 +27,8 @@ def check_usage(folder):
                         (["io", "--size", "much"], "much"),
                         (["io", "--nonsense"], "unknown option '--nonsense'"),
                         (["io", "word"], "'word'"),
-                        (["nothing"], "no command 'nothing'"),
-                        ([], "no command ''")):
+                        (["nothing"], "unknown command 'nothing'"),
+                        ([], "unknown command ''")):
         r = run(*words)
         assert r.returncode == 2 and part in r.stderr and not r.stdout, (words, r)
     r = run("io", "--smoke", env={"PATH": folder})
@@ -78,7 +78,7 @@ def check_peer(folder):
     assert set(rows) == {"write/4M/ours/twin", "cpu/write/4M/ours/twin"}, rows
     assert rows["write/4M/ours/twin"]["reference"] == 100.5, rows
     for script, part in (("exit 0", "the peer has ended"), ("echo hello", "is not ready: hello"),
-                         ("echo ready x y; read -r line; echo no idea", "the peer says: no idea"),
+                         ("echo ready x y; read -r line; echo no idea", "the peer answered: no idea"),
                          ("echo ready x y", "the peer has ended")):
         with open(peer, "w", encoding="ascii") as f:
             f.write(script + "\n")

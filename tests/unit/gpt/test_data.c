@@ -92,7 +92,7 @@ static const struct {
     { "a fifo", { "fifo.txt" }, 3, -EINVAL, "'fifo.txt' is not a regular file", 0, 0 },
     { "too much text", { "a.txt", "huge.txt" }, 3, -EINVAL, "longer than 1073741824 bytes", 0, 0 },
     { "wrong magic", { "magic.bin" }, 3, -EBADMSG, "begins with 20240521", 0, 0 },
-    { "wrong version", { "version.bin" }, 3, -EBADMSG, "is of version 7", 0, 0 },
+    { "wrong version", { "version.bin" }, 3, -EBADMSG, "has version 7", 0, 0 },
     { "cut", { "cut.bin" }, 3, -EBADMSG, "has 1042 bytes, and its header says 10", 0, 0 },
     { "too long", { "long.bin" }, 3, -EBADMSG, "has 1046 bytes, and its header says 10", 0, 0 },
     { "negative count", { "negative.bin" }, 3, -EBADMSG, "its header says -1", 0, 0 },

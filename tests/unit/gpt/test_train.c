@@ -552,7 +552,7 @@ static const struct {
       "'gradient_clipping': 0.5, 'zero_optimization': {'stage': 2}}",
       "--lr 0.02 --clip 2 --batch 8 --stage 3 --weight-decay 0",
       0,
-      "zgpt: --lr wins over optimizer.params.lr 0.01 of 'ds.json'\n",
+      "zgpt: --lr overrides optimizer.params.lr 0.01 of 'ds.json'\n",
       { 0.02, 0.02, 0.02, 0.02, 0.02, 0.02 },
       4,
       ZC_STAGE_3,
@@ -587,7 +587,7 @@ static const struct {
       "'warmup_num_steps': 2, 'warmup_type': 'linear'}}}",
       "--lr 0.02",
       0,
-      "--lr wins over scheduler.params.warmup_max_lr 0.01",
+      "--lr overrides scheduler.params.warmup_max_lr 0.01",
       { 0, 0, 0.01, 0.02, 0.02, 0.02 },
       1,
       ZC_STAGE_DDP,
@@ -597,7 +597,7 @@ static const struct {
       "{'train_batch_size': 2, 'steps_per_print': 5}",
       "--lr 1e-3",
       0,
-      "zgpt: steps_per_print: ignored, because it is of DeepSpeed's own logging\n",
+      "zgpt: steps_per_print: ignored, because it controls DeepSpeed's own logging\n",
       { 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3 },
       1,
       ZC_STAGE_DDP,
@@ -642,7 +642,7 @@ static const struct {
       "'zero_quantized_nontrainable_weights': true}}",
       "--lr 1e-3 --freeze 1 --stage 2",
       0,
-      "zero_quantized_nontrainable_weights: ignored, because it is of stage 3\n",
+      "zero_quantized_nontrainable_weights: ignored, because it applies to stage 3 only\n",
       { 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3 },
       1,
       ZC_STAGE_2,
@@ -662,7 +662,7 @@ static const struct {
       "{}",
       "",
       -EINVAL,
-      "train_batch_size: 'ds.json' does not say it",
+      "train_batch_size: 'ds.json' has neither this key",
       { 0 },
       0,
       0,
@@ -850,7 +850,7 @@ static void a_resume_that_is_refused(void **state)
     args.seed++;
     r = train(&args);
     assert_int_equal(r.rc, -EEXIST);
-    if (!strstr(r.err.text, "says 'seed 1', and this run 'seed 2'"))
+    if (!strstr(r.err.text, "has 'seed 1', but this run 'seed 2'"))
         fail_msg("%s", r.err.text);
     free(r.said);
     args.seed--;
