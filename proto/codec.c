@@ -21,11 +21,11 @@
 struct zp_arena {
     ProtobufCAllocator allocator;
     size_t used_bytes;
-    bool full; /* an allocation of this message was refused */
+    bool full; /* an allocation for this message failed */
     alignas(uint64_t) unsigned char bytes[ZP_ARENA_MAX];
 };
 
-#define ARENA_ALIGN alignof(uint64_t) /* nothing in a message asks for more */
+#define ARENA_ALIGN alignof(uint64_t) /* nothing in a message needs more */
 
 static void *arena_alloc(void *data, size_t bytes)
 {
@@ -49,7 +49,7 @@ static void arena_free(void *data, void *p)
     (void)p;
 }
 
-/** What was asked for when p was allocated. */
+/** The size that was requested for p. */
 static size_t arena_size_of(const char *p)
 {
     uint64_t size;
@@ -60,7 +60,7 @@ static size_t arena_size_of(const char *p)
 
 int zp_arena_new(struct zp_arena **ret)
 {
-    struct zp_arena *a = malloc(sizeof(*a)); /* its pages come as they are touched */
+    struct zp_arena *a = malloc(sizeof(*a)); /* the kernel provides pages as they are touched */
 
     if (!a)
         return -ENOMEM;
@@ -100,7 +100,7 @@ static int check_string(const char *s, const char *field, struct zb_err *err)
 static int check_message(const ProtobufCMessage *m, struct zb_err *err)
 {
     for (unsigned i = 0; i < m->n_unknown_fields; i++)
-        if (m->unknown_fields[i].tag == 0) /* protobuf-c lets it pass when it is written longer */
+        if (m->unknown_fields[i].tag == 0) /* protobuf-c accepts it in a longer encoding */
             return zb_fail(err, -EPROTO, "a field of %s has no number", m->descriptor->short_name);
     for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
         const ProtobufCFieldDescriptor *f = &m->descriptor->fields[i];

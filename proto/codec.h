@@ -1,8 +1,8 @@
 /*
  * codec.h - bodies: protobuf-c messages, unpacked within bounds.
  *
- * protobuf-c allocates as the bytes ask (up to 36 times their length); here it allocates from an
- * arena that the caller owns, with a limit, and everything goes at once. Strings are checked: no
+ * protobuf-c allocates as much as the bytes demand (up to 36 times their length). Here it allocates
+ * from an arena that the caller owns, with a limit, and everything is freed at once. Strings are checked: no
  * NUL inside, no control characters. Pure functions, any thread with its own arena.
  */
 #ifndef ZP_CODEC_H
@@ -27,7 +27,7 @@ struct zp_method_info {
     const ProtobufCMessageDescriptor *reply; /* NULL: one-way */
 };
 
-/** NULL for a number that is no method. */
+/** NULL for an unknown number. */
 const struct zp_method_info *zp_method_info(unsigned method);
 
 /** Bytes of a frame that answers a request of this method with body_bytes of body, at most. */
@@ -37,8 +37,7 @@ size_t zp_reply_max(unsigned method, size_t body_bytes);
  * Unpacks a body. The message lives in the arena until the next zp_decode() with it.
  *
  * @return 0; -EPROTO not such a message, -EMSGSIZE it needs more than ZP_ARENA_MAX: err has the
- * text
- *         (-EBADMSG is kept for stored bytes that are corrupt: PROTOCOL.md)
+ *         text (-EBADMSG is reserved for stored bytes that are corrupt: PROTOCOL.md)
  */
 int zp_decode(struct zp_arena *a, const ProtobufCMessageDescriptor *type, const uint8_t *body,
               size_t body_bytes, const ProtobufCMessage **ret, struct zb_err *err);

@@ -95,8 +95,8 @@ enum zp_method {
 };
 
 enum zp_event {
-    ZP_EVENT_PEER_LOST = 100,  /* a rank of your job is gone and will not come back */
-    ZP_EVENT_JOB_FAILED = 101, /* the job cannot go on: code and text say why */
+    ZP_EVENT_PEER_LOST = 100,  /* a rank of this job died or disconnected */
+    ZP_EVENT_JOB_FAILED = 101, /* the job has ended: code and text have the reason */
 };
 
 struct zp_frame {
@@ -109,11 +109,11 @@ struct zp_frame {
 };
 
 /**
- * Looks at the beginning of a byte stream.
+ * Checks the beginning of a byte stream.
  *
- * @return 1  a whole frame lies there: *ret is its header, its body follows at ZP_HEADER_BYTES
+ * @return 1  it is a complete frame: *ret is its header, its body follows at ZP_HEADER_BYTES
  *         0  more bytes are needed; *ret is unchanged
- *         -EPROTO    the magic, kind or count of descriptors is wrong    } the stream is lost:
+ *         -EPROTO    the magic, kind or count of descriptors is wrong    } the stream is unusable:
  *         -EMSGSIZE  the body is longer than ZP_BODY_MAX                 } close it
  */
 int zp_frame_next(const uint8_t *bytes, size_t len_bytes, struct zp_frame *ret);

@@ -8,7 +8,7 @@
 #define SOCKET_FILE   "zshard.sock"
 #define SOCKET_SYSTEM "/run/zshard/" SOCKET_FILE
 
-/** A variable that is set to nothing counts as not set. */
+/** An empty variable counts as unset. */
 static const char *env(const char *name)
 {
     const char *value = getenv(name);

@@ -39,7 +39,7 @@
 #define BATCHES       2u                /* I1 */
 #define CMSG_BYTES(n) CMSG_SPACE(sizeof(int) * (n))
 
-/* No padding behind them, in which the kernel would find room for one more. */
+/* No padding after them, in which the kernel would find room for one more. */
 _Static_assert(CMSG_BYTES(RECV_FDS) == CMSG_LEN(sizeof(int) * RECV_FDS), "RECV_FDS is even");
 
 struct in_batch {
@@ -60,7 +60,7 @@ struct zp_stream {
 
     uint8_t *in;
     size_t in_head, in_tail;
-    size_t in_taken; /* bytes of the frame that was handed out last, still at in_head */
+    size_t in_taken; /* bytes of the frame that was returned last, still at in_head */
     uint64_t in_at;
     struct in_batch batches[BATCHES]; /* oldest first */
     unsigned nbatches;
@@ -150,7 +150,7 @@ static void in_drop_taken(struct zp_stream *s)
         s->in_head = s->in_tail = 0;
 }
 
-/** Collects the descriptors of one receive: their number; more than fit in fds were closed. */
+/** Collects the descriptors of one receive: returns their number; those that do not fit into fds were closed. */
 static unsigned cmsg_take(struct msghdr *msg, int fds[RECV_FDS])
 {
     unsigned n = 0;
@@ -164,7 +164,7 @@ static unsigned cmsg_take(struct msghdr *msg, int fds[RECV_FDS])
             int fd;
 
             memcpy(&fd, CMSG_DATA(c) + at, sizeof(fd));
-            assert(n < RECV_FDS); /* the kernel keeps to the room it was given */
+            assert(n < RECV_FDS); /* the kernel respects the room it was given */
             fds[n++] = fd;
         }
     }
@@ -196,7 +196,7 @@ static int in_hold(struct zp_stream *s, const struct msghdr *msg, int *fds, unsi
     return 0;
 }
 
-/** What the system lacks now, it may have later: the peer is not gone. */
+/** A temporary lack of resources: the peer is not gone. */
 static bool later(int code)
 {
     return code == ENOBUFS || code == ENOMEM || code == ETOOMANYREFS;
@@ -217,7 +217,7 @@ int zp_stream_read(struct zp_stream *s, struct zb_err *err)
 
     in_drop_taken(s);
     if (zp_frame_next(s->in + s->in_head, s->in_tail - s->in_head, &frame) != 0)
-        return 0; /* I1; zp_stream_next() hands it out, or says what is wrong */
+        return 0; /* I1; zp_stream_next() returns it, or reports what is wrong */
     if (s->in_head > 0) {
         memmove(s->in, s->in + s->in_head, s->in_tail - s->in_head);
         s->in_tail -= s->in_head;
@@ -251,7 +251,7 @@ static void in_batch_drop(struct zp_stream *s)
     memmove(&s->batches[0], &s->batches[1], s->nbatches * sizeof(s->batches[0]));
 }
 
-/** I2, for the frame that begins at in_at and is whole, or has not arrived yet. */
+/** I2, for the frame that begins at in_at and is complete, or has not arrived yet. */
 static int in_check_batches(const struct zp_stream *s, bool whole, struct zb_err *err)
 {
     for (unsigned i = 0; i < s->nbatches; i++) {
@@ -312,7 +312,7 @@ unsigned zp_stream_fds(struct zp_stream *s)
     return s->out_fds + s->sent_fds;
 }
 
-/** Room for `bytes` behind out_tail. */
+/** Makes room for `bytes` after out_tail. */
 static int out_reserve(struct zp_stream *s, size_t bytes)
 {
     size_t waiting = zp_stream_pending(s);
@@ -447,7 +447,7 @@ int zp_stream_write(struct zp_stream *s)
         s->out_at += (uint64_t)n;
     }
     s->out_head = s->out_tail = 0;
-    if (s->out_size > IN_BYTES) { /* grown for a peer that was slow: not kept */
+    if (s->out_size > IN_BYTES) { /* grown for a slow peer: not kept */
         free(s->out);
         s->out = NULL;
         s->out_size = 0;

@@ -28,22 +28,23 @@ struct zp_stream;
 int zp_stream_new(struct zp_stream **ret, int fd);
 /** Closes the socket and every descriptor held; NULL is fine. */
 void zp_stream_free(struct zp_stream *s);
-/** Closes them and stays: its fd is -1 then. May be called in a child right after fork(). */
+/** Closes them and keeps the object: its fd is -1 then. May be called in a child right after fork(). */
 void zp_stream_shut(struct zp_stream *s);
 int zp_stream_fd(const struct zp_stream *s);
 
 /**
- * One receive of what is there and fits. While a whole frame waits to be taken by zp_stream_next(),
- * nothing is received and 0 is returned: take every frame, then read again.
+ * Receives once, as much as is available and fits. While a complete frame waits for
+ * zp_stream_next(), nothing is received and 0 is returned: take every frame, then read again.
  *
- * @return 0 something arrived; -EAGAIN nothing now, or no memory for it now; -ECONNRESET the peer closed or died, -EPROTO
- *         descriptors nobody announced: err has the sentence and the stream is lost
+ * @return 0 something arrived; -EAGAIN nothing is available, or no memory for it; -ECONNRESET the
+ *         peer closed or died, -EPROTO descriptors that were not announced: err has the message,
+ *         and the stream is unusable
  */
 int zp_stream_read(struct zp_stream *s, struct zb_err *err);
 
 /**
- * The next whole frame: 1; 0: none yet; -EPROTO or -EMSGSIZE as zp_frame_next(), and where other
- * descriptors came than the frame announces; the stream is lost then. *ret_body is valid until the
+ * The next complete frame: 1; 0: none yet; -EPROTO or -EMSGSIZE as zp_frame_next(), and if the
+ * descriptors are not those that the frame announces: the stream is unusable then. *ret_body is valid until the
  * next zp_stream_read(), zp_stream_next() or zp_stream_free() of this stream (sending is fine).
  * fds[0 .. frame.fds) become the caller's.
  */
@@ -52,7 +53,7 @@ int zp_stream_next(struct zp_stream *s, struct zp_frame *ret, const uint8_t **re
 
 /**
  * Queues a frame (its body_bytes and fds are filled in here) whose body is the message, the text,
- * or empty where both are NULL; not both. Descriptors (at most ZP_FDS_MAX) are duplicated: the
+ * or empty if both are NULL; not both. Descriptors (at most ZP_FDS_MAX) are duplicated: the
  * caller keeps its own.
  *
  * @return 0; -EMSGSIZE the body is longer than ZP_BODY_MAX, -ENOBUFS too much waits to be sent,
@@ -61,10 +62,10 @@ int zp_stream_next(struct zp_stream *s, struct zp_frame *ret, const uint8_t **re
 int zp_stream_send(struct zp_stream *s, struct zp_frame frame, const ProtobufCMessage *message,
                    const char *text, const int *fds, unsigned nfds);
 
-/** Sends what the socket takes, without a signal: 0 (see zp_stream_pending()); 1 the system lacks
- *  memory for it, or has too many descriptors on their way (ENOBUFS, ENOMEM, ETOOMANYREFS): no poll
- *  says when that is over, try again a little later; -EPIPE or -ECONNRESET: the peer is gone. What
- *  it sent before may still be read. */
+/** Sends what the socket accepts, without raising a signal. 0: see zp_stream_pending(). 1: the
+ *  system has no memory for it, or too many descriptors are in transit (ENOBUFS, ENOMEM,
+ *  ETOOMANYREFS); no poll reports the end of that, so try again a little later. -EPIPE, -ECONNRESET:
+ *  the peer is gone; what it sent before can still be read. */
 int zp_stream_write(struct zp_stream *s);
 /** Bytes that wait to be sent. */
 size_t zp_stream_pending(const struct zp_stream *s);

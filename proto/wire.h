@@ -2,16 +2,16 @@
  * wire.h - the values of fields of shard.proto for which base/ has no enum. (For dtypes, optimizers
  * and moments it has one.)
  *
- * A message may hold any other number: the receiver checks each field, and refuses an unknown value
- * with -EINVAL.
+ * A message may contain any other number: the receiver checks each field, and rejects an unknown
+ * value with -EINVAL.
  */
 #ifndef ZP_WIRE_H
 #define ZP_WIRE_H
 
-/* JobOpen.offload_*: where bytes may live. */
+/* JobOpen.offload_*: where bytes may be stored. */
 enum zp_offload {
     ZP_HOST = 1, /* in host memory, always */
-    ZP_NVME = 2, /* on NVMe, when they must; 0 says the same of gradients */
+    ZP_NVME = 2, /* on NVMe, if they do not fit; for gradients, 0 means the same */
     ZP_GPU = 3,  /* parameters only: in GPU memory of the daemon; else as ZP_NVME */
 };
 
@@ -21,7 +21,7 @@ enum zp_push_mode { ZP_PUSH_SET = 1, ZP_PUSH_ADD = 2 };
 /* Point.kind */
 enum zp_point_kind { ZP_POINT_MEMORY = 1, ZP_POINT_PREPARED = 2, ZP_POINT_COMMITTED = 3 };
 
-/* TopJob.late: whom a step waits for */
+/* TopJob.late: what a step waits for */
 enum zp_late { ZP_LATE_NOBODY, ZP_LATE_STEP, ZP_LATE_PINS };
 
 #endif
