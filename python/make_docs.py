@@ -12,8 +12,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PAGE = os.path.join(os.path.dirname(HERE), "docs", "pytorch", "API.md")
 HEAD = """# API of zshard.torch
 
-Generated from the docstrings by `python/make_docs.py`; change those, and run it. Calls that are marked *collective* are made by all
-ranks, in one order.
+Generated from the docstrings by `python/make_docs.py`: change the docstrings, and run it. All ranks must make the calls
+that are marked *collective*, in the same order.
 """
 
 

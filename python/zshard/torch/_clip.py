@@ -18,18 +18,18 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
-    """Scales gradients so that their total norm is `max_norm` at most. Collective.
+    """Scales gradients so that their total norm is at most `max_norm`. Collective.
 
     Args:
         parameters: an optimizer (all its parameters), or parameters.
         norm_type: 2 or inf.
 
     Returns:
-        The total norm before clipping, a scalar of fp32: of gradients averaged over ranks.
+        The total norm before clipping, of gradients averaged over ranks; a scalar of fp32.
 
     Raises:
-        RuntimeError: error_if_nonfinite, and the norm is not finite; a gradient is not zshard's.
-        ValueError: another norm.
+        RuntimeError: error_if_nonfinite is set and the norm is not finite; a gradient is not zshard's.
+        ValueError: another norm_type.
     """
     if norm_type not in (2.0, math.inf):
         raise ValueError(f"norm_type={norm_type}: the engine has 2 and inf")

@@ -159,7 +159,7 @@ def _mesh(mark: _Mark, mesh: Any) -> None:
 
 
 class FSDPModule:
-    """What fully_shard() makes of a module's class: its calls start the engine, and these methods."""
+    """The class that fully_shard() gives a module: its calls start the engine, and it has these methods."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = cast(nn.Module, self)
@@ -196,7 +196,7 @@ class FSDPModule:
             handle.runtime.leave()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """False: the next backward passes are not the step's last. Gradients add up all the same."""
+        """False: the next backward passes are not the step's last. Gradients are added in any case."""
         root = _mark_of(_root_of(cast(nn.Module, self)))
         root.boundary = requires_gradient_sync
         if root.handle is not None:
@@ -217,13 +217,13 @@ class FSDPModule:
         """A hint, which changes no value."""
 
     def set_modules_to_forward_prefetch(self, modules: list[nn.Module]) -> None:
-        """A hint, which changes no value; shard(prefetch=) says how many units are gathered ahead."""
+        """A hint, which changes no value; shard(prefetch=) sets how many units are gathered ahead."""
 
     def set_modules_to_backward_prefetch(self, modules: list[nn.Module]) -> None:
         """A hint, which changes no value."""
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
-        """A hint, which changes no value: what a backward pass needs is gathered."""
+        """A hint, which changes no value: the parameters that a backward pass needs are always gathered."""
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Raises NotImplementedError: gradients are averaged over ranks."""
@@ -336,7 +336,7 @@ def register_forward_method(module: nn.Module, method_name: str) -> None:
 
         zt.register_forward_method(model.vision, "encode")
 
-    Raises AttributeError where the module has no such method.
+    Raises AttributeError if the module has no such method.
     """
     method: Callable[..., Any] = getattr(module, method_name)
 

@@ -42,18 +42,18 @@ def _wrapped_by(policy: Any, module: nn.Module) -> list[nn.Module]:
 
 
 class FullyShardedDataParallel(nn.Module):
-    """torch.distributed.fsdp.FullyShardedDataParallel, by this engine. Names of parameters are the module's own.
+    """torch.distributed.fsdp.FullyShardedDataParallel with this engine. Parameters keep the module's own names.
 
     Args:
         module: the model; wrapped modules inside, and those that auto_wrap_policy chooses, are gathered together.
         sharding_strategy: FULL_SHARD (None), SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD (groups of LOCAL_WORLD_SIZE ranks).
-        auto_wrap_policy: of torch.distributed.fsdp.wrap, or a function of their kind.
+        auto_wrap_policy: from torch.distributed.fsdp.wrap, or a similar function.
         mixed_precision: torch's MixedPrecision: param_dtype is the parameters' dtype, with fp32 masters; gradients are
             summed in fp32.
         param_init_fn: as shard(init_fn=).
         device_id: the device to compute on.
         cpu_offload, backward_prefetch, forward_prefetch, limit_all_gathers, use_orig_params, sync_module_states:
-            accepted; they change no value (parameters always start as rank 0's, and keep their shapes).
+            accepted; they change no value (parameters always start with the values of rank 0, and keep their shapes).
         **options: arguments of shard(), such as offload="nvme".
 
     Raises:
@@ -155,7 +155,7 @@ class FullyShardedDataParallel(nn.Module):
             yield name.replace(_PREFIX, ""), b
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """All values, under the wrapped module's names; on ranks other than 0 {} where state_dict_type() says so.
+        """All values, under the wrapped module's names; on ranks other than 0 {} if state_dict_type() requests that.
         Collective."""
         if args or kwargs.get("destination") is not None or kwargs.get("prefix") or kwargs.get("keep_vars"):
             return super().state_dict(*args, **kwargs)

@@ -33,11 +33,11 @@ _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 class Handle:
-    """A sharded model's engine.
+    """The engine of a sharded model.
 
     Attributes:
         model: the module, changed in place.
-        resumed: the engine continues a job that was kept.
+        resumed: whether the engine continues a kept job.
     """
 
     def __init__(self, model: nn.Module, runtime: Runtime, hooks: Hooks) -> None:
@@ -59,13 +59,13 @@ class Handle:
 
     @property
     def step_number(self) -> int:
-        """Steps asked for so far, skipped ones too; a resumed job's count continues."""
+        """Number of steps so far, including skipped ones; the count of a resumed job continues."""
         return self.runtime.steps
 
     @property
     def note(self) -> Any:
-        """What this rank's last commit() was given, also before a resume; None: nothing. `note_step` says after which
-        step: a run that died later than its last commit() resumes at a later step than that."""
+        """The note of this rank's last commit(), also of one before a resume; None: there is none. `note_step` is its
+        step. A run that died later than its last commit() resumes at a later step."""
         return self._notes.note
 
     @property
@@ -75,15 +75,15 @@ class Handle:
 
     @property
     def grad_norm(self) -> float:
-        """Of the last step's averaged gradient, before clipping; NaN where it was skipped, 0 before the first."""
+        """Norm of the last step's averaged gradient before clipping; NaN if it was skipped, 0 before the first step."""
         last = self.runtime.last
         return 0.0 if last is None else float(last.grad_norm)
 
     def commit(self, note: Any = None) -> None:
-        """Makes the newest step durable, with a note of this rank's. Collective.
+        """Makes the newest step durable, with a note of this rank. Collective.
 
-        A run that resumes from this step finds the note in `note`, and the generators of random numbers as they are
-        now (from a step that no commit() was called for: as they were when it stepped).
+        A run that resumes from this step finds the note in `note`, and the random number generators in their current
+        state (from a step without a commit(): in the state at that step).
 
         Args:
             note: any object that pickles, such as the data loader's and the scheduler's state; None: no note.
@@ -107,7 +107,7 @@ class Handle:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside are not the step's last: with accumulate="local" nothing is exchanged in them."""
+        """Backward passes inside are not the step's last: with accumulate="local" they exchange nothing."""
         before, self.runtime.boundary = self.runtime.boundary, False
         self.runtime.default_boundary = True
         try:
@@ -116,7 +116,7 @@ class Handle:
             self.runtime.boundary = before or self.runtime.default_boundary
 
     def set_boundary(self, last: bool) -> None:
-        """Says whether the next backward pass is the step's last."""
+        """Sets whether the next backward pass is the step's last."""
         self.runtime.boundary = last
 
     def reset(self, skip: bool = True, passes: int | None = None) -> None:
@@ -150,7 +150,7 @@ class Handle:
             runtime.spent = False
 
     def sleep(self) -> None:
-        """Gives this process's memory that comes and goes back, between two steps: buffers of gathers and gradients.
+        """Frees temporary memory of this process between two steps: buffers of gathers and gradients.
 
         The next forward pass wakes by itself. Collective, but where gathers are each rank's own affair. Model states
         stay: in this process with offload="none", else in the daemon.
@@ -167,9 +167,9 @@ class Handle:
                 state.memory.forget()
 
     def wake(self) -> None:
-        """The other half of sleep(). It does nothing: the next pass takes memory as it needs it.
+        """The counterpart of sleep(). It does nothing: the next pass allocates memory as it needs it.
 
-        Raises RuntimeError where the model is closed.
+        Raises RuntimeError if the model is closed.
         """
         if self.runtime.closed:
             raise RuntimeError(f"the model is {self.runtime.closed}")
@@ -177,7 +177,7 @@ class Handle:
     def snapshot(self, name: str) -> None:
         """Keeps the newest step as a snapshot of the job, which later steps do not change. Collective.
 
-        Raises Refused where the job has no daemon or is not durable, or the name is taken.
+        Raises Refused if the job has no daemon or is not durable, or if the name is taken.
         """
         options = self.engine.options
         self.commit()
@@ -249,29 +249,30 @@ def shard(
 ) -> Handle:
     """Shards `model` in place: its parameters live in the engine, and are gathered when a module runs. Collective.
 
-    The Parameter objects stay the same. Parameters and buffers start as rank 0's.
+    The Parameter objects stay the same. Parameters and buffers start with the values of rank 0.
 
     Args:
         optimizer: zshard's or torch.optim's, built from the model's parameters; several: a sequence. None: the first
-            optimizer that steps these parameters says what it is.
-        units: what is gathered together: "auto", names, classes or modules, or a predicate of (name, module).
-        stage: 3 cuts parameters, gradients and state; 2 state and gradients; 1 state; 0 nothing.
+            optimizer that steps these parameters determines it.
+        units: which modules are gathered together: "auto", names, classes or modules, or a predicate of (name, module).
+        stage: 3 shards parameters, gradients and state; 2 state and gradients; 1 state; 0 nothing.
         offload: "auto", "none" (this process), "host" (the daemon's memory), "nvme".
         device: where the model computes; None: where its parameters are.
         prefetch: units gathered ahead.
-        accumulate: "reduce" exchanges in each backward pass, "local" once in a step (see `no_sync`, `set_boundary`).
+        accumulate: "reduce" exchanges gradients in each backward pass, "local" once per step (see `no_sync`,
+        `set_boundary`).
         external: parameters that a module uses outside of their own module's forward.
-        leaf: modules, classes or names that are gathered whole, each when it is called, whatever `units` says of what
-            is in them. For experts that differ between ranks, where gathers are collective: offload="none", or several
-            nodes. Name the module that chooses among them. With the daemon, the ranks of one node need none.
+        leaf: modules, classes or names that are gathered as a whole when they are called, whatever `units` chooses
+            inside them. Needed for experts that differ between ranks if gathers are collective (offload="none", or
+            several nodes): name the module that chooses among them. With the daemon, the ranks of one node need none.
         compile: torch.compile each block in place; a dict has its arguments.
-        init_fn: of modules on the meta device: writes the values of the one module that it is called with; None:
+        init_fn: for modules on the meta device: writes the values of the module that it is called with; None:
             reset_parameters(). Models of from_pretrained() and from_config() need none.
-        seed: of init_fn's random numbers, the same on all ranks.
+        seed: for init_fn's random numbers, the same on all ranks.
 
     Raises:
-        ValueError, TypeError: the model or optimizer cannot be sharded; the message says why. Nothing is changed.
-        ZshardError: the engine refused; the message says why.
+        ValueError, TypeError: the model or optimizer cannot be sharded; the message has the reason. Nothing is changed.
+        ZshardError: the engine refused; the message has the reason.
     """
     _check_model(model)
     optimizers = _optimizers(optimizer)

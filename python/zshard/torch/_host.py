@@ -138,18 +138,18 @@ class HostOptimizer(Optimizer):
     on counts. Hyperparameters, LR schedulers, clipping and GradScaler work as with the others. The optimizer has all
     trained parameters of the model.
 
-    Costs: the state is in this process's memory (for RAdam 8 bytes an element of this rank's slice), not in the daemon,
-    and not on NVMe. A step needs 4 bytes an element of the slice and twice the largest unit in fp32 besides, and moves
-    each gradient and, without the daemon, each master over all ranks.
+    Cost: the state is in this process's memory (for RAdam 8 bytes per element of this rank's slice), not in the daemon,
+    and not on NVMe. A step also needs 4 bytes per element of the slice and twice the largest unit in fp32, and sends
+    each gradient and, without the daemon, each master to all ranks.
 
-    State is not the job's: give `state_dict()`, which has this rank's slices, to `handle.commit(note=)`, and after a
-    resume `load_state_dict(handle.note)` on as many ranks. A job that was killed later than its last commit resumes
-    at a step that this state is older than (`handle.note_step`). A state_dict() of torch's own optimizer is
-    loaded by any number of ranks.
+    The job does not save this state: pass `state_dict()`, which has this rank's slices, to `handle.commit(note=)`, and
+    call `load_state_dict(handle.note)` after a resume, on the same number of ranks. If a job was killed later than its
+    last commit, it resumes at a later step than that of this state (`handle.note_step`). Any number of ranks can load
+    a state_dict() of torch's own optimizer.
 
-    A step that raises, or that Ctrl-C ends, has changed no weight. Slices of the optimizer's state may have been
-    stepped already: then step() and state_dict() raise until load_state_dict() was called. Where weights were being
-    written, the model is closed, and a kept job is to be rolled back: resuming it says so.
+    A step that raises, or is ended by Ctrl-C, has changed no weight. But slices of the optimizer's state may have been
+    stepped already: then step() and state_dict() raise until load_state_dict() is called. If weights were being
+    written, the model is closed, and a kept job must be rolled back: an attempt to resume it says so.
 
     Args:
         cls: a subclass of torch.optim.Optimizer.
@@ -157,7 +157,7 @@ class HostOptimizer(Optimizer):
         **defaults: its arguments.
 
     Raises:
-        TypeError: the class is no optimizer, or not elementwise (LBFGS, Adafactor, Muon, SparseAdam).
+        TypeError: the class is not an optimizer, or not elementwise (LBFGS, Adafactor, Muon, SparseAdam).
     """
 
     zshard_rule = HOST
@@ -228,7 +228,7 @@ class HostOptimizer(Optimizer):
 
     @contextlib.contextmanager
     def zshard_host_step(self, runtime: Runtime, group_of: Any, factors: Any, common: float) -> Iterator[None]:
-        """Around the engine's step: masters become what torch's optimizer makes of them. Collective."""
+        """Around the engine's step: torch's optimizer updates the masters. Collective."""
         self._check_whole()
         slices, inner = self._inner(runtime)
         if math.isnan(runtime.call(runtime.engine.norm)):
@@ -316,7 +316,7 @@ class HostOptimizer(Optimizer):
             raise RuntimeError(f"HostOptimizer: {self._torn}: {_STATE_TORN}")
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's slices, and the groups; to be loaded by as many ranks. Not collective."""
+        """This rank's slices, and the groups; for the same number of ranks. Not collective."""
         self._check_whole()
         made: dict[str, Any] = super().state_dict()
         if self._loaded:
@@ -330,10 +330,11 @@ class HostOptimizer(Optimizer):
         return made
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What state_dict() gave on this rank, or torch's own optimizer of the whole model. The next step takes it.
+        """Takes the result of state_dict() on this rank, or that of torch's own optimizer for the whole model. The next
+        step uses it.
 
-        After a step that failed in the middle it makes the optimizer whole again. Raises ValueError there where slices
-        are of another number of ranks.
+        After a step that failed in the middle, it makes the optimizer usable again. Raises ValueError if the slices are
+        those of another number of ranks.
         """
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self._made.clear()

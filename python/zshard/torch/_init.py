@@ -74,22 +74,22 @@ def init(
     comm: str | Comm = "auto",
     timeout: float = 60,
 ) -> None:
-    """Says what the next `shard` is to use. Optional; opens nothing. A later call replaces the wishes.
+    """Sets what the next `shard` uses. Optional; opens nothing. A later call replaces the settings.
 
     Args:
-        job: the job's name: letters, digits, '.', '_', '-'. None: SCRIPT-PID.K. A second model of the process has ".2"
-            after it, and so on.
-        socket: a daemon's; it must answer. None: $ZSHARD_SOCKET, the machine's, or one that is started.
-        data: the started daemon's directory; None: $ZSHARD_DATA, else ~/.cache/zshard/HOST.
+        job: the job's name: letters, digits, '.', '_', '-'. None: SCRIPT-PID.K. A second model of the process gets
+            ".2" appended, and so on.
+        socket: of a running daemon. None: $ZSHARD_SOCKET, the machine's daemon, or one that is started.
+        data: directory of a daemon that is started; None: $ZSHARD_DATA, else ~/.cache/zshard/HOST.
         host_bytes, nvme_bytes: its budgets: a number, or a text such as "64G".
-        keep: the job stays in the daemon when its ranks are gone. durable: steps are also committed to the data
+        keep: the job stays in the daemon after its ranks have ended. durable: steps are also committed to the data
             directory (implies keep).
-        resume: continue the job of that name. "auto": if it exists, else begin it.
+        resume: continue the job of that name. "auto": if it exists; otherwise start it.
         comm: "auto", "self", "tcp", "mpi", "nccl", or a Comm.
-        timeout: seconds that anything waits for the daemon or a peer.
+        timeout: seconds to wait for the daemon or a peer.
 
     Raises:
-        ValueError: the arguments cannot be together.
+        ValueError: the arguments contradict each other.
     """
     global _wishes, _context
     if job is not None and not re.fullmatch(r"[A-Za-z0-9._-]{1,55}", job):

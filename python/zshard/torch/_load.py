@@ -284,10 +284,10 @@ def from_pretrained(
         missing: which parameters may be missing in the files, and are initialised by the model's _init_weights:
             "head": those outside of the base model (a new classifier on a base checkpoint) and poolers, with a
             warning; "init": any; "error": none.
-        ignore_mismatched_sizes: tensors of another shape are initialised, too, instead of refused.
+        ignore_mismatched_sizes: tensors with another shape are initialised instead of rejected.
         key_mapping: renames keys of the files, as in Transformers.
         revision, variant: as in Transformers.
-        *args, **kwargs: those that the configuration knows change it, the others go to the class.
+        *args, **kwargs: those that the configuration knows change it; the others are passed to the class.
 
     Returns:
         The model in eval mode, as Transformers' from_pretrained; parameters on the meta device, buffers real, tied
@@ -432,7 +432,7 @@ def _generation(transformers: Any, model: Any, folder: str) -> None:
 def from_config(
     cls: Any, config: Any, *args: Any, dtype: torch.dtype | str | None = "auto", seed: int = 0, **kwargs: Any
 ) -> Any:
-    """A new model of Transformers, whose parameters shard() initialises slice by slice by the model's _init_weights.
+    """A new model of Transformers. shard() initialises its parameters slice by slice, with the model's _init_weights.
 
     Args:
         cls: a model class, or an Auto class.

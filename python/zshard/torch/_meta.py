@@ -128,10 +128,10 @@ def buffers_are_real(model: nn.Module) -> None:
 
 @contextmanager
 def meta_parameters() -> Iterator[None]:
-    """Modules that are built inside of it have their parameters on the meta device, and their buffers where they
-    say: what `with torch.device("meta")` does, without losing the buffers' values.
+    """Modules that are built inside have their parameters on the meta device, but their buffers on their own device.
 
-    In this time Module.register_parameter is ours, in all threads.
+    This is like `with torch.device("meta")`, but keeps the buffers' values. Meanwhile Module.register_parameter is
+    replaced, in all threads.
     """
     original = nn.Module.register_parameter
 

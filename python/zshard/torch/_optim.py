@@ -67,9 +67,9 @@ class Optimizer(torch.optim.Optimizer):
     """Base of zshard's optimizers.
 
     Attributes:
-        overflow: the last step was skipped, for a gradient was not finite on some rank.
-        skipped: steps that were.
-        grad_norm: of the last step's averaged gradient, before clipping; NaN where it was skipped.
+        overflow: the last step was skipped, because a gradient was not finite on some rank.
+        skipped: number of skipped steps.
+        grad_norm: of the last step's averaged gradient, before clipping; NaN if the step was skipped.
     """
 
     zshard_rule: Rule

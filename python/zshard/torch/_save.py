@@ -460,19 +460,19 @@ def save_pretrained(
 
     Args:
         model: the sharded model; a module that is not of Transformers is saved without a configuration.
-        directory: the folder. It is there when it is whole; one that is there stays as it is until then, and files
+        directory: the folder. It appears when it is complete. An existing one stays as it is until then, and files
             in it that are not weights or configuration are kept.
-        max_shard_size: bytes of a file, "5GB".
-        background: of a durable job: the newest step is committed, a snapshot of it is taken, and a thread of rank 0
+        max_shard_size: maximum bytes of a file, such as "5GB".
+        background: for a durable job: the newest step is committed, a snapshot of it is taken, and a thread of rank 0
             writes it while training continues. Other jobs, and models on several nodes, are written before the call
             returns, with a line on stderr that says so.
 
     Returns:
-        A Saving; `wait()` waits for it and raises what went wrong. Ends of the process wait for it, too.
+        A Saving; `wait()` waits for it, and raises if it failed. The process waits for it before it ends.
 
     Raises:
-        ValueError: the model is not sharded. OSError, ZshardError: a file cannot be written, or a value not read; the
-            folder that was there stays.
+        ValueError: the model is not sharded. OSError, ZshardError: a file cannot be written, or a value cannot be
+            read; an existing folder stays.
     """
     runtime = next((r for p in model.parameters() if (r := _step.runtime_of(p)) is not None), None)
     if runtime is None:

@@ -195,7 +195,7 @@ def _hide(entry: _Shown) -> torch.Tensor:
 
 @contextlib.contextmanager
 def gathered(what: Params, write_rank: int | None = None) -> Iterator[None]:
-    """Inside, parameters show their values instead of NaN. Collective; blocks nest.
+    """Inside, parameters have their values instead of NaN. Collective; blocks nest.
 
         with zt.gathered(model.lm_head):
             print(model.lm_head.weight.norm())
@@ -204,15 +204,15 @@ def gathered(what: Params, write_rank: int | None = None) -> Iterator[None]:
                 torch.nn.init.zeros_(model.lm_head.weight)
 
     Args:
-        what: a module, a parameter, or several; parameters that are not sharded are left as they are, and several
-            sharded models may be meant.
-        write_rank: what this rank wrote to the parameters inside is the value on all ranks afterwards, and the
-            optimizer continues from it (its moments stay). -1: all ranks wrote the same. None: nothing may be written.
+        what: a module, a parameter, or several; parameters that are not sharded are left as they are. Parameters
+            of several sharded models are allowed.
+        write_rank: the values that this rank writes inside are those of all ranks afterwards, and the optimizer
+            continues from them (its moments stay). -1: all ranks write the same. None: nothing may be written.
 
-    Values are copies: so much memory is needed, on each rank. Forward passes inside use them.
+    Values are copies, so each rank needs memory for them. Forward passes inside use them.
 
     Raises:
-        RuntimeError: a parameter was written inside without write_rank (it is dropped), or the model is closed.
+        RuntimeError: a parameter was written inside without write_rank (the change is dropped), or the model is closed.
     """
     entries: list[_Shown] = []
     for p in parameters_of(what):
@@ -478,7 +478,7 @@ def state_of(p: torch.Tensor, name: str) -> torch.Tensor:
     Args:
         p: a trained parameter of a sharded model.
         name: "exp_avg", "exp_avg_sq" (AdamW, Adam), "exp_avg" (Lion), "momentum_buffer" (SGD), "sum" (Adagrad),
-            "master" (the fp32 value of which the parameter is a rounding), "step".
+            "master" (the fp32 value from which the parameter is rounded), "step".
 
     Returns:
         fp32, of the parameter's shape, in host memory; "step": a scalar.
@@ -504,11 +504,11 @@ def grad_of(p: torch.Tensor) -> torch.Tensor | None:
     """The gradient of one parameter so far in this step, averaged over ranks, after the backward pass. Collective.
 
     Returns:
-        fp32, of the parameter's shape, in host memory, as clipping and unscaling left it; None where this step has no
+        fp32, with the parameter's shape, in host memory, after clipping and unscaling; None if this step has no
         gradient for it.
 
     Raises:
-        ValueError: p is not of a sharded model. RuntimeError: inside of a backward pass.
+        ValueError: p is not of a sharded model. RuntimeError: called inside a backward pass.
     """
     runtime = _runtime_of(p)
     _check_open(runtime)
