@@ -1,5 +1,5 @@
 /*
- * job.h - jobs, their ranks, units and shards: what they are, who may change them.
+ * job.h - the structs of jobs, ranks, units and shards, and which code may change them.
  *
  * A JOB is one training run.
  *
@@ -7,34 +7,35 @@
  *         \           \           \          \           \
  *          +-----------+-----------+----------+-----------+--> ENDED
  *
- *     DEFINING  ranks arrive, define units and register shards        until every rank said ready
- *     PLACING   admission and layout are decided; a task makes the memory
- *     LOADING   a saved version is brought in (op/load.c); a new job has none, and passes through
+ *     DEFINING  ranks arrive, define units and register shards, until every rank has called ready
+ *     PLACING   admission and layout are decided; a task allocates the memory
+ *     LOADING   a saved version is read (op/load.c); a new job has none, and passes through
  *     READY     fetch, push, write, read
- *     STEPPING  every rank asked for the step: op/step.c runs it; or a commit was asked for:
+ *     STEPPING  every rank has requested the step, which op/step.c runs; or a commit was requested:
  *               op/commit.c
  *     ENDED     a rank of a job that is not kept was lost, its last rank left, a device failed, or
- *               destroy. Refuses everything with `why`; its bytes go back when nothing is in
- *               flight, the struct itself when its last rank has gone too. Its name is free at once
+ *               it was destroyed. Every request is rejected with `why`. Its memory is freed when
+ *               nothing is in flight, the struct when its last rank has left, too. Its name is free
+ *               at once
  *
- * A DURABLE job is the incarnation of a struct zsd_saved (store/saved.h), which is there from
- * PLACING on and outlives it once there was a commit. What the incarnation had beyond its commits
- * goes with it.
+ * A DURABLE job is the incarnation of a struct zsd_saved (store/saved.h), which exists from PLACING
+ * on, and outlives it after the first commit. State that was not committed is lost with the
+ * incarnation.
  *
  * A MEMBER is a rank that is connected: its staging, its pins, what it waits for.
- * A UNIT is what the manifest says. Fixed after DEFINING.
- * A SHARD is a range of a unit, and where each page of its planes lives.
+ * A UNIT is an entry of the manifest. It is fixed after DEFINING.
+ * A SHARD is a range of a unit, with the place of each page of its planes.
  *
  * INVARIANTS
- *     J1  job->inflight counts whatever holds a pointer into the job from outside the loop thread:
- *         page operations, tasks, arenas being made. Bytes are given back only at 0.
- *     J2  job->pins is the sum of shard->pins, which is the sum of its struct zsd_pin; a pinned
- *         shard's parameter bytes do not move and do not change.
+ *     J1  job->inflight counts everything outside the loop thread that holds a pointer into the
+ *         job: page operations, tasks, arenas being allocated. Memory is freed only at 0.
+ *     J2  job->pins is the sum of shard->pins, which is the sum of its struct zsd_pin. The
+ *         parameter bytes of a pinned shard do not move and do not change.
  *     J3  While a page operation works on a page, nothing else reads or writes it: fills, copies
  *         and pushes count in job->active, and a step begins only at pins == 0 and active == 0.
- *         What is stepped early changes no page; it reads them, and has the gradient to itself.
- *     J4  Every byte a job holds is in exactly one account (core->tiers.host, core->tiers.nvme) from PLACING
- *         on.
+ *         An early step changes no page: it reads them, and has the gradient to itself.
+ *     J4  Every byte a job holds is in exactly one account (core->tiers.host, core->tiers.nvme)
+ *         from PLACING on.
  */
 #ifndef ZSD_JOB_H
 #define ZSD_JOB_H
@@ -58,24 +59,24 @@ struct zsd_replan;
 struct zsd_step_op;
 struct zsd_commit_op;
 
-/** Every job, ended ones too while something holds them. */
+/** All jobs, including ended ones that something still holds. */
 struct zsd_jobs {
     struct zb_list list;
 };
 
-/* ---- shards: what is done with them is in shard.h */
+/* ---- shards: functions on them are in shard.h */
 
 /*
- * One plane of a shard. Pages [0, resident) are in memory at mem; the others live in their extents,
- * those of a gradient from their first push on, and those of the state before gpu_from. A resident
- * page of a durable job has an extent too while it is clean: while the data file holds the same
- * bytes.
+ * One plane of a shard. Pages [0, resident) are in memory at mem. The others are in their extents:
+ * those of a gradient from their first push on, those of the state if they are before gpu_from. A
+ * resident page of a durable job also has an extent while it is clean, that is, while the data file
+ * has the same bytes.
  */
 struct zsd_plane {
     uint32_t block_bytes, crc_bytes, crcs_per_page;
     uint32_t resident;
     uint8_t *mem;
-    struct zsd_extent *extents; /* [npages]; NULL: no page of it ever goes to the data file */
+    struct zsd_extent *extents; /* [npages]; NULL: no page is ever on the data file */
     uint32_t *crcs;             /* [npages][crcs_per_page]: of the extents */
 };
 
@@ -83,26 +84,25 @@ struct zsd_shard {
     uint64_t id; /* job number << 32 | index */
     struct zsd_job *job;
     struct zsd_unit *unit;
-    uint32_t rank;         /* who registered it */
-    uint64_t first, count; /* of the unit's elements; multiples of the block */
+    uint32_t rank;         /* that registered it */
+    uint64_t first, count; /* elements of the unit; multiples of the block */
     uint32_t npages;
     uint64_t version; /* steps applied */
     struct zsd_plane planes[ZB_PLANES];
-    /* re-planning (plan/replan.c): of its state, so many pages are wanted in memory, will be there
-     * when the next step has made them, have memory, and are booked */
+    /* re-planning (plan/replan.c): number of pages of its state that are wanted in memory, will be
+     * there after the next step, have memory, and are booked */
     uint32_t state_to, state_next, state_made, state_booked;
-    /* and from these pages on it is on the GPU, now, and when the next step has moved it (plan/gpu_plan.c)
-     */
+    /* first page of its state on the GPU: now, and after the next step (plan/gpu_plan.c) */
     uint32_t gpu_from, gpu_next;
-    struct zsd_row *row; /* what was committed or loaded last, if it is still all that there is */
+    struct zsd_row *row; /* last committed or loaded row, while no page has changed since */
 
-    uint8_t *written;       /* one bit a page: has initial values */
-    uint8_t *busy;          /* one bit a page: initial values are on their way */
+    uint8_t *written;       /* one bit per page: it has initial values */
+    uint8_t *busy;          /* one bit per page: initial values are being written */
     uint32_t pages_written; /* zsd_shard_written() */
 
-    /* parameters in memory: offset in the arena, or in the GPU's memory of the job's parameters, or
-     * ZB_NO_PLACE. Resident shards keep it; streamed
-     * ones have it while cached, in a place of ring_class. */
+    /* parameters in memory: offset in the arena, or in the GPU memory of the job's parameters; or
+     * ZB_NO_PLACE. Resident shards always have one; streamed shards while cached, in a place of
+     * ring_class. */
     uint64_t arena_at;
     uint32_t ring_class;
     struct zb_list lru; /* in its ring class's list while cached and unpinned */
@@ -116,35 +116,35 @@ struct zsd_shard {
 
     /* the gradient of iteration job->iterations + 1 */
     uint32_t micro;          /* micro-step being received */
-    uint64_t grad_next;      /* elements of it that have come */
-    uint32_t pushing;        /* pages on their way */
-    int grad_rc;             /* a page failed: pushes end with it until none is on its way */
-    struct zk_xsum grad_sum; /* of this micro-step's result */
+    uint64_t grad_next;      /* elements of it that have arrived */
+    uint32_t pushing;        /* pages in flight */
+    int grad_rc;             /* of a failed page: pushes end with it until none is in flight */
+    struct zk_xsum grad_sum; /* of the result of this micro-step */
     uint64_t grad_nonfinite;
     uint32_t grad_reads;         /* reads of it in progress: no push begins */
     struct zb_list push_waiters; /* pushes that may not begin yet, in order */
-    bool grad_begun, grad_whole; /* there is some, it is complete: as its rank counts it */
-    uint64_t grad_of; /* job->grads_of when it was looked at last: an older one has none */
+    bool grad_begun, grad_whole; /* a part exists; it is complete: as counted in struct zsd_rank */
+    uint64_t grad_of;            /* job->grads_of of its gradient; an older value: it has none */
 
-    /* its step, ahead of the barrier: op/early.c */
+    /* its step before the barrier: op/early.c */
     bool early;          /* begun: its gradient is complete, and belongs to the step */
-    bool early_dropped;  /* what is in flight of it is not wanted any more */
+    bool early_dropped;  /* results of operations in flight are to be discarded */
     uint32_t early_next; /* pages from the first one with streamed state up to here were begun */
     uint32_t early_inflight; /* page operations: no push begins */
-    struct zsd_held **held;  /* [npages] new bytes of pages, aside; NULL: there never were any */
-    uint32_t early_held;     /* so many of these are there */
+    struct zsd_held **held;  /* [npages] new bytes of pages, not published; NULL: none so far */
+    uint32_t early_held;     /* number of these */
     struct zb_list early_node;
     struct zb_list early_all; /* in early->begun, while `early` */
     struct zb_list rank_node; /* in the shards of its rank */
 };
 
-/* What a rank registered, and what has come of its gradients: what a step asks of each rank, and
- * their norm, cost no walk over shards. */
+/* The shards of a rank, and counts of their gradients: so the checks of a step, and norms, need no
+ * loop over shards. */
 struct zsd_rank {
     struct zb_list shards; /* in order of registration */
-    uint32_t trained;      /* of them: those that are not frozen */
-    uint32_t begun, whole; /* of those: with a part of a gradient at least, with a complete one */
-    struct zk_xsum sum;    /* of the complete ones */
+    uint32_t trained;      /* number of shards that are not frozen */
+    uint32_t begun, whole; /* number of these with a part of a gradient, and with a complete one */
+    struct zk_xsum sum;    /* of the complete gradients */
     uint64_t nonfinite;
 };
 
@@ -159,20 +159,20 @@ struct zsd_pin {
 
 struct zsd_member {
     struct zsd_job *job;
-    struct zsd_conn *conn; /* NULL: gone; the struct lives until its staging is no longer read */
+    struct zsd_conn *conn; /* NULL: closed; the struct exists until its staging is no longer used */
     uint32_t rank;
     struct zsd_arena staging;
     uint32_t staging_users; /* tasks that read or write it */
     struct zb_list pins;
-    struct zsd_unit *defining; /* a unit whose parts are still coming */
-    struct zsd_req *open_req;  /* job-open, not answered yet: no other request is taken */
-    bool ready, writable;      /* ... and may write to the parameter arena */
+    struct zsd_unit *defining; /* a unit of which parts are still missing */
+    struct zsd_req *open_req;  /* job-open, not answered yet: no other request is accepted */
+    bool ready, writable;      /* called ready; may write to the parameter arena */
     struct zsd_req *ready_req;
     struct zsd_timed ready_timed;
     struct zsd_req *step_req;
     struct zsd_timed step_timed;
-    bool begun;                     /* said what the step will be, ahead of it */
-    struct zsd_classes *classes;    /* of its next step, as far as it has said; op/classes.h */
+    bool begun;                     /* called step-begin for the next step */
+    struct zsd_classes *classes;    /* of its next step, as received so far; op/classes.h */
     struct zsd_note note, job_note; /* for the next step */
     struct zb_list fetches;         /* in progress, of this rank */
     struct zb_list node;            /* in job->members */
@@ -182,30 +182,30 @@ struct zsd_member {
 
 enum zsd_job_state { ZSD_DEFINING, ZSD_PLACING, ZSD_LOADING, ZSD_READY, ZSD_STEPPING, ZSD_ENDED };
 
-/* What a step or a commit request asks for; numbers as on the wire. */
+/* What a step or a commit request asks for; numbers as in the protocol. */
 enum zsd_commit_what { ZSD_COMMIT_NONE, ZSD_COMMIT, ZSD_PREPARE, ZSD_RESOLVE, ZSD_DROP };
 
 /*
- * Each field has one room that writes it, which heads its group; op/new.c, which makes the struct and
- * frees it, may write all. tests/check_rooms.py holds that.
+ * Each field is written by one room, named in the heading of its group. op/new.c, which creates and
+ * frees the struct, may write all. tests/check_rooms.py checks that.
  */
 struct zsd_job {
-    /* ---- op/: who it is. Written once, when a rank opens it, but for the epoch. */
+    /* ---- op/: its identity. Written once, when a rank opens it, except for the epoch. */
     struct zsd_core *core;
     uint32_t number;
     char name[ZP_NAME_MAX + 1];
     uid_t uid;
-    struct zsd_quota quota; /* what it has of the daemon, and its user with it */
+    struct zsd_quota quota; /* charges its user, too */
     uint32_t world, groups;
     enum zb_optimizer optimizer;
     enum zb_moments moments;
     bool keep, durable;
-    bool again;                                       /* made of a saved one: its units are known */
-    uint64_t epoch;                                   /* ranks of an older one are cut off */
+    bool again;     /* loaded from a saved job: its units are known */
+    uint64_t epoch; /* ranks of an older one are disconnected */
     enum zp_offload offload_param, offload_optimizer; /* ZP_HOST, ZP_NVME */
-    enum zp_offload offload_grad; /* ZP_HOST; else where they fit; not saved: each attach says it */
+    enum zp_offload offload_grad; /* ZP_HOST, else anywhere; not saved: each attach sets it */
     uint64_t host_bytes_max;
-    bool early_wish;       /* its ranks asked for room for early steps */
+    bool early_wish;       /* its ranks requested room for early steps */
     uint32_t share_opened; /* as its ranks opened it */
     struct zsd_unit **units;
     uint32_t nunits;
@@ -215,86 +215,85 @@ struct zsd_job {
     uint32_t nshards;
     size_t shards_room;
 
-    /* ---- job/: how it goes, and what holds it */
+    /* ---- job/: its state, and what holds it */
     enum zsd_job_state state; /* zsd_job_to() */
     struct zb_err why;        /* of ENDED */
-    struct zb_err failed;     /* why the job will end, when `over` runs; code 0: it does not */
+    struct zb_err failed;     /* why the job will end, when `over` runs; code 0: it will not */
     uint32_t inflight;        /* J1 */
     uint32_t active, pins;
     struct zsd_rank *ranks; /* [world] */
-    uint32_t live, writing; /* shards that have values, and those that get some */
-    uint32_t micro_most;    /* no gradient has come further than this micro-step */
+    uint32_t live, writing; /* number of shards with values, and of those being written */
+    uint32_t micro_most;    /* the highest micro-step of which a gradient has arrived */
     uint64_t grads_of;      /* grows when all gradients are dropped: zsd_grads_reset() */
     struct zb_list members;
     struct zb_list node; /* in core->jobs->list */
     uint64_t nvme_read_bytes, nvme_written_bytes;
-    /* Events; op/ says what they run: something that requests of the job may wait for has changed;
-     * the job has failed, or it may be over. */
+    /* Events, handled by op/. wake: something that requests of the job may wait for has changed.
+     * over: the job has failed, or may have ended. */
     struct zsd_work wake, over;
 
-    /* ---- plan/: where its bytes live */
+    /* ---- plan/: where its bytes are */
     bool placed;
-    uint64_t
-        place_least; /* host memory that it lacks at least, if others could give that; else 0 */
-    struct zsd_want want;    /* while it waits for that, and others give up state for it */
-    struct zsd_saved *saved; /* of a durable job that was placed, or is made of a saved one */
+    uint64_t place_least;    /* minimum of host memory that is missing, if others could free it;
+                                else 0 */
+    struct zsd_want want;    /* its request for that memory, which others free for it */
+    struct zsd_saved *saved; /* of a durable job that was placed, or was loaded */
     struct zsd_arena arena;  /* parameters: the resident ones, then the ring */
     uint64_t arena_bytes, ring_bytes;
-    uint8_t *memory; /* resident gradients, then state: addresses for all of it, memory for what is
-                        resident */
+    uint8_t *memory; /* resident gradients, then state: addresses for all of it, memory for the
+                        resident part */
     uint64_t memory_bytes;
-    uint64_t grads_nvme_bytes; /* of gradients that live on NVMe */
+    uint64_t grads_nvme_bytes; /* of gradients on NVMe */
     bool early_room;           /* there is room for early steps */
-    struct zb_needs *promise;  /* of places on the data file; of a durable job it is its saved's */
+    struct zb_needs *promise;  /* of places on the data file; for a durable job, that of `saved` */
     struct zb_slots ring;      /* regions of the arena */
-    /* budget: unused; used: what is in the core's accounts. What a durable job holds of the data
-     * file is its saved's. */
+    /* its part of the core's accounts; the budget is not used. `saved` has what a durable job holds
+     * on the data file. */
     struct zsd_account host_held, nvme_held;
-    uint64_t staging_most; /* that its ranks ever had at one time: who comes back needs it again */
+    uint64_t staging_most; /* maximum that its ranks had at one time: kept for returning ranks */
     struct zsd_replan *replan;     /* plan/replan.h */
     struct zsd_job_gpu *gpu;       /* plan/gpu_plan.h */
     struct zsd_job_params *params; /* plan/gpu_params.h */
 
-    /* ---- op/: what its ranks ask for */
-    bool seen;     /* by a rank whose open was not refused at once */
-    bool writable; /* a rank was given the arena to write to: it may, and may have, from then on */
-    uint32_t left; /* ranks that closed in good order */
-    bool at_point; /* the ranks said where to resume: iterations `point` */
+    /* ---- op/: requests of its ranks */
+    bool seen;     /* by a rank whose open was not rejected at once */
+    bool writable; /* a rank got a writable arena: it can write, or may have written, since then */
+    uint32_t left; /* number of ranks that closed in order */
+    bool at_point; /* the ranks chose where to resume: iterations `point` */
     uint64_t point;
-    bool regained;    /* a rank came back: what was accumulated goes when every rank is ready */
+    bool regained;    /* a rank came back: gradients are dropped when every rank is ready */
     bool ready_waits; /* every rank is ready again, but the last pushes or a step still run */
-    bool place_waits; /* PLACING: there is no room yet, but bytes are on their way back */
-    struct zsd_version *from; /* PLACING, LOADING: what is brought in; held */
+    bool place_waits; /* PLACING: no room yet, but memory is being freed */
+    struct zsd_version *from; /* PLACING, LOADING: the version to load; held */
     uint64_t iterations, applied;
     struct zsd_note note;
     struct zsd_note *notes;       /* [world] */
     struct zsd_step_op *step;     /* op/step.h */
     bool draining;                /* STEPPING, and waits for pins and active to reach 0 */
     struct zsd_early *early;      /* op/early.h */
-    uint32_t early_said;          /* ranks that said what the step will be, ahead of it */
-    uint32_t early_inflight;      /* page operations of early steps, those of dropped ones too */
+    uint32_t early_said;          /* number of ranks that called step-begin */
+    uint32_t early_inflight;      /* page operations of early steps, also of dropped ones */
     struct zsd_commit_op *commit; /* in progress, or NULL */
-    struct zsd_req *commit_req;   /* that asked for it, if it was a request */
+    struct zsd_req *commit_req;   /* the request for it, if there was one */
     bool prepares;                /* its trainer commits in two phases */
     bool rewritten;               /* values were written since the last commit or load */
-    bool
-        retiring; /* saves what it has, then ends: for another world, or since others lack memory */
-    bool stays;   /* it could not be saved: it is not asked again */
+    bool retiring; /* saves its state, then ends: another world, or others need memory */
+    bool stays;    /* it could not be saved, and is not retired again */
     struct zb_list room_waiters; /* fills that wait for a place in the ring */
     struct zsd_work room_work;
     uint64_t fetched_bytes, pushed_bytes;
-    struct zsd_payer payer; /* its share of what all jobs want, and its places in their lines */
+    struct zsd_payer payer; /* its share of shared resources, and its places in their queues */
 
-    /* ---- each counts its own: the counters of run/stats.h */
+    /* ---- each counts its own: counters of run/stats.h */
     struct zsd_job_stats stats;
 };
 
 /** Finds a job that is not ENDED. */
 struct zsd_job *zsd_job_by_name(struct zsd_core *core, const char *name);
-/** Somebody may come to have this name when a change that is in the line is over: a clone, or a job
- * that has ended in its first commit. */
+/** Whether a queued change may give this name to a job: a clone, or a job that has ended during its
+ * first commit. */
 bool zsd_job_name_coming(const struct zsd_core *core, const char *name);
-/** The job of this connection's rank, which must be `number` and alive; else req is answered. */
+/** The rank of this connection, whose job must be `job` and not ENDED; else req is answered. */
 struct zsd_member *zsd_member_of(struct zsd_req *req, uint64_t job);
 /** A shard of the connection's job, which must be READY or STEPPING; else req is answered. */
 struct zsd_shard *zsd_shard_of(struct zsd_req *req, uint64_t id);
@@ -303,40 +302,39 @@ struct zsd_shard *zsd_shard_of(struct zsd_req *req, uint64_t id);
 struct zsd_shard *zsd_shard_own(struct zsd_req *req, uint64_t id, const char *verb);
 /** As zsd_shard_of(), without a request: NULL and err. */
 struct zsd_shard *zsd_shard_find(struct zsd_conn *conn, uint64_t id, struct zb_err *err);
-/** len_bytes at an offset of the rank's staging: NULL when it is not inside, or off is not
- * 64-aligned. */
+/** len_bytes at an offset of the rank's staging. NULL: not inside, or off is not 64-aligned. */
 void *zsd_staging_at(struct zsd_member *m, uint64_t off, uint64_t len_bytes);
 
-/** Moves the job to another state, which must be one that the picture above allows. */
+/** Moves the job to another state; the picture above must allow it. */
 void zsd_job_to(struct zsd_job *job, enum zsd_job_state state);
-/** Ends it: state and reason. For op/end.c, which does all else that belongs to that. */
+/** Sets the state ENDED and the reason. For op/end.c, which does everything else. */
 void zsd_job_ended(struct zsd_job *job, const struct zb_err *why);
-/** Counts bytes that were read from the data file, and written to it, for the job. */
+/** Counts bytes read from and written to the data file for the job. */
 void zsd_job_moved(struct zsd_job *job, uint64_t read_bytes, uint64_t written_bytes);
-/** The job will end, soon: everyone is told the first reason. */
+/** Ends the job soon. All ranks get the first reason. */
 void zsd_job_fail(struct zsd_job *job, const struct zb_err *why);
 
-/** Whatever holds the job from outside the loop (J1). */
+/** Holds the job for something outside the loop (J1). */
 void zsd_job_hold(struct zsd_job *job);
 void zsd_job_unhold(struct zsd_job *job);
-/** Fills, copies and pushes (J3). */
+/** Counts a fill, copy or push (J3). */
 void zsd_job_active(struct zsd_job *job);
 void zsd_job_idle(struct zsd_job *job);
-/** All of its shards have values. */
+/** Whether all of its shards have values. */
 bool zsd_job_live(const struct zsd_job *job);
-/** Initial values of a shard are being written. */
+/** Whether initial values of a shard are being written. */
 bool zsd_job_writing(const struct zsd_job *job);
-/** A commit is over, or what was prepared is resolved: whoever waits for that goes on. */
+/** Resumes requests that wait for the end of a commit, or of a prepared step. */
 void zsd_job_committed(struct zsd_job *job);
-/** Ranks that are attached. */
+/** Number of attached ranks. */
 uint32_t zsd_job_attached(const struct zsd_job *job);
-/** A step is over, or was given up: whoever waits for that goes on. */
+/** Resumes requests that wait for the end of a step. */
 void zsd_job_stepped(struct zsd_job *job);
 
 struct zsd_member *zsd_member_new(struct zsd_job *job, struct zsd_conn *conn, uint32_t rank);
-/** The one that is attached, or NULL. */
+/** The attached member with this rank, or NULL. */
 struct zsd_member *zsd_member_by_rank(struct zsd_job *job, uint32_t rank);
-/** Tells every rank, of what became of `rank`. */
+/** Sends every rank an event about `rank`. */
 void zsd_job_tell(struct zsd_job *job, uint16_t event, uint32_t rank, const struct zb_err *why);
 
 #endif

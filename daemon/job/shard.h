@@ -1,5 +1,5 @@
 /*
- * shard.h - shards: ranges of a unit, where each page of their planes lives, and who pins them.
+ * shard.h - shards: ranges of a unit, the place of each page of their planes, and their pins.
  *
  * See job.h for the model and its invariants. Loop thread only.
  */
@@ -9,9 +9,9 @@
 #include "base/slots.h"
 #include "daemon/job/job.h"
 
-#define ZSD_PINS_MAX (UINT32_C(1) << 24) /* of a job: far from where counts of pins overflow */
+#define ZSD_PINS_MAX (UINT32_C(1) << 24) /* of a job: far below an overflow of the counts */
 
-/** The row is cut exactly as the shard is. */
+/** Whether the row has the same elements and pages as the shard. */
 static inline bool zsd_row_fits(const struct zsd_row *r, const struct zsd_shard *s)
 {
     return r->unit == s->unit->index && r->first == s->first && r->count == s->count &&
@@ -30,13 +30,13 @@ static inline uint32_t zsd_page_bytes(const struct zsd_shard *s, enum zb_plane p
     return (uint32_t)zb_page_bytes(s->planes[plane].block_bytes, zsd_page_elems(s, page));
 }
 
-/** Its parameters as they lie in an arena: page behind page. */
+/** Bytes of its parameters in an arena: one page after the other. */
 static inline uint64_t zsd_param_bytes(const struct zsd_shard *s)
 {
     return zb_plane_bytes(s->planes[ZB_PARAM].block_bytes, s->job->core->page_elems, s->count);
 }
 
-/** Of the first n pages of its state. */
+/** Bytes of the first n pages of its state. */
 static inline uint64_t zsd_state_bytes(const struct zsd_shard *s, uint32_t n)
 {
     uint64_t page_elems = s->job->core->page_elems;
@@ -45,51 +45,53 @@ static inline uint64_t zsd_state_bytes(const struct zsd_shard *s, uint32_t n)
                           zb_min_u64(s->count, n * page_elems));
 }
 
-/** It has any. */
+/** Whether it has state. */
 static inline bool zsd_state_is(const struct zsd_shard *s)
 {
     return s->planes[ZB_STATE].block_bytes > 0;
 }
 
-/** Where a page of a plane that is in memory lies. */
+/** Address of a page that is in memory. */
 static inline uint8_t *zsd_page_at(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
 {
     return s->planes[plane].mem +
            page * zb_page_bytes(s->planes[plane].block_bytes, s->job->core->page_elems);
 }
 
-/** The next step writes this page of state, which is in memory or on the GPU, to the data file; or
- * brings it from there into memory (plan/replan.c). */
+/** Whether the next step writes this page of state, which is in memory or on the GPU, to the data
+ * file (plan/replan.c). */
 static inline bool zsd_page_leaves(const struct zsd_shard *s, uint32_t page)
 {
     return (page < s->planes[ZB_STATE].resident || page >= s->gpu_from) && page >= s->state_next &&
            page < s->gpu_next;
 }
 
+/** Whether the next step moves this page of state from the data file into memory. */
 static inline bool zsd_page_comes(const struct zsd_shard *s, uint32_t page)
 {
     return page >= s->planes[ZB_STATE].resident && page < s->state_next;
 }
 
-/** The next step finds this page of state on the GPU; or leaves it there (plan/gpu_plan.c). */
+/** Whether this page of state is on the GPU (plan/gpu_plan.c). */
 static inline bool zsd_page_on_gpu(const struct zsd_shard *s, uint32_t page)
 {
     return page >= s->gpu_from;
 }
 
+/** Whether it is there after the next step. */
 static inline bool zsd_page_to_gpu(const struct zsd_shard *s, uint32_t page)
 {
     return page >= s->gpu_next;
 }
 
-/** Its state may live on the data files, and be moved there. */
+/** Whether its state may be on the data files, and be moved there. */
 static inline bool zsd_state_moves(const struct zsd_job *job)
 {
     return job->core->disk->extents && job->offload_optimizer != ZP_HOST;
 }
 
-/** The pages of a plane from here on live on the data file, or may come to, before it is planned
- * again; or keep their place there while they are on the GPU. */
+/** The first page of a plane that is on the data file, may move there before the next plan, or keeps
+ * its place there while it is on the GPU. The pages after it are the same. */
 static inline uint32_t zsd_plane_low(const struct zsd_shard *s, enum zb_plane plane)
 {
     uint32_t low = s->planes[plane].resident;
@@ -120,7 +122,7 @@ static inline bool zsd_grad_complete(const struct zsd_shard *s)
                                       s->pushing == 0 && zb_list_empty(&s->push_waiters));
 }
 
-/** Nothing of a gradient has come for the next step, or is on its way. */
+/** Whether no part of a gradient for the next step has arrived or is in flight. */
 static inline bool zsd_grad_absent(const struct zsd_shard *s)
 {
     return s->grad_of != s->job->grads_of ||
@@ -128,7 +130,7 @@ static inline bool zsd_grad_absent(const struct zsd_shard *s)
             zb_list_empty(&s->push_waiters));
 }
 
-/** Parameters that always live in memory, and need no ring. */
+/** Whether its parameters are always in memory, and need no ring. */
 static inline bool zsd_shard_resident(const struct zsd_shard *s)
 {
     return s->planes[ZB_PARAM].resident == s->npages;
@@ -142,25 +144,25 @@ int zsd_pin(struct zsd_shard *s, struct zsd_member *m);
 /** -ENOENT: this rank does not pin it. */
 int zsd_unpin(struct zsd_shard *s, struct zsd_member *m);
 void zsd_unpin_all(struct zsd_member *m);
-/** Whoever waits for this shard is run again. */
+/** Resumes requests that wait for this shard. */
 void zsd_shard_wake(struct zsd_shard *s);
 /** Forgets the cached parameters of a streamed, unpinned shard. */
 void zsd_shard_uncache(struct zsd_shard *s);
-/** Lets go of its extents and of its row: its pages are nowhere, or in memory only. */
+/** Releases its extents and its row: its pages are nowhere, or only in memory. */
 void zsd_shard_forget(struct zsd_shard *s);
-/** So many of its pages have values. */
+/** Sets the number of its pages that have values. */
 void zsd_shard_written(struct zsd_shard *s, uint32_t pages);
 void zsd_shard_writing(struct zsd_shard *s, bool writing);
-/** Before its gradient's fields are looked at: what was dropped with all gradients is gone. */
+/** Call before reading the fields of its gradient: applies a drop of all gradients. */
 void zsd_grad_look(struct zsd_shard *s);
-/** Whatever zsd_grad_complete() and zsd_grad_absent() look at has changed: its rank counts it. The sum
- * of a complete gradient is what it was. */
+/** Call after a change of anything that zsd_grad_complete() and zsd_grad_absent() read: updates the
+ * counts of its rank. The sum of a complete gradient must not have changed. */
 void zsd_grad_changed(struct zsd_shard *s);
-/** A micro-step begins to come. */
+/** Begins a micro-step. */
 void zsd_grad_micro(struct zsd_shard *s, uint32_t micro);
-/** It has no gradient, not even a part of one. */
+/** Drops its gradient, also a part of one. */
 void zsd_grad_reset(struct zsd_shard *s);
-/** No shard of the job has one: without looking at any. Nothing of a gradient is on its way. */
+/** Drops all gradients of the job, without a loop over shards. No push is in flight. */
 void zsd_grads_reset(struct zsd_job *job);
 
 #endif
