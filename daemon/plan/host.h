@@ -8,17 +8,17 @@
 
 #include "daemon/job/job.h"
 
-/** Bytes of the host tier that are free: nobody but `but` waits for them, and they are not kept for
- *  ranks that have left (zsd_replan_away()). What a job takes comes out of these. */
+/** Free bytes of the host tier: without those that others than `but` wait for, and those that are
+ * kept
+ *  for ranks that have left (zsd_replan_away()). */
 uint64_t zsd_host_free(const struct zsd_core *core, const struct zsd_want *but);
-/** The host tier's budget becomes what was set. Where that is lower, it comes down as far as memory has
- * come back. */
+/** Moves the host tier's budget to its target. If that is lower, as far as memory was freed. */
 void zsd_host_settle(struct zsd_core *core);
-/** It is free now; or nothing is wanted. */
+/** Whether the wanted memory is free, or nothing is wanted. */
 bool zsd_want_met(const struct zsd_core *core, const struct zsd_want *want);
 /** Bytes that others wait for. */
 uint64_t zsd_wanted(const struct zsd_core *core, const struct zsd_want *but);
-/** Staging of ranks that have left a kept job, and may come back: no other job gets it. */
+/** Bytes of staging reserved for ranks that have left a kept job, and may return. */
 uint64_t zsd_replan_away(const struct zsd_job *job);
 /** The same of all jobs. */
 uint64_t zsd_host_away(const struct zsd_core *core);

@@ -1,5 +1,5 @@
 /*
- * job_arena.h - the memory of jobs and ranks, made and ended on a compute thread.
+ * job_arena.h - allocates and frees the memory of jobs and ranks, on a compute thread.
  *
  * Loop thread only.
  */
@@ -14,18 +14,19 @@ enum zsd_arena_what { ZSD_STAGING_OPEN, ZSD_STAGING_CLOSE, ZSD_ARENA_OPEN, ZSD_A
 struct zsd_arena_task {
     struct zsd_task task;
     enum zsd_arena_what what;
-    void (*opened)(struct zsd_arena_task *t); /* of what opens: it is made, or err says why not */
+    void (*opened)(
+        struct zsd_arena_task *t); /* of the OPEN kinds: it is allocated, or err has the reason */
     struct zsd_job *job;
     struct zsd_member *member; /* ZSD_STAGING_OPEN */
     uint64_t bytes;
     struct zsd_arena arena;
     uint8_t *memory;
     uint64_t memory_bytes;
-    struct zsd_range *ranges; /* ZSD_ARENA_OPEN: of the memory, that can be used */
+    struct zsd_range *ranges; /* ZSD_ARENA_OPEN: usable parts of the memory */
     uint32_t nranges;
-    struct zk_gpu_mem *params; /* ZSD_ARENA_OPEN, of a job whose parameters are on the GPU; */
-    struct zb_err gpu_err;     /* or why not: then nothing else is made */
-    struct zb_err pin_err;     /* why not all of its memory is pinned that was to be */
+    struct zk_gpu_mem *params; /* ZSD_ARENA_OPEN of a job with parameters on the GPU */
+    struct zb_err gpu_err;     /* their failure: then nothing else is allocated */
+    struct zb_err pin_err;     /* why some of its memory could not be pinned */
     struct zb_err err;
 };
 
@@ -34,10 +35,10 @@ struct zsd_arena_task *zsd_arena_task_new(struct zsd_job *job, enum zsd_arena_wh
                                           void (*opened)(struct zsd_arena_task *t));
 void zsd_arena_task_start(struct zsd_arena_task *t);
 void zsd_arena_task_free(struct zsd_arena_task *t);
-/** Ends memory on a compute thread; where there is none for the task itself, here. */
+/** Frees memory on a compute thread; or here, if there is no memory for the task. */
 void zsd_arena_end(struct zsd_job *job, enum zsd_arena_what what, struct zsd_arena arena,
                    uint8_t *memory, uint64_t memory_bytes, uint64_t booked);
-/** Ends the memory of a job that was placed, and then its place: zsd_unplace(). */
+/** Frees the memory of a placed job, then calls zsd_unplace(). */
 void zsd_job_arena_end(struct zsd_job *job);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * parts.h - a tier is divided among jobs: plan/parts.c has the model.
+ * parts.h - divides a tier among jobs: plan/parts.c has the model.
  *
  * Loop thread only.
  */
@@ -8,18 +8,18 @@
 
 #include "daemon/job/job.h"
 
-#define ZSD_REPLAN_LEAVE_BE 8u /* who has less than one part of so many too much keeps it */
+#define ZSD_REPLAN_LEAVE_BE 8u /* a job with an excess below 1/8 keeps it */
 
-/** A job in a division: bytes that it can use, and that it gets. */
+/** A job in a division: the bytes that it can use, and those that it gets. */
 struct zsd_part {
     struct zsd_job *job;
     uint64_t most, target;
     bool sated;
 };
 
-/** Divides by shares: whoever can use no more than its part leaves the rest to the others. */
+/** Divides by shares. A job that cannot use all of its part leaves the rest to the others. */
 void zsd_parts_fill(struct zsd_part *parts, unsigned n, uint64_t left);
-/** It has not stepped for so long that others may have what it could have; or it never has. */
+/** Whether it has not stepped for so long, or never, that others may use its part. */
 bool zsd_part_idle(const struct zsd_job *job, uint64_t now_ns);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * place.h - admission and placement of a job: where every byte of it lives.
+ * place.h - admission and placement of a job: where every byte of it is.
  *
  * Loop thread only.
  */
@@ -8,26 +8,25 @@
 
 #include "daemon/job/shard.h"
 
-/** Admission and layout, all ranks ready: decides where every page lives and books it. With spill,
- * gradients that do not fit go to NVMe, if the job lets them. 0; -ENOSPC: err has the numbers and
- * the smallest that would work; -ENOMEM. On failure nothing is booked. */
+/** Admission and layout, all ranks ready: decides the place of every page, and books it. With
+ * spill, gradients that do not fit go to NVMe, if the job allows it. 0; -ENOSPC: err has the
+ * numbers and the smallest that would work; -ENOMEM. On failure nothing is booked. */
 int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err);
 /** Books a rank's staging: 0, or -ENOSPC with the numbers. */
 int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);
 /** Whether the job's own limit allows that staging, so that waiting for memory helps. *ret_lacks:
- *  bytes that others must give, beside what is kept for ranks of the job; 0: only readers, which
- *  may use what is kept, have to close. */
+ *  bytes that others must free, in addition to the memory kept for ranks of the job; 0: only
+ *  readers, which may use the kept memory, have to close. */
 bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes, uint64_t *ret_lacks);
 void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes);
-/** Points the planes into the memory that was made for the layout. */
+/** Points the planes into the memory that was allocated for the layout. */
 void zsd_place_attach(struct zsd_job *job);
-/** Gives back everything that zsd_place() booked, but what the saved job needs. */
+/** Unbooks everything that zsd_place() booked, except what the saved job needs. */
 void zsd_unplace(struct zsd_job *job);
-/** What the job holds of the data file, by use. */
+/** Bytes of the job on the data file, by use. */
 const struct zsd_account *zsd_job_nvme(const struct zsd_job *job);
 
-/** Bytes of all planes of it in memory that stays (not the ring), on the data file, and on the GPU.
- */
+/** Bytes of all its planes in memory (without the ring), on the data file, and on the GPU. */
 void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *ret_nvme,
                      uint64_t *ret_gpu);
 

@@ -11,17 +11,17 @@
 
 struct zsd_planner {
     struct zsd_core *core;
-    uint32_t closing;           /* tasks that give memory back */
+    uint32_t closing;           /* tasks that free memory */
     struct zsd_work replan;     /* plan/replan.c */
     struct zb_list wants;       /* struct zsd_want, in the order in which they came */
     struct zsd_work gpu_failed; /* plan/gpu_plan.c */
-    struct zb_list strands;     /* GPU memory given back, and mapped still: plan/gpu_params.c */
+    struct zb_list strands;     /* GPU memory that was freed, but is still mapped: gpu_params.c */
     struct zsd_timed strands_timed;
     bool strands_looked_at;
     uint64_t params_tag; /* of the newest job with parameters on the GPU */
 };
 
-/** plan/replan.c: divides, as deferred. */
+/** plan/replan.c: the deferred division. */
 void zsd_replan_on_work(struct zsd_work *work);
 
 static inline void zsd_planner_init(struct zsd_planner *planner, struct zsd_core *core)
@@ -32,7 +32,9 @@ static inline void zsd_planner_init(struct zsd_planner *planner, struct zsd_core
     zb_list_init(&planner->strands);
 }
 
-/** What is free has changed, or who wants it: the memory for state is divided anew, soon. */
+/** Call when free memory, or the need for it, has changed: divides the memory for state again,
+ * soon.
+ */
 static inline void zsd_replan(struct zsd_core *core)
 {
     zsd_defer(core, &core->planner->replan);

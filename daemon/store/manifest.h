@@ -1,5 +1,5 @@
 /*
- * manifest.h - what a job is made of, as its trainer described it: units and their tensors; and the
+ * manifest.h - the units of a job and their tensors, as its trainer described them; and the
  * trainer's notes.
  */
 #ifndef ZSD_MANIFEST_H
@@ -10,8 +10,7 @@
 #include "kernels/zk_page.h"
 #include "proto/frame.h"
 
-#define ZSD_TENSORS_MAX \
-    (1u << 18) /* of one job, in all units: what their names take stays below 64 MiB */
+#define ZSD_TENSORS_MAX (1u << 18) /* of one job, in all units: their names take less than 64 MiB */
 
 struct zsd_tensor {
     char name[ZP_TENSOR_MAX + 1];
@@ -33,14 +32,14 @@ struct zsd_unit {
     struct zb_sorted shards; /* struct zsd_shard, by first element */
 };
 
-/* A note on its way in, in parts. */
+/* A note, received in parts. */
 struct zsd_note {
     uint8_t *data;
     uint32_t total, got;
     uint64_t iteration; /* that it belongs to, once kept */
 };
 
-/** What a unit takes of memory, as it is charged (ZSD_LIMIT_DEFINITION_BYTES). */
+/** Memory of a unit, as it is charged (ZSD_LIMIT_DEFINITION_BYTES). */
 #define ZSD_TENSOR_BYTES (sizeof(struct zsd_tensor) + sizeof(struct zk_segment))
 static inline uint64_t zsd_unit_bytes(const struct zsd_unit *unit)
 {

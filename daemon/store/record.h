@@ -1,7 +1,7 @@
 /*
- * record.h - what is in the catalog, record by record. nvme/FORMAT.md has the bytes.
+ * record.h - the records of the catalog. nvme/FORMAT.md has the bytes.
  *
- * Any thread: the functions look at the object only. put: 0, -ENOMEM. get: 0, -ENOMEM, -EBADMSG with a
+ * Any thread: the functions only read the object. put: 0, -ENOMEM. get: 0, -ENOMEM, -EBADMSG with a
  * message.
  */
 #ifndef ZSD_RECORD_H
@@ -27,7 +27,7 @@ struct zsd_store_record {
 int zsd_record_put_store(struct zn_txn *t, const struct zsd_store_record *s);
 int zsd_record_get_store(const void *bytes, size_t len_bytes, struct zsd_store_record *ret,
                          struct zb_err *err);
-/** Who the job is, without units and versions, but for committed's and prepared's ids. */
+/** The job without units and versions, except for the ids of the committed and the prepared one. */
 int zsd_record_put_job(struct zn_txn *t, const struct zsd_saved *saved, uint64_t committed,
                        uint64_t prepared);
 int zsd_record_get_job(const struct zn_key *key, const void *bytes, size_t len_bytes,
@@ -39,7 +39,7 @@ int zsd_record_get_unit(const struct zn_key *key, const void *bytes, size_t len_
                         struct zsd_unit **ret, struct zb_err *err);
 /** With its notes. */
 int zsd_record_put_version(struct zn_txn *t, uint32_t job, const struct zsd_version *v);
-/** rows come back as ids: *ret_rows is new, [nrows]; the notes are records of their own. */
+/** Returns rows as ids: *ret_rows is new, [nrows]; notes are separate records. */
 int zsd_record_get_version(const struct zn_key *key, const void *bytes, size_t len_bytes,
                            struct zsd_version **ret, uint64_t **ret_rows, struct zb_err *err);
 int zsd_record_get_note(const struct zn_key *key, const void *bytes, size_t len_bytes,
@@ -48,7 +48,7 @@ int zsd_record_put_row(struct zn_txn *t, const struct zsd_row *r);
 int zsd_record_get_row(const struct zn_key *key, const void *bytes, size_t len_bytes,
                        struct zsd_row **ret, struct zb_err *err);
 int zsd_record_put_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s);
-/** *ret is new, without its version: *ret_version is that one's id. */
+/** *ret is new, without its version: *ret_version is the id of that. */
 int zsd_record_get_snap(const struct zn_key *key, const void *bytes, size_t len_bytes,
                         struct zsd_snap **ret, uint64_t *ret_version, struct zb_err *err);
 /** Deletes a job with its units; a version with its notes; a row; a snapshot. */

@@ -6,7 +6,7 @@
 
 #include "daemon/store/version.h"
 
-/** Elements of a unit that lie in one page of one row. */
+/** Elements of a unit in one page of one row. */
 struct zsd_row_piece {
     struct zsd_row *row;
     uint32_t page;
@@ -17,8 +17,8 @@ struct zsd_row_piece {
 struct zsd_row_piece zsd_row_piece(const struct zsd_version *v, uint32_t unit, uint64_t elem,
                                    uint64_t most);
 
-/** Where to read `bytes` of pages: the page buffer; or *ret_scratch, which the caller frees, if they
- * were cut larger than the pages of today. NULL: no memory. */
+/** Where to read `bytes` of pages: the page buffer; or *ret_scratch, which the caller frees, if
+ * these pages are larger than the current ones. NULL: no memory. */
 void *zsd_row_room(const struct zsd_core *core, void *buffer, uint64_t bytes, void **ret_scratch);
 
 /**
@@ -28,7 +28,7 @@ void *zsd_row_room(const struct zsd_core *core, void *buffer, uint64_t bytes, vo
 struct zsd_row_read {
     struct zsd_core *core;
     struct zsd_payer *payer; /* NULL: the house */
-    struct zsd_row *row;     /* the caller holds it, or looks at it */
+    struct zsd_row *row;     /* held by the caller, or kept by zsd_row_look() */
     enum zsd_saved_plane plane;
     uint32_t page;
     void *buf;
@@ -39,8 +39,8 @@ struct zsd_row_read {
     struct zsd_pio pio;
     struct zsd_task task;
 };
-/** Never fails at once: done runs later. err is -EBADMSG, naming job, unit, shard and page, or what
- * the device said. `who` (a job's name) is for the sentence and lives until done. */
+/** Never fails at once: done runs later. err is -EBADMSG, with job, unit, shard and page, or an
+ * error of the device. `who` (a job's name) is for the message, and must exist until done. */
 void zsd_row_read_start(struct zsd_row_read *r, const char *who);
 
 #endif

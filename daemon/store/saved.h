@@ -1,13 +1,13 @@
 /*
- * saved.h - saved jobs: who they are, what they keep, and what they are promised.
+ * saved.h - saved jobs: identity, versions, snapshots and promises.
  *
- *     struct zsd_saved     a durable job: who it is, its manifest, its committed and prepared
+ *     struct zsd_saved     a durable job: its identity, its manifest, its committed and prepared
  *                          versions, its snapshots. Its incarnation is a struct zsd_job (job/job.h)
  *                          while it is in memory, or there is none.
  *
- * PROMISES. Each job's promise (struct zb_needs, base/place.h) is, for each class of places: what its
- * distinct rows hold, what its next version can need, and spares for pages in flight. An extent that
- * two jobs share counts in both promises.
+ * PROMISES. The promise of a job (struct zb_needs, base/place.h) has, for each class of places:
+ * those that its distinct rows hold, those that its next version can need, and spares for pages in
+ * flight. An extent that two jobs share counts in both promises.
  *
  * Loop thread only.
  */
@@ -48,77 +48,82 @@ struct zsd_saved {
     uint32_t nunits;
     struct zsd_version *committed, *prepared; /* neither, before the first: then the job is not in
                                                  the catalog yet */
-    struct zsd_version *doubt; /* its change failed, and the catalog may have it all the same: what
-                                  it holds stays as it is until the daemon starts anew */
+    struct zsd_version *doubt; /* its change failed, but the catalog may have it: its pages stay
+                                  until the daemon is restarted */
     struct zb_list snaps;
     struct zb_needs promise;
-    struct zsd_account nvme_held; /* what the promise is booked as */
+    struct zsd_account nvme_held; /* the promise, as booked */
     struct zsd_job *job;          /* in memory, or NULL */
-    bool lacks;                   /* room for its next version: it goes no further without */
+    bool lacks;                   /* lacks room for its next version: it cannot continue without */
     uint32_t pending;             /* changes and operations of it: they keep the struct */
-    bool gone;                    /* destroyed: nobody finds it any more */
-    bool coming;                  /* a clone on its way: its name is taken */
-    bool moving;                  /* it is destroyed or rolled back: nobody attaches meanwhile */
+    bool gone;                    /* destroyed: it is not found any more */
+    bool coming;                  /* a clone in progress: its name is taken */
+    bool moving;                  /* being destroyed or rolled back: no rank can attach */
     struct zsd_work *ended;       /* deferred when its incarnation is over, or NULL */
     struct zb_list snap_waiters;  /* requests for a snapshot of the next commit (op/snapshot.c) */
-    /* Tells them that no commit will come; set by whoever waits. */
+    /* Tells them that no commit will come; set by the code that waits. */
     void (*snap_cancel)(struct zsd_saved *saved, const struct zb_err *why);
-    /* Of a job in memory that is placed: adds what it needs besides the rows of this stamp
-     * (zsd_place_needs()); NULL: there is none. */
+    /* If the job is in memory and placed: adds its needs in addition to the rows of this stamp
+     * (zsd_place_needs()); NULL: it is not. */
     int (*needs)(const struct zsd_job *job, unsigned times, uint64_t stamp, struct zb_needs *ret);
     uint64_t grads_bytes; /* of that job's gradients, on NVMe */
     struct zb_list node;  /* in store->saved */
 };
 
-/** It is in the catalog. */
+/** Whether it is in the catalog. */
 static inline bool zsd_saved_kept(const struct zsd_saved *saved)
 {
     return saved->committed || saved->prepared;
 }
 
-/** What its snapshots are charged to. */
+/** The quota to which its snapshots are charged. */
 struct zsd_quota *zsd_saved_quota(struct zsd_saved *saved);
 /** Charges a snapshot of snap->version: 0; -ENOSPC or -EDQUOT with the numbers. */
 int zsd_snap_charge(struct zsd_saved *saved, struct zsd_snap *snap, struct zb_err *err);
-/** Gives that back; what another snapshot of its version holds too is charged for that one then. */
+/** Undoes that; notes that another snapshot of the version also holds are then charged for that
+ * one.
+ */
 void zsd_snap_discharge(struct zsd_saved *saved, struct zsd_snap *snap);
-/** Charges all of them, whatever the limits are: they were allowed before. */
+/** Charges all of them, regardless of limits: they were allowed before. */
 void zsd_snaps_recovered(struct zsd_saved *saved);
 
 /** Finds a saved job that is kept. */
 struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name);
 struct zsd_snap *zsd_snap_by_name(const struct zsd_saved *saved, const char *name);
-/** A saved job with this manifest, copied, and nothing else: the caller fills in who it is. Held by
- * its incarnation. NULL: no memory. */
+/** A saved job with a copy of this manifest, and nothing else: the caller fills in its identity.
+ * Held by its incarnation. NULL: no memory. */
 struct zsd_saved *zsd_saved_new(struct zsd_store *store, struct zsd_unit *const *units,
                                 uint32_t nunits);
 /** A saved job with the manifest of another, and nothing else: for a clone. NULL: no memory. */
 struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, const char *name, uid_t uid);
 /** Keeps the struct while an operation or a change of it is in progress. */
 void zsd_saved_hold(struct zsd_saved *saved);
-/** The last one frees a job that is gone, or that never committed and has no incarnation. */
+/** The last call frees a job that was destroyed, or that never committed and has no incarnation. */
 void zsd_saved_unhold(struct zsd_saved *saved);
-/** Its promise becomes what its versions need, with room for one more like the newest. 0; -ENOSPC
- * with the numbers, or -ENOMEM: then nothing changes. What only shrinks never fails. */
+/** Sets its promise to the needs of its versions, with room for one more like the newest. 0;
+ * -ENOSPC with the numbers, or -ENOMEM: then nothing changes. A promise that only shrinks never
+ * fails. */
 int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err);
-/** Before a change that makes it need more (a snapshot; the first version of a clone): its promise
- * becomes enough for what it has now, and for what it will have then, with `committed` as its
- * commit and without the snapshots that are going. As above. */
+/** Call before a change that raises its needs (a snapshot; the first version of a clone): sets its
+ * promise to enough for the current state, and for the state after the change, with `committed` as
+ * its commit and without the snapshots that are destroyed. Returns as above. */
 int zsd_saved_raise(struct zsd_saved *saved, const struct zsd_version *committed,
                     struct zb_err *err);
-/** Before pages of its job are written anew: 0; or there is no room, and why. */
+/** Call before pages of its job are written again: 0; or there is no room, and err has the reason.
+ */
 static inline int zsd_saved_room(struct zsd_saved *saved, struct zb_err *err)
 {
     return saved && saved->lacks ? zsd_saved_reserve(saved, err) : 0;
 }
-/** A change of it is in progress, or a reader: its promise is not to be lowered beside that. */
+/** Whether a change of it, or a reader, is in progress: then its promise must not be lowered. */
 static inline bool zsd_saved_changes(const struct zsd_saved *saved)
 {
     return saved->pending > (saved->job ? 1u : 0u);
 }
-/** How many times the trainable rows of the newest version are needed besides what is held. */
+/** How many times the trainable rows of the newest version are needed in addition to held places.
+ */
 unsigned zsd_saved_next(const struct zsd_saved *saved);
-/** What its versions hold, each row once. */
+/** The places that its versions hold, each row once. */
 int zsd_saved_holds(const struct zsd_saved *saved, struct zb_needs *ret);
 
 #endif

@@ -1,14 +1,14 @@
 /*
- * saved_priv.h - what recover.c needs of saved.c.
+ * saved_priv.h - functions of saved.c for recover.c.
  */
 #ifndef ZSD_SAVED_PRIV_H
 #define ZSD_SAVED_PRIV_H
 
 #include "daemon/store/store.h"
 
-/** In no list, with room for so many units. NULL: no memory. */
+/** In no list, with room for nunits units. NULL: no memory. */
 struct zsd_saved *zsd_saved_alloc(struct zsd_store *store, uint32_t nunits);
-/** What it held goes back. */
+/** Frees it, and everything that it holds. */
 void zsd_saved_free(struct zsd_saved *s);
 /** Books `want`, with the bytes of its newest version as such, and the gradients' of the job in
  * memory: 0, -ENOSPC or -ENOMEM. */

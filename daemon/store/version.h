@@ -1,7 +1,7 @@
 /*
  * version.h - versions of saved jobs, and the rows that they share.
  *
- *     struct zsd_version   one whole state of a job: iterations, applied, notes, and one row for
+ *     struct zsd_version   one complete state of a job: iterations, applied, notes, and one row for
  *                          each shard. Immutable. Held by: committed, prepared, snapshots, readers.
  *
  *     struct zsd_row       the pages of one shard in a version. Immutable, shared by versions (a
@@ -19,7 +19,7 @@
 
 struct zsd_saved;
 
-/* The planes that live on data files, and their index in struct zsd_row. */
+/* The planes that are saved on data files, as indices in struct zsd_row. */
 enum zsd_saved_plane { ZSD_SAVED_PARAM, ZSD_SAVED_STATE, ZSD_SAVED_PLANES };
 
 struct zsd_row_plane {
@@ -30,15 +30,15 @@ struct zsd_row_plane {
 
 struct zsd_row {
     uint64_t id;     /* in the catalog */
-    uint32_t refs;   /* versions and shards that hold it; 0: its places go back */
+    uint32_t refs;   /* versions and shards that hold it; 0: its places are freed */
     uint32_t looks;  /* see zsd_row_look() */
-    uint32_t let_go; /* pages whose places have gone back */
-    bool gone;       /* all of them have */
+    uint32_t let_go; /* pages whose places were freed */
+    bool gone;       /* all places were freed */
     struct zsd_leaving leaving;
     uint32_t kept;         /* versions in the catalog that hold it; 0: it is not there */
-    uint64_t stamp;        /* of the last walk that counted it */
+    uint64_t stamp;        /* of the last loop that counted it */
     struct zb_list node;   /* in store->rows, while it has places */
-    uint32_t unit, rank;   /* who registered it */
+    uint32_t unit, rank;   /* rank: that registered it */
     uint64_t first, count; /* of the unit's elements */
     uint32_t page_elems, npages;
     struct zsd_row_plane planes[ZSD_SAVED_PLANES];
@@ -47,11 +47,12 @@ struct zsd_row {
 struct zsd_version {
     uint64_t id; /* in the catalog */
     struct zsd_core *core;
-    struct zsd_saved *saved; /* whose it is; a reader may hold it longer than that lives */
+    struct zsd_saved *saved; /* its job; a reader may hold the version longer than that exists */
     uint32_t refs;           /* committed, prepared, each snapshot, each reader */
-    uint32_t snapshots;      /* of them */
-    uint32_t readers;        /* likewise */
-    /* Nobody but readers holds it any more: no saved job is promised its places. Set by readers. */
+    uint32_t snapshots;      /* of these */
+    uint32_t readers;        /* of these */
+    /* Called when only readers hold it: no saved job is promised its places then. Set by readers.
+     */
     void (*orphaned)(struct zsd_version *v);
     bool kept; /* in the catalog */
     uint64_t iterations, applied;
@@ -61,35 +62,36 @@ struct zsd_version {
     struct zsd_row **rows;  /* [nrows], by unit and first element */
     struct zsd_note *notes; /* [world] */
     struct zsd_note job_note;
-    uint32_t let_go; /* rows that it holds no more, once nobody holds it */
+    uint32_t let_go; /* released rows, after its last holder has released it */
     struct zsd_leaving leaving;
 };
 
-/** Held once. Its rows are to be filled in; NULL: no memory. */
+/** Held once. The caller fills in its rows. NULL: no memory. */
 struct zsd_version *zsd_version_new(struct zsd_saved *saved, uint32_t world, uint32_t nrows);
-/** Its row i, which it holds from now on. */
+/** Sets its row i, and holds that. */
 void zsd_version_put(struct zsd_version *v, uint32_t i, struct zsd_row *r);
 struct zsd_version *zsd_version_ref(struct zsd_version *v);
-/** The last one: its rows go, in parts (disk/leaving.h), and their extents when nobody else holds
- * them. NULL is fine. */
+/** The last call releases its rows, in parts (disk/leaving.h), and frees the extents that nothing
+ * else holds. NULL is fine. */
 void zsd_version_unref(struct zsd_version *v);
-/** Held once; extents say ZB_NO_PLACE. NULL: no memory. */
+/** Held once; extents are ZB_NO_PLACE. NULL: no memory. */
 struct zsd_row *zsd_row_new(uint32_t unit, const struct zb_layout *layout, uint64_t first,
                             uint64_t count, uint32_t page_elems);
 struct zsd_row *zsd_row_ref(struct zsd_row *r);
 void zsd_row_unref(struct zsd_core *core, struct zsd_row *r);
-/** Who reads a row beside the job (a reader, scrub) only looks at it: the struct lives on, but its
- * places go with its last holder, or a job could find fewer places than it was promised. A row that
- * is dead (refs 0) reads as anything; its checksums say so. */
+/** Keeps the struct of a row for code that reads it without holding it (a reader, scrub). Its
+ * places are freed with its last holder: otherwise a job could find fewer places than it was
+ * promised. Pages of a row without holders (refs 0) may contain anything; the checksums detect
+ * that. */
 void zsd_row_look(struct zsd_row *r);
 void zsd_row_look_away(struct zsd_row *r);
-/** The struct of a row that has let go of its places, and that nobody looks at. */
+/** Frees the struct of a row whose places were freed, and that nothing keeps by zsd_row_look(). */
 void zsd_row_free(struct zsd_row *r);
 /** Index of the row that holds element `first` of a unit; nrows: there is none. */
 uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t first);
-/** Adds the places of a row's pages, so many times. 0 or -ENOMEM. */
+/** Adds the places of a row's pages, `times` times. 0 or -ENOMEM. */
 int zsd_row_needs(struct zb_needs *p, const struct zsd_row *r, uint64_t times);
-/** Of all pages of a plane. */
+/** Bytes of all pages of a plane. */
 uint64_t zsd_row_plane_bytes(const struct zsd_row *r, enum zsd_saved_plane plane);
 uint64_t zsd_row_bytes(const struct zsd_row *r); /* of all its pages */
 
@@ -109,7 +111,7 @@ static inline enum zb_plane zsd_plane_of(enum zsd_saved_plane plane)
     return plane == ZSD_SAVED_PARAM ? ZB_PARAM : ZB_STATE;
 }
 
-/** Who a shard is, in the checksums of its pages, whatever world it was registered by. */
+/** Identity of a shard in the checksums of its pages, independent of the world size. */
 static inline uint64_t zsd_shard_key(uint32_t unit, uint64_t first)
 {
     return (uint64_t)unit << 40 | first / ZB_BLOCK_ELEMS;
@@ -121,7 +123,7 @@ static inline const char *zsd_plane_text(enum zb_plane plane)
     return plane == ZB_PARAM ? "parameters" : plane == ZB_GRAD ? "gradient" : "optimizer state";
 }
 
-/** Who a page of it is, for its checksums. */
+/** Identity of a page of it, for its checksums. */
 static inline struct zn_page_id zsd_row_page_id(const struct zsd_row *r, enum zsd_saved_plane plane,
                                                 uint32_t page)
 {
