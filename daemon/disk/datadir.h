@@ -7,7 +7,7 @@
  *
  * A directory belongs to one daemon at a time, by a flock on the directory itself. The data file of
  * a temporary one loses its name as soon as it is open, so that its space returns however the
- * daemon ends; kill -9 leaves an empty directory at most.
+ * daemon ends; kill -9 leaves at most an empty directory.
  *
  * Loop thread, before and after the loop runs: these calls block.
  */
@@ -20,7 +20,7 @@
 #include "base/err.h"
 
 #define ZSD_DATA_FILE    "pages.zsd"   /* in the directory */
-#define ZSD_CATALOG_FILE "catalog.zsd" /* beside it */
+#define ZSD_CATALOG_FILE "catalog.zsd" /* next to it */
 
 struct zsd_datadir;
 
@@ -32,12 +32,12 @@ struct zsd_datadir;
  *         -ENOMEM: err has the sentence
  */
 int zsd_datadir_open(struct zsd_datadir **ret, const char *path, struct zb_err *err);
-/** 0; or -EKEYREJECTED, and how to mend it: it belongs to another user than root or ours, or others may
- * write to it. Who can, could put links and files of his own there. */
+/** 0; or -EKEYREJECTED, and how to fix it: it belongs to another user than root or ours, or others
+ * may write to it. These users could put links and files of their own there. */
 int zsd_datadir_trusted(const struct zsd_datadir *d, struct zb_err *err);
 /** 0: data file and catalog are there; -ENOENT: neither is, -EBADMSG: one is missing. */
 int zsd_datadir_holds(const struct zsd_datadir *d, struct zb_err *err);
-/** Nothing in it is of use any more: closing it removes the data file and the catalog. */
+/** Its contents are no longer needed: closing it removes the data file and the catalog. */
 void zsd_datadir_forget(struct zsd_datadir *d);
 /** Removes a temporary one, and unlocks. NULL is fine. */
 void zsd_datadir_close(struct zsd_datadir *d);
@@ -50,8 +50,9 @@ const char *zsd_datadir_catalog(const struct zsd_datadir *d);
 /** The data file is open: a temporary one loses its name. */
 void zsd_datadir_opened(struct zsd_datadir *d);
 
-/** The size of the data file when nobody says: that of the one that is there, else 4 GiB or half of
- *  what the file system has free, whichever is less. Whole 4 KiB; may be 0. */
+/** The default size of the data file: that of an existing one, else 4 GiB or half of the free space
+ * of
+ *  the file system, whichever is less. A multiple of 4 KiB; may be 0. */
 uint64_t zsd_datadir_room(const struct zsd_datadir *d);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * extents.h - places of pages on the data files: who holds one, and who is promised how many.
+ * extents.h - places of pages on the data files, their holders, and promises of places.
  *
  * PLACES. Extents of one size are a class. A class owns `total` places, free or in use, and is
- * promised `promised` of them; total >= promised, so whoever stays inside its promise always finds
- * one. Promises change only here, with -ENOSPC when there is no room: never in the middle of a step.
+ * promised `promised` of them; total >= promised, so a job within its promise always finds one.
+ * Promises change only here, with -ENOSPC when there is no room: never in the middle of a step.
  *
  * Loop thread only.
  */
@@ -16,7 +16,7 @@
 struct zsd_extent {
     uint64_t at; /* of the data file; ZB_NO_PLACE: not written yet */
     uint64_t generation;
-    uint32_t job; /* whose pages they were when written: a clone has its original's */
+    uint32_t job; /* that wrote it; in a clone, the original */
 };
 
 /** The classes and their places; core->disk->extents is the map below them. 0 or -ENOMEM. */
@@ -26,16 +26,16 @@ void zsd_extents_free(struct zsd_core *core);
 void zsd_extent_ref(struct zsd_core *core, uint64_t at);
 /** One less; at 0 the place is free for its class. */
 void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes);
-/** A free place of that size, inside somebody's promise: never fails. Held once. */
+/** A free place of that size, within a promise: never fails. Held once. */
 uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes);
 uint32_t zsd_extent_refs(const struct zsd_core *core, uint64_t at); /* 0: free */
 /** Recovery: a row of the catalog names this place. It is taken, and held once; another row that
  * names the same place with the same size holds it once more. Promises are set when every row was
- * read. 0; -ENOMEM; -EBADMSG, with a sentence: no page's size, outside of the data file, or over
- * another place. */
+ * read. 0; -ENOMEM; -EBADMSG, with a message: not the size of a page, outside of the data file, or
+ * overlapping another place. */
 int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct zb_err *err);
 
-/** What there is, copied: for fsck and df. What is held and free is taken in the map
+/** A copy of all places, for fsck and df. Held and free places are taken in the map
  * (core->disk->extents); promised <= held + free. */
 struct zsd_place_copy {
     uint64_t at;
@@ -45,7 +45,7 @@ struct zsd_class_copy {
     uint64_t bytes, total, promised, nfree;
 };
 struct zsd_places_copy {
-    struct zsd_place_copy *places; /* that have a holder, in no order */
+    struct zsd_place_copy *places; /* those with a holder, unordered */
     size_t nplaces;
     struct zsd_class_copy *classes; /* by bytes */
     uint32_t nclasses;
@@ -54,12 +54,12 @@ struct zsd_places_copy {
 int zsd_places_copy(const struct zsd_core *core, struct zsd_places_copy *ret);
 void zsd_places_copy_done(struct zsd_places_copy *c);
 
-/** Replaces what is promised by `now` with `want`: 0; -ENOSPC or -ENOMEM: *now is unchanged. A
- * promise that only shrinks never fails. `now` begins as all zero, and ends by wanting nothing. */
+/** Replaces the promise `now` by `want`: 0; -ENOSPC or -ENOMEM: *now is unchanged. A promise that
+ * only shrinks never fails. `now` begins as all zero; an empty `want` ends it. */
 int zsd_promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb_needs *want,
                     struct zb_err *err);
-/** The same, booked in the account: so many bytes of the places by plane, the rest as ring.
- * -ENOSPC by the account's numbers, too. */
+/** The same, and books it in the account: `planes` bytes of the places by plane, the rest as ring.
+ * -ENOSPC also if the account is full. */
 int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now,
                      const struct zb_needs *want, const uint64_t planes[ZB_PLANES],
                      struct zb_err *err);

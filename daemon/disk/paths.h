@@ -1,10 +1,11 @@
 /*
- * paths.h - the data files, one for each path: which one, how fast, how much is free.
+ * paths.h - the data files, one for each path: selection, speed, free space.
  *
  * MODEL. A place of a page is ZN_AT(path, offset from engine_base). The path's index is its
  * position in the configuration: 0 is the data directory's file, 1 and up those of `paths`. Each
- * file keeps its index in its superblock. New pages are spread by what was measured when the daemon
- * started: a path that is twice as fast gets twice as many bytes, as long as it has room.
+ * file keeps its index in its superblock. New pages are spread by the speed that was measured when
+ * the daemon started: a path that is twice as fast gets twice as many bytes, as long as it has
+ * room.
  *
  * Loop thread only.
  */
@@ -23,7 +24,7 @@ static inline struct zn_engine *zsd_path_engine(const struct zsd *daemon, unsign
     return path == 0 ? daemon->engine : daemon->more[path - 1].engine;
 }
 
-/** Tells of every fallback of an engine that was opened. */
+/** Logs every fallback of an engine that was opened. */
 void zsd_path_log(const struct zn_info *info, const char *path);
 
 /** Opens the data files of `paths`, when the first one is open. Blocks: at the start only. A
@@ -31,27 +32,28 @@ void zsd_path_log(const struct zn_info *info, const char *path);
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err);
 void zsd_paths_close(struct zsd *daemon);
 
-/** Measures all data files: fills daemon->path_rates. Writes to ranges that are free in the map and
- *  to no others, so what is stored has its places there already, and is durable. Blocks: at the
- *  start only. Returns 0; -ENOMEM; with several files, what the I/O of one failed with. */
+/** Measures all data files: fills daemon->path_rates. It writes only to ranges that are free in the
+ * map.
+ *  So the places of saved data must be in the map already. Blocks: at the start only. Returns 0;
+ *  -ENOMEM; with several files, the error of one of them. */
 int zsd_paths_measure(struct zsd_core *core, struct zb_err *err);
 
 /** As zn_register() and zn_unregister(), on all data files. */
 void zsd_paths_register(const struct zsd *daemon, void *base, uint64_t len_bytes);
 void zsd_paths_unregister(const struct zsd *daemon, void *base);
 
-/** The newest commit slot of each data file, for zn_catalog_open(): those that never had one, but
- *  for the first file, were added since and are left out. 0 or -EBADMSG, -EOPNOTSUPP. */
+/** The newest commit slot of each data file, for zn_catalog_open(): files other than the first that
+ *  never had one were added since, and are left out. 0 or -EBADMSG, -EOPNOTSUPP. */
 int zsd_paths_slots(const struct zsd *daemon, struct zn_slot slots[ZN_PATHS_MAX], unsigned *ret_n,
                     struct zb_err *err);
 
 /* ---- the map: which bytes of each data file are taken */
 
-/** core->disk->maps of all data files: 0 or -ENOMEM; zsd_map_done() takes what it left. */
+/** core->disk->maps of all data files: 0 or -ENOMEM; zsd_map_done() also frees a partial result. */
 int zsd_map_init(struct zsd_core *core, struct zb_err *err);
 void zsd_map_done(struct zsd_core *core);
 
-/** A free range, of the path whose turn it is; ZB_NO_PLACE: no gap is as long. */
+/** A free range, on the path whose turn it is; ZB_NO_PLACE: no gap is large enough. */
 uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes);
 /** That range: 0; -EBUSY a part of it is taken; -ERANGE there is no such range. */
 int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes);
@@ -59,11 +61,11 @@ void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes);
 
 uint64_t zsd_map_free_bytes(const struct zsd_core *core);
 uint64_t zsd_map_total_bytes(const struct zsd_core *core);
-/** What a new page is spread by: never 0. */
+/** Weight of a path when pages are spread; never 0. */
 uint64_t zsd_path_weight(const struct zsd *daemon, unsigned path);
 /** Bytes of a data file that pages may take. */
 uint64_t zsd_path_bytes(const struct zsd_core *core, unsigned path);
-/** How fast a data file is known to be: as measured at the start, or its best second since. */
+/** Known speed of a data file: as measured at the start, or its best second since. */
 struct zsd_rates zsd_path_best(const struct zsd_core *core, unsigned path);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * early.h - steps that begin ahead of their barrier: op/early.c has the model.
+ * early.h - steps that begin before their barrier: op/early.c has the model.
  */
 #ifndef ZSD_OP_EARLY_H
 #define ZSD_OP_EARLY_H
@@ -8,7 +8,8 @@
 
 struct zsd_step_op;
 
-/* What the ranks said of the step ahead of it, and what is done by then. op/early.c */
+/* The step that the ranks announced by step-begin, and its progress before they call step.
+ * op/early.c */
 struct zsd_early {
     struct zsd_job *job;
     uint32_t micros; /* micro-steps of this step */
@@ -16,26 +17,28 @@ struct zsd_early {
     struct zk_params params[ZP_GROUPS_MAX];
     struct zsd_classes *classes; /* as in struct zsd_step_op */
     bool prepared;               /* step.by_group and step.table are those of this step */
-    struct zb_err err;           /* the first page that failed: the step will be refused with it */
-    struct zb_list shards;       /* with pages to begin */
-    struct zb_list begun;        /* with pages that were, too */
-    uint32_t offer;              /* shards [0, offer) are still to be offered */
+    struct zb_err err;           /* of the first page that failed: step will be answered with it */
+    struct zb_list shards;       /* those with pages to begin */
+    struct zb_list begun;        /* those with pages that were begun */
+    uint32_t offer;              /* shards [0, offer) still have to be offered */
     struct zsd_work work;
 };
 
-/* A gradient of this shard came in, or is free again: the shard is stepped early, if it may be. */
+/* Call when a gradient of this shard arrived, or is free again: steps the shard early, if
+ * possible. */
 void zsd_early_offer(struct zsd_shard *s);
-/* What was said of the step, and done for it, is undone; or the step is over. */
+/* Undoes the announcement of the step, and everything done for it; or call when the step is over.
+ */
 void zsd_early_drop(struct zsd_job *job);
-/** All of its pages are stepped: what was begun of it ahead is in the step. */
+/** Call when all of its pages are stepped: its early results are part of the step. */
 void zsd_early_stepped(struct zsd_shard *s);
-/** Checks that a step that is asked for has the values that were said ahead: 0 or -EINVAL. */
+/** Checks that a requested step has the announced values: 0 or -EINVAL. */
 int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, uint32_t rank,
                     struct zb_err *err);
-/** The step that drains need not wait for page operations of ours: there are none, or it goes on
+/** Whether a draining step need not wait for early page operations: there are none, or it continues
  * with them. */
 bool zsd_early_drained(const struct zsd_job *job);
-/** The page was begun ahead of this step: it is in s->held, or on its way. */
+/** Whether the page was begun early: its result is in s->held, or in flight. */
 bool zsd_early_begun(const struct zsd_shard *s, uint32_t page);
 
 #endif

@@ -8,16 +8,16 @@
 
 #include "daemon/job/job.h"
 
-/** Takes the rank from its connection: pins and staging return at once. */
+/** Detaches the rank from its connection: frees pins and staging at once. */
 void zsd_member_detach(struct zsd_member *m, const struct zb_err *why);
-/** Ends a job: everyone is told `why`, and it vanishes when nothing is in flight. */
+/** Ends a job: all ranks get `why`, and it is freed when nothing is in flight. */
 void zsd_job_end(struct zsd_job *job, const struct zb_err *why);
-/** The same, with an event (enum zp_event) of what became of `rank`. */
+/** The same, with an event (enum zp_event) about `rank`. */
 void zsd_job_quit(struct zsd_job *job, uint16_t event, uint32_t rank, const struct zb_err *why);
-/** Frees what the job has, when it has ended and nothing is in flight; the struct too, when no rank
- * is left. */
+/** Frees the memory of a job that has ended, when nothing is in flight; and the struct, when no
+ * rank is left. */
 void zsd_job_forget_if_over(struct zsd_job *job);
-/** What zsd_job_fail() and the last zsd_job_unhold() of a job that has ended defer. */
+/** Deferred by zsd_job_fail(), and by the last zsd_job_unhold() of a job that has ended. */
 void zsd_over_on_work(struct zsd_work *work);
 
 #endif

@@ -8,7 +8,7 @@
 
 #include "daemon/run/core.h"
 
-/** Ends every job: its ranks are told that it is the daemon that goes. */
+/** Ends every job: its ranks are told that the daemon ends. */
 void zsd_jobs_end_all(struct zsd_core *core);
 /** Frees every job: all have ended, and nothing is in flight. */
 void zsd_jobs_forget_all(struct zsd_core *core);

@@ -1,5 +1,5 @@
 /*
- * load.h - a saved version is brought into memory: op/load.c has the model.
+ * load.h - loads a saved version into memory: op/load.c has the model.
  */
 #ifndef ZSD_OP_LOAD_H
 #define ZSD_OP_LOAD_H
@@ -10,7 +10,7 @@
  * done: err NULL, every shard has the values of v; the caller continues from there. */
 void zsd_load_start(struct zsd_job *job, struct zsd_version *v,
                     void (*done)(struct zsd_job *job, const struct zb_err *err));
-/** 0; -EINVAL: the job's shards are not the elements that the version has. */
+/** 0; -EINVAL: the job's shards do not cover the elements of the version. */
 int zsd_load_check(const struct zsd_job *job, const struct zsd_version *v, struct zb_err *err);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * member.h - what every operation does with ranks.
+ * member.h - functions on ranks that all operations use.
  *
  * Loop thread only.
  */
@@ -8,12 +8,12 @@
 
 #include "daemon/job/job.h"
 
-/** Refuses what a member waits for, if it does. */
+/** Answers a request that the member waits for with `why`, if there is one. */
 void zsd_member_answer(struct zsd_req **req, struct zsd_timed *timed, const struct zb_err *why);
-/** What it has described of a unit is forgotten. */
+/** Drops the parts of a unit that it has described. */
 void zsd_member_undefine(struct zsd_member *m);
 void zsd_staging_put(struct zsd_member *m); /* undoes a staging_users++ */
-/** Frees a member that is gone and whose staging nobody reads any more. */
+/** Frees a detached member whose staging is no longer used. */
 void zsd_member_free_if_over(struct zsd_member *m);
 
 #endif

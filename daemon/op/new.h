@@ -1,5 +1,5 @@
 /*
- * new.h - a job as it comes into memory, and as it leaves it.
+ * new.h - creates and frees the struct of a job in memory.
  *
  * Loop thread only.
  */
@@ -10,13 +10,13 @@
 #include "proto/shard.pb-c.h"
 #include "proto/wire.h"
 
-/* 0: of a client that does not know of them. */
+/* 0: from a client that does not know moments. */
 static inline enum zb_moments zsd_open_moments(const Zp__JobOpen *q)
 {
     return q->moments == 0 ? ZB_MOMENTS_F32 : (enum zb_moments)q->moments;
 }
 
-/* Parameters are to be on the GPU; where they are not, they are placed as ZP_NVME says. */
+/* Whether parameters are requested on the GPU; if they cannot be there, ZP_NVME applies. */
 static inline bool zsd_open_asks_gpu(const Zp__JobOpen *q)
 {
     return q->offload_param == ZP_GPU;
@@ -34,7 +34,7 @@ static inline enum zp_offload zsd_open_optimizer(const struct zsd_core *core, co
     return core->disk->extents ? q->offload_optimizer : ZP_HOST;
 }
 
-/** True when this rank gets at the parameters, wherever they are. */
+/** Whether this rank can access the parameters, wherever they are. */
 static inline bool zsd_open_sees(const struct zsd_job *job, const Zp__JobOpen *q)
 {
     return !zsd_params_there(job) || (zsd_open_asks_gpu(q) && zsd_params_seen(job, q->device));
@@ -42,11 +42,12 @@ static inline bool zsd_open_sees(const struct zsd_job *job, const Zp__JobOpen *q
 
 /** A new job, as this rank opens it. NULL: no memory. */
 struct zsd_job *zsd_job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t uid);
-/** A saved job, made again: it forms as a new one does, but its units are known. NULL: no memory. */
+/** An incarnation of a saved job: it forms like a new one, but its units are known. NULL: no
+ * memory. */
 struct zsd_job *zsd_job_again(struct zsd_core *core, const Zp__JobOpen *q, struct zsd_saved *saved);
-/** Lets the saved job be made again, whoever still looks at this incarnation. */
+/** Detaches the saved job from this incarnation, so that it can get another one. */
 void zsd_job_let_go(struct zsd_job *job);
-/** Ends the struct: nothing is in flight, nothing is placed, no rank is left. */
+/** Frees the struct: nothing is in flight, nothing is placed, no rank is left. */
 void zsd_job_free(struct zsd_job *job);
 
 #endif

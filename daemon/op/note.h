@@ -8,11 +8,11 @@
 
 #include "daemon/job/job.h"
 
-/** The step or skip `iteration` ends without the ranks from here on: what they sent for it is kept
- * with it. */
+/** Keeps the notes that the ranks sent for the step or skip `iteration`, which no longer needs the
+ * ranks to complete. */
 void zsd_notes_keep(struct zsd_job *job, uint64_t iteration);
 
-/** A note of the job, or of a member of it, goes. */
+/** Drops a note of the job, or of a member of it. */
 void zsd_note_drop(struct zsd_job *job, struct zsd_note *note);
 
 #endif

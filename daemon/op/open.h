@@ -6,7 +6,7 @@
 
 #include "daemon/run/core.h"
 
-/** What zsd_room_changed() defers: opens and placings that wait look again. */
+/** Deferred by zsd_room_changed(): opens and placements that wait check again. */
 void zsd_room_on_work(struct zsd_work *work);
 
 #endif

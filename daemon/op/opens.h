@@ -1,5 +1,5 @@
 /*
- * opens.h - job-opens that wait: op/open.c says what for.
+ * opens.h - job-opens that wait; op/open.c has the causes.
  *
  * Loop thread only.
  */
@@ -14,42 +14,42 @@
 
 /** What a job-open waits for. */
 enum zsd_open_cause {
-    ZSD_OPEN_JOB,    /* an incarnation of its job to end, or a change of it to be over */
-    ZSD_OPEN_ROOM,   /* jobs that end, or that nobody is attached to, to give room */
-    ZSD_OPEN_MEMORY, /* memory that is in use: other jobs', or readers' */
+    ZSD_OPEN_JOB,    /* for the end of an incarnation of its job, or of a change of it */
+    ZSD_OPEN_ROOM,   /* for room of jobs that end, or that have no attached ranks */
+    ZSD_OPEN_MEMORY, /* for memory that other jobs or readers use */
 };
 
-/** A job-open that waits: its own copy of the request. It always has a deadline, which stays the same
- * when it waits again, for something else too. */
+/** A job-open that waits, with a copy of the request. It always has a deadline, which stays the
+ * same if it waits again, also for another cause. */
 struct zsd_open_wait {
     enum zsd_open_cause cause;
-    struct zb_err lacks; /* of ZSD_OPEN_ROOM: what it would be refused with */
+    struct zb_err lacks; /* ZSD_OPEN_ROOM: the error with which it would be rejected */
     struct zsd_req *req;
     struct zsd_conn *conn;
     Zp__JobOpen q;
     char name[ZP_NAME_MAX + 1];
     char device[ZSD_DEVICE_MAX + 1];
-    uint64_t staging_bytes; /* what it lacks memory for */
-    struct zsd_want want;   /* host memory for that, that others give up state for */
-    struct zsd_timed timed; /* until when it waits */
+    uint64_t staging_bytes; /* for which there is no memory */
+    struct zsd_want want;   /* its request for that memory, which others free */
+    struct zsd_timed timed; /* its deadline */
     struct zb_list node;
 };
 
-/** Lets an open wait for the configured time (deadline_ns 0), or until then. NULL: no memory. */
+/** Lets an open wait until deadline_ns; 0: for the configured time. NULL: no memory. */
 struct zsd_open_wait *zsd_open_park(struct zsd_core *core, struct zsd_req *req,
                                     const Zp__JobOpen *q, enum zsd_open_cause cause,
                                     uint64_t deadline_ns);
 /** Ends its wait; the request is answered, or decided, elsewhere. */
 void zsd_open_wait_free(struct zsd_core *core, struct zsd_open_wait *w);
-/** Lets an open wait for memory that others give up (`lacks` bytes), if that is enough; deadline_ns
- * as above. False: it is not. */
+/** Lets an open wait for `lacks` bytes of memory that others free; deadline_ns as above. False:
+ * they cannot free enough. */
 bool zsd_open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q, uint64_t lacks,
                    uint64_t deadline_ns);
-/** The connection has gone: nobody waits for the answer. */
+/** Ends the waits of a connection that was closed. */
 void zsd_opens_gone(struct zsd_conn *conn);
-/** The daemon is ending. */
+/** Rejects all of them: the daemon ends. */
 void zsd_opens_refuse(struct zsd_core *core);
-/** Tells opens that wait until this job has given its memory back that it cannot. */
+/** Rejects opens that wait for memory of this job, which cannot free it. */
 void zsd_opens_fail(struct zsd_job *job, const struct zb_err *err);
 /** Answers a rank that has opened its job, with the points that it can resume from. */
 void zsd_open_answer(struct zsd_member *m);

@@ -1,5 +1,5 @@
 /*
- * ops.h - what the operations keep for the whole daemon.
+ * ops.h - data of the operations for the whole daemon.
  *
  * Loop thread only.
  */

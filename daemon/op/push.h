@@ -1,5 +1,5 @@
 /*
- * push.h - gradients in: op/push.c has the model.
+ * push.h - incoming gradients: op/push.c has the model.
  */
 #ifndef ZSD_OP_PUSH_H
 #define ZSD_OP_PUSH_H
@@ -7,6 +7,6 @@
 #include "daemon/job/shard.h"
 
 void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why);
-void zsd_push_resume(struct zsd_shard *s); /* its gradient is not read any more */
+void zsd_push_resume(struct zsd_shard *s); /* its gradient is no longer being read */
 
 #endif

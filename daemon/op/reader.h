@@ -8,12 +8,12 @@
 
 struct zsd_conn;
 
-/** Nobody but readers holds v any more (refs == readers), so that no saved job is promised its
- * places: each reader is promised them, or lets go. The last one ends v. */
+/** Called when only readers hold v (refs == readers), so that no saved job is promised its places:
+ * each reader is promised them, or releases v. The last one frees v. */
 void zsd_readers_orphaned(struct zsd_version *v);
-/** The connection ends: its reader, if any, lets go. */
+/** Closes the reader of a connection that ends, if it has one. */
 void zsd_reader_gone(struct zsd_conn *conn);
-/** Adds what readers are promised, and what is booked for that. 0 or -ENOMEM. */
+/** Adds the promises of readers, and the bytes booked for them. 0 or -ENOMEM. */
 int zsd_readers_promised(const struct zsd_core *core, struct zb_needs *promise,
                          struct zsd_account *held);
 /** The daemon ends. */

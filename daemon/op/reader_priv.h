@@ -18,16 +18,16 @@ enum zsd_lane_state { LANE_IDLE, LANE_BUFFER, LANE_PIECE, LANE_READ, LANE_COPY }
 
 struct zsd_lane {
     struct zsd_reader *reader;
-    struct zsd_read_op *read;  /* that it works for; set by read_begin() */
+    struct zsd_read_op *read;  /* its read; set by read_begin() */
     enum zsd_lane_state state; /* written by lane_run() and read_begin() only */
     struct zb_err err;
     struct zsd_work work;
     struct zsd_task task;
     struct zsd_claim claim; /* to the buffer: the house's */
     void *buffer;           /* a page buffer */
-    void *scratch;          /* for a page that was cut larger than ours are */
+    void *scratch;          /* for a page that is larger than the current ones */
     uint8_t *planes_at[ZSD_SAVED_PLANES];
-    struct zsd_row *row; /* looked at, while there is a piece */
+    struct zsd_row *row; /* kept by zsd_row_look() while there is a piece */
     uint64_t from, take; /* elements of its page */
     uint8_t *out;
     struct zsd_row_read reads[ZSD_SAVED_PLANES];
@@ -36,11 +36,11 @@ struct zsd_lane {
 
 struct zsd_reader {
     struct zsd_core *core;
-    struct zsd_conn *conn; /* NULL: it is gone, or has closed */
+    struct zsd_conn *conn; /* NULL: it was closed */
     enum zsd_reader_state state;
     uint64_t id;
     struct zsd_saved *saved;     /* held */
-    struct zsd_version *version; /* NULL: let go of, `why` */
+    struct zsd_version *version; /* NULL: released, because of `why` */
     struct zb_err why;
     bool covered; /* promise is set */
     struct zb_needs promise;
@@ -57,11 +57,11 @@ struct zsd_reader {
     struct zb_list node; /* in core->ops->readers */
 };
 
-/** Its lanes are idle, and may go to work. */
+/** Initialises its lanes, idle. */
 void zsd_reader_lanes_init(struct zsd_reader *r);
 /** Checks a read and begins it, or lets it wait for those before it; req is answered once. */
 void zsd_reader_read_start(struct zsd_reader *r, struct zsd_req *req, const Zp__ReaderRead *q);
-/** Reads that wait are answered with `why`. The one that runs ends by itself; r->idle() follows. */
+/** Answers waiting reads with `why`. The running one ends by itself; r->idle() follows. */
 void zsd_reader_reads_end(struct zsd_reader *r, const struct zb_err *why);
 
 #endif

@@ -6,9 +6,9 @@
 
 #include "daemon/job/job.h"
 
-/** Admission; when there is no room, but bytes are on their way back, it waits for them. */
+/** Admission; waits if there is no room yet, but memory is being freed. */
 void zsd_place_again(struct zsd_job *job);
-/** What the ranks waited for is over. */
+/** Resumes ready requests after a wait. */
 void zsd_ready_resume(struct zsd_job *job);
 
 #endif

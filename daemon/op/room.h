@@ -8,10 +8,10 @@
 
 #include "daemon/job/job.h"
 
-/** Somebody lacks memory for `lacks`: other saved jobs that nobody is attached to give theirs back,
- * one at a time, the one that has been there longest first. True: some is on its way. */
+/** Frees memory for `lacks`: saved jobs without attached ranks end, one at a time, the oldest
+ * first. True: some memory is being freed. */
 bool zsd_core_make_room(struct zsd_core *core, const struct zsd_job *lacks);
-/** The job saves what it has, then ends: for another world, or since others lack memory. */
+/** Saves the state of the job, then ends it: for another world, or because others need memory. */
 void zsd_job_retire(struct zsd_job *job);
 
 #endif

@@ -7,14 +7,14 @@
 #include "daemon/net/conn.h"
 #include "daemon/store/saved.h"
 
-/** A commit of it is over: whoever waits for the next one gets it. */
+/** Call at the end of a commit: answers requests that wait for the next commit. */
 void zsd_snap_next(struct zsd_saved *saved);
-/** No commit of it will come: whoever waits for one hears why. */
+/** Rejects requests that wait for a commit, with `why`. */
 void zsd_snap_cancel(struct zsd_saved *saved, const struct zb_err *why);
 /** The saved job that a request may change; with `unkept` also one in memory that has never
  * committed. NULL: answered. */
 struct zsd_saved *zsd_snap_saved(struct zsd_req *req, const char *name, bool unkept);
-/** The version that a snapshot name means ("": the commit). NULL: err says why there is none. */
+/** The version of a snapshot name ("": the commit). NULL: err has the reason. */
 struct zsd_version *zsd_snap_version(const struct zsd_saved *saved, const char *name,
                                      struct zb_err *err);
 /** Answers with the row of a snapshot; snap NULL: of a commit. */

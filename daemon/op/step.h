@@ -9,7 +9,7 @@
 
 struct zsd_page_spec;
 
-/* The step that ranks ask for, and its progress. op/step.c */
+/* The step that ranks request, and its progress. op/step.c */
 struct zsd_step_op {
     struct zsd_job *job;
     bool asked; /* by at least one rank */
@@ -23,41 +23,41 @@ struct zsd_step_op {
     struct zk_scalars by_group[ZP_GROUPS_MAX];
     struct zsd_step_table table; /* instead of by_group; empty: by groups */
     struct zsd_work work;
-    bool check;       /* a rank's gradients were too many to look at when it asked */
-    uint32_t checked; /* shards of the job that CHECK has looked at, */
-    uint32_t begun;   /* and those that BEGIN has */
+    bool check;       /* gradients of a rank were too many to check when it asked */
+    uint32_t checked; /* number of shards that CHECK has handled */
+    uint32_t begun;   /* number of shards that BEGIN has handled */
     bool committing;  /* all pages are stepped */
     struct zsd_step_walk {
         uint32_t next_shard, next_page;
         uint32_t inflight;
-    } resident, streamed, gpu; /* each through all shards, over pages of its kind */
+    } resident, streamed, gpu; /* each over all shards, for pages of its kind */
     uint32_t *pages_left;      /* [nshards] */
 };
 
-/* The unit that zsd_step_check_grad() looked at last: shards of one unit come one after the other. */
+/* The last unit of zsd_step_check_grad(): a cache, because shards of a unit are consecutive. */
 struct zsd_step_left {
     const struct zsd_unit *unit;
-    bool left; /* the step leaves it alone */
+    bool left; /* the step does not change it */
 };
 
-/** A shard must have its gradient, unless the step leaves it alone. */
+/** Checks that a shard has its gradient, unless the step does not change it. */
 int zsd_step_check_grad(const struct zsd_shard *s, const struct zsd_classes *classes,
                         struct zsd_step_left *last, struct zb_err *err);
-/** Every rank has asked: the job drains, and then the step runs. */
+/** Call when every rank has asked: drains the job, then runs the step. */
 void zsd_step_drain(struct zsd_job *job);
 void zsd_step_resume(struct zsd_job *job); /* pins or active reached 0 */
 void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why);
-/* A step that was asked for, but has not begun (it may drain already), is given up by all. */
+/* Cancels, for all ranks, a step that was requested but has not begun (it may be draining). */
 void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why);
-/** Makes step.by_group of params, or step.table of classes; no page operation reads them. 0 or
- * -ENOMEM: neither is there. */
+/** Computes step.by_group from params, or step.table from classes, while no page operation reads
+ * them. 0 or -ENOMEM: there is neither. */
 int zsd_step_prepare(struct zsd_job *job, double scale, const struct zk_params *params,
                      const struct zsd_classes *classes);
-/** What was prepared, for a page of this shard. */
+/** Puts the prepared values into a spec for a page of this shard. */
 void zsd_step_with(const struct zsd_shard *s, struct zsd_page_spec *spec);
-/** So many page operations of a step are in progress at one time. */
+/** Maximum number of page operations of a step at the same time. */
 uint32_t zsd_step_inflight_max(const struct zsd_core *core);
-/** The step runs, and a page that was begun ahead of it is ready now. */
+/** Call when the step runs and a page that was begun early is ready. */
 void zsd_step_publish(struct zsd_shard *s, uint32_t page);
 
 #endif

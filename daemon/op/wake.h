@@ -6,7 +6,7 @@
 
 #include "daemon/run/core.h"
 
-/** What zsd_job_idle(), zsd_unpin(), zsd_job_committed() and zsd_job_stepped() defer. */
+/** Deferred by zsd_job_idle(), zsd_unpin(), zsd_job_committed() and zsd_job_stepped(). */
 void zsd_wake_on_work(struct zsd_work *work);
 
 #endif
