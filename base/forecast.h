@@ -104,7 +104,7 @@ struct zb_forecast {
 
 const char *zb_bound_name(enum zb_bound bound);
 
-/** 0, and ret->fits says whether it does; -EINVAL, with a sentence: the run makes no sense;
+/** 0, and ret->fits says whether it does; -EINVAL, with a message: the run makes no sense;
  * -ENOMEM.
  */
 int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *ret,

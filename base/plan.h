@@ -96,7 +96,7 @@ bool zb_moment_signed(enum zb_optimizer optimizer, unsigned i);
 /** Bytes of a block of one moment; 0 for anything else. */
 uint32_t zb_moment_block_bytes(enum zb_moments moments);
 
-/** 0, or -EINVAL with a sentence: a number that we do not know, or a pair that has no layout. */
+/** 0, or -EINVAL with a message: a number that we do not know, or a pair that has no layout. */
 int zb_layout_of(enum zb_dtype dtype, enum zb_dtype grad_dtype, enum zb_optimizer optimizer,
                  enum zb_moments moments, bool frozen, struct zb_layout *ret, struct zb_err *err);
 

@@ -1,8 +1,8 @@
 /*
- * loop.h - the loop thread's loop: what runs in a turn, and in which order.
+ * loop.h - the loop of the loop thread, and the order of work in a turn.
  *
  *     poll       sockets, the compute pool and the engine: requests, finished tasks, finished I/O
- *     prepare    zsd_core_turn(): what became runnable; the engine is kicked once
+ *     prepare    zsd_core_turn(): runs deferred work; kicks the engine once
  *                zsd_server_turn(): answers are sent; connections that had to wait continue
  *
  * Either may leave work for the next turn: then the next poll does not wait. Every
@@ -21,7 +21,7 @@
 #define ZSD_LINGER_FIRST_S 30u
 #define ZSD_REAP_MAX       64u /* completions of one kind in one turn */
 
-/** Needs compute and engine. 0 or a negative errno: err has the sentence; daemon->loop may be half
+/** Needs compute and engine. 0 or a negative errno: err has the message; daemon->loop may be half
  *  built then. */
 int zsd_loop_new(struct zsd *daemon, struct zb_err *err);
 /** For the server: needs zsd_loop_new(). */
@@ -30,23 +30,23 @@ struct uv_loop_s *zsd_loop_uv(const struct zsd *daemon);
 void zsd_loop_free(struct zsd *daemon);
 
 /**
- * From now on SIGTERM, SIGINT, SIGHUP and SIGQUIT end the loop in good order: nobody is accepted any more,
- * the core refuses new work and finishes what is in progress, for at most drain_ms, and answers are
- * sent, for at most ZSD_SEND_MS more. A second signal ends it at once.
+ * From now on SIGTERM, SIGINT, SIGHUP and SIGQUIT end the loop in order: no connection is
+ * accepted, the core rejects new work and finishes operations in progress, for at most drain_ms,
+ * and answers are sent, for at most ZSD_SEND_MS more. A second signal ends it at once.
  *
- * @return 0 or a negative errno: err has the sentence
+ * @return 0 or a negative errno: err has the message
  */
 int zsd_loop_end_on_signals(struct zsd *daemon, uint32_t drain_ms, struct zb_err *err);
 
 /**
- * From now on the loop also ends when nobody uses it: linger_s seconds after the last client has
- * left, linger_kept_s while there is a job (which then is a kept one), and not before what is in
- * progress is finished. The first client has ZSD_LINGER_FIRST_S at least. After
+ * From now on the loop also ends when it is unused: linger_s seconds after the last client has
+ * left, or linger_kept_s if there is a job (which is then a kept one), but not before operations
+ * in progress are finished. The first client has at least ZSD_LINGER_FIRST_S. After
  * zsd_loop_end_on_signals().
  */
 void zsd_loop_end_unused(struct zsd *daemon);
 
-/** Runs until a signal, or that nobody uses it, ends it. False: operations were still in progress. */
+/** Runs until a signal, or lack of use, ends it. False: operations were still in progress. */
 bool zsd_loop_run(struct zsd *daemon);
 
 #endif

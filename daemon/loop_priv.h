@@ -30,12 +30,12 @@ struct zsd_ending {
     uint64_t deadline_ns;
 };
 
-/** The end of a daemon that nobody uses (loop_linger.c). */
+/** The end of an unused daemon (loop_linger.c). */
 struct zsd_linger {
     uv_timer_t timer;
     bool on;          /* config.embedded */
     bool met;         /* a client was there */
-    uint64_t idle_ns; /* since when nobody is; 0: somebody is */
+    uint64_t idle_ns; /* since when there is no client; 0: there is one */
 };
 
 struct zsd_loop {

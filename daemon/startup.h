@@ -1,5 +1,5 @@
 /*
- * startup.h - the daemon's start as rows of steps, and its end as the same rows from the last.
+ * startup.h - the daemon's start as a table of steps, and its end as the same steps in reverse.
  */
 #ifndef ZSD_STARTUP_H
 #define ZSD_STARTUP_H
@@ -11,11 +11,12 @@
  * Brings up everything that daemon->config asks for. The caller zeroed the rest of *daemon.
  *
  * @return 0: it serves as soon as the loop runs; a negative errno, and everything is down again:
- *         err has the sentence. -EBUSY and -EADDRINUSE: another daemon has the data or the socket
+ *         err has the message. -EBUSY and -EADDRINUSE: another daemon has the data or the socket
  */
 int zsd_startup(struct zsd *daemon, struct zb_err *err);
 
-/** Takes down whatever is up: connections end first, then the core, which finishes what it must. */
+/** Undoes the steps that were made: connections end first, then the core, which finishes its work.
+ */
 void zsd_shutdown(struct zsd *daemon);
 
 #endif

@@ -256,7 +256,7 @@ struct zk_gpu_work {
     };
 };
 
-/** Launches it; the struct itself is copied. -EINVAL: not a work that there is, with a sentence. */
+/** Launches it; the struct itself is copied. -EINVAL: not a work that there is, with a message. */
 int zk_gpu_launch(struct zk_gpu_stream *s, const struct zk_gpu_work *work, struct zb_err *err);
 
 #endif

@@ -109,7 +109,7 @@ struct zn_stats {
  * a second daemon for as long as the engine lives. Blocks: for the start of a program. A file of
  * ours that is smaller than size_bytes grows; one that is larger is refused, never cut.
  *
- * @return 0, or err has the sentence and nothing stays behind but an empty file at most:
+ * @return 0, or err has the message and nothing stays behind but an empty file at most:
  *         -ENOENT, -EROFS, -EACCES  the file cannot be opened or created for writing
  *         -EINVAL      an option; neither a regular file nor a block device; larger than
  * size_bytes; ours, but with another index -EBUSY       another process (or another engine of this

@@ -82,7 +82,7 @@ typedef int zn_record_fn(void *arg, const struct zn_key *key, const void *bytes,
 int zn_catalog_each(struct zn_catalog *c, uint32_t kind, uint32_t kind_last, zn_record_fn *fn,
                     void *arg, struct zb_err *err);
 
-/** Reads all records of the file again and computes the digest anew: 0; -EBADMSG with a sentence.
+/** Reads all records of the file again and computes the digest anew: 0; -EBADMSG with a message.
  */
 int zn_catalog_verify(struct zn_catalog *c, struct zb_err *err);
 

@@ -29,7 +29,7 @@ struct zn_fixed_options {
     unsigned depth; /* 0: ZN_DEPTH_DEFAULT */
 };
 
-/** 0; -EINVAL an option, -ENOMEM, ...: err has the sentence. */
+/** 0; -EINVAL an option, -ENOMEM, ...: err has the message. */
 int zn_fixed_open(struct zn_engine **ret, const struct zn_fixed_options *options,
                   struct zb_err *err);
 

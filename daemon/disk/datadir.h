@@ -29,7 +29,7 @@ struct zsd_datadir;
  *
  * @param path  "": as above
  * @return 0; -ENOENT, -ENOTDIR, -EACCES, -EROFS, -EBUSY another daemon has it, -ENAMETOOLONG,
- *         -ENOMEM: err has the sentence
+ *         -ENOMEM: err has the message
  */
 int zsd_datadir_open(struct zsd_datadir **ret, const char *path, struct zb_err *err);
 /** 0; or -EKEYREJECTED, and how to fix it: it belongs to another user than root or ours, or others

@@ -3,11 +3,11 @@
  *
  * MODEL. conn.c turns bytes into requests, dispatch.c calls the row's handler, and the handler
  * answers each request exactly once, now or later, by zsd_reply() or zsd_reply_err() (answer.c). A
- * client may go away while an operation works for it: then req->conn becomes NULL, and the answer is
- * dropped.
+ * client may disconnect while an operation works for it: then req->conn becomes NULL, and the
+ * answer is dropped.
  *
- * When a connection ends, however it ends, gone() of the server's zsd_conn_ops is called once, first;
- * then the requests that are still unanswered lose their conn.
+ * When a connection ends, for any reason, gone() of the server's zsd_conn_ops is called once,
+ * first; then the unanswered requests lose their conn.
  *
  * Loop thread only. Back-pressure: a connection with too many requests in progress
  * (ZSD_LIMIT_REQUESTS) or too many bytes waiting to be sent is not read from until that changes.
@@ -32,12 +32,12 @@ struct zsd_conn {
     struct zsd *daemon;
     uid_t uid; /* SO_PEERCRED, at accept */
     pid_t pid;
-    char program[64];          /* as the client calls itself; cleaned */
-    bool greeted;              /* hello was answered */
-    bool kept_place;           /* beyond clients_max: it may look, and set, but not train or read */
-    struct zsd_quota quota;    /* what it has of the daemon */
-    struct zsd_member *member; /* the core's: the rank that this connection is, or NULL */
-    struct zsd_reader *reader; /* likewise: what it reads of a saved job (op/reader.c), or NULL */
+    char program[64]; /* as the client calls itself; cleaned */
+    bool greeted;     /* hello was answered */
+    bool kept_place;  /* beyond clients_max: it may inspect and manage, but not train or read */
+    struct zsd_quota quota;
+    struct zsd_member *member; /* owned by the core: the rank of this connection, or NULL */
+    struct zsd_reader *reader; /* the same: its reader of a saved job (op/reader.c), or NULL */
     struct zb_list reqs;       /* unanswered requests */
 };
 
@@ -46,24 +46,23 @@ struct zsd_req {
     struct zsd *daemon;
     uint16_t method;
     uint64_t tag;
-    uint64_t since_ns;                     /* when it came */
-    uint32_t promised_bytes;               /* of its answer, at most; answer.c's */
+    uint64_t since_ns;                     /* time of arrival */
+    uint32_t promised_bytes;               /* maximum of its answer; owned by answer.c */
     bool waits;                            /* zsd_req_waits() */
-    struct zb_list conn_node, daemon_node; /* answer.c's */
+    struct zb_list conn_node, daemon_node; /* owned by answer.c */
 };
 
 struct zp_arena;
 
-/** What becomes of the frames of a connection, and of the connection: the daemon's, given to the
- * server when it opens. */
+/** Handlers for the frames of a connection, and for its end; passed to the server when it opens. */
 struct zsd_conn_ops {
-    /* Handles a request: it is answered at once, or its handler has it. The body's message lives in
-     * the arena until the handler returns. 0; 1: nothing more is to be read after the answer (no
-     * version in common, no hello). */
+    /* Handles a request: it is answered at once, or its handler keeps it. The body's message is in
+     * the arena until the handler returns. 0; 1: read nothing more after the answer (no common
+     * version, no hello). */
     int (*request)(struct zsd_req *req, struct zp_arena *arena, const uint8_t *body,
                    size_t body_bytes);
-    /* Handles a one-way frame: 0; -EPROTO the client does not keep to the protocol, hang up: err
-     * has the message. */
+    /* Handles a one-way frame: 0; -EPROTO the client breaks the protocol, disconnect it: err has
+     * the message. */
     int (*oneway)(struct zsd_conn *conn, struct zp_arena *arena, uint16_t method,
                   const uint8_t *body, size_t body_bytes, struct zb_err *err);
     /* The connection ends: called once, and never from inside a handler. */
@@ -80,11 +79,12 @@ void zsd_reply_err(struct zsd_req *req, const struct zb_err *err);
 void zsd_refuse(struct zsd_req *req, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/** The request will wait for what its own client has yet to ask for: a step, a release. Of these a
- * connection may have so many that it is still read from: else what they wait for would never be
- * read. 0, also if it was said before; -EBUSY or -EDQUOT: it is to be refused, err has the message. */
+/** Registers that the request waits for a later request of its own client: a step, a release. Their
+ * number per connection is limited so that the daemon still reads from it: otherwise that later
+ * request would never be read. 0, also for a repeated call; -EBUSY or -EDQUOT: reject it, err has
+ * the message. */
 int zsd_req_waits(struct zsd_req *req, struct zb_err *err);
-/** It is answered: whoever sends answers calls it, while req->conn is there. */
+/** Ends that; called by the code that sends answers, while req->conn is set. */
 void zsd_req_waited(struct zsd_req *req);
 
 /** A handler of a request: message is of the row's type (dispatch.c), already decoded, and lives
@@ -103,12 +103,13 @@ typedef void zsd_handler(struct zsd_req *req, const ProtobufCMessage *message);
 /** Sends an event (enum zp_event). */
 void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *message);
 
-/** Logs a line about a client: who it is, then fmt's `key=value` pairs. Of many lines only some are
- *  written (zsd_limit_line()), with the number of those that were not. */
+/** Logs a line about a client: its identity, then fmt's `key=value` pairs. The rate is limited
+ *  (zsd_limit_line()); a line has the number of those that were dropped before it. */
 void zsd_conn_log(struct zsd_conn *conn, enum zb_log_level level, const char *event,
                   const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 
-/** May this client see and end jobs of `uid`: its owner, root, or the daemon's own user. */
+/** Whether this client may see and end jobs of `uid`: it is that user, root, or the daemon's user.
+ */
 bool zsd_may(const struct zsd_conn *conn, uid_t uid);
 
 #endif

@@ -15,11 +15,11 @@
 #define ZSD_OUT_HIGH (UINT32_C(256) << 10)
 /** Frames of one process that a turn handles, over all of its connections. */
 #define ZSD_FRAMES_TURN 8u
-/** Processes whose frames are counted apart; two that meet in one place share its frames. */
+/** Processes whose frames are counted separately; two in the same place share its frames. */
 #define ZSD_FRAMES_PLACES 256u
-/** Who waits for something that no poll sees is looked at again after so long. */
+/** Interval of checks for connections that wait for something that no poll reports. */
 #define ZSD_LATER_MS 20u
-/** So long after the last client has gone, memory that is free goes back to the system. */
+/** Time after the last client has left until free memory is returned to the system. */
 #define ZSD_TRIM_MS 1000u
 
 struct zsd_server {
@@ -41,28 +41,27 @@ struct zsd_server {
     unsigned handles;       /* of libuv, not yet closed */
     bool pausing;           /* the last accept failed, and that was logged */
     struct zb_list links;   /* every zsd_link that is not refused, oldest first */
-    struct zb_list refused; /* the waiting room, likewise */
+    struct zb_list refused; /* the waiting room, oldest first */
     unsigned nrefused;
-    struct zb_list waiting; /* those that no event of their own wakes */
-    struct zb_list silent;  /* those that have not said hello, oldest first */
-    struct zb_list todo;    /* links that zsd_server_turn() has to look at, */
-    struct zb_list hungry;  /* before them those whose process had no frames left, in their order */
+    struct zb_list waiting; /* links that no event of their own wakes */
+    struct zb_list silent;  /* links without a hello so far, oldest first */
+    struct zb_list todo;    /* links that zsd_server_turn() has to handle */
+    struct zb_list hungry;  /* handled before these: links whose process had no frames left */
     uint8_t frames[ZSD_FRAMES_PLACES]; /* that were handled since the last turn, by process */
 };
 
 /**
  * A connection.
  *
- *     OPEN ----> LAST ----> ENDED        LAST: nothing more is read; what is queued is sent
+ *     OPEN ----> LAST ----> ENDED        LAST: nothing more is read; queued data is sent
  *       |         |           ^
- *       +-> LOST <+           |          LOST: to be ended by the next turn, since somebody of the
- *             +---------------+          core's is on the stack
+ *       +-> LOST <+           |          LOST: the next turn ends it, because a function of the
+ *             +---------------+          core is on the stack
  *
  * INVARIANTS
- *     L1  Whatever has bytes to send that no poll waits for, is stalled and may go on, or is LOST,
- *         stands in server->todo or hungry, or in server->waiting: where only time tells.
- *     L2  ops->gone() runs once, on the way into ENDED, and never from inside a call of the
- *         core's.
+ *     L1  A link that has bytes to send and no poll for them, that is stalled and can continue, or
+ *         that is LOST, is in server->todo or hungry; or in server->waiting, if only time helps.
+ *     L2  ops->gone() runs once, before ENDED, and never from inside a call of the core.
  *     L3  conn.quota counts the requests in conn.reqs, and the connection unless it is refused.
  */
 enum zsd_link_state { LINK_OPEN, LINK_LAST, LINK_LOST, LINK_ENDED };
@@ -74,33 +73,35 @@ struct zsd_link {
     struct zp_stream *stream;
     uv_poll_t poll;
     uv_poll_t death;        /* of the peer's process; active where pidfd is one */
-    int pidfd;              /* -1: the peer is in no process that we can see */
+    int pidfd;              /* -1: the peer's process is not visible to us */
     unsigned handles;       /* of libuv, not yet closed */
     int events;             /* what the poll waits for */
     struct zb_err *refusal; /* why it is in the waiting room; NULL: it is not */
-    bool stalled; /* frames may lie in the stream: full when we looked last, or enough for a turn */
+    bool stalled; /* the stream may have frames: answers are full, or it had its part of a turn */
     struct zb_list node;      /* in server->links or refused */
     struct zb_list todo_node; /* in server->todo or hungry */
-    uint64_t since_ns;        /* when it came */
+    uint64_t since_ns;        /* time of arrival */
     struct zb_list silent_node;
     struct zb_list later_node; /* in server->waiting */
-    uint64_t booked_bytes;     /* of queued answers, as conn.quota has them */
-    unsigned booked_fds;       /* likewise */
+    uint64_t booked_bytes;     /* of queued answers, as charged to conn.quota */
+    unsigned booked_fds;       /* as charged to conn.quota */
     bool blocked;              /* the system has no room for what it sends */
 };
 
-/** Takes over fd: a client, or one that a limit refuses, for the waiting room (*ret_refused). 0, or a
+/** Takes over fd: a client, or one that a limit refuses, for the waiting room (*ret_refused). 0, or
+ * a
  *  negative errno and fd is closed. */
 int zsd_link_new(struct zsd_server *server, int fd, bool *ret_refused);
-/** The next zsd_server_turn() looks at it (L1). */
+/** Queues it for the next zsd_server_turn() (L1). */
 void zsd_link_touch(struct zsd_link *link);
 /** Updates the quota: answers that are queued, and descriptors that the peer has not read. */
 void zsd_link_book(struct zsd_link *link);
 /** A request for a frame; NULL: no memory. Its answer ends it. */
 struct zsd_req *zsd_req_new(struct zsd_link *link, const struct zp_frame *frame);
-/** Ends it now: not from inside a call of the core's. */
+/** Ends it now: not from inside a call of the core. */
 void zsd_link_end(struct zsd_link *link);
-/** admit.c: a descriptor that is readable when the process at the other end of fd is dead; -1: there
+/** admit.c: a descriptor that is readable when the process at the other end of fd is dead; -1:
+ * there
  *  is none (a process of another name space), or no room for it. */
 int zsd_link_pidfd(int fd, pid_t pid);
 /** Books the connection: 0, and link->refusal has the reason when a limit refuses it; -ENOMEM. */

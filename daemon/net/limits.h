@@ -1,28 +1,29 @@
 /*
- * limits.h - what one user, one job and one connection may take of the daemon.
+ * limits.h - limits of users, jobs and connections.
  *
- * MODEL. A quota counts what its holder has of each thing in enum zsd_limit. Quotas form a tree:
+ * MODEL. A quota counts what its holder uses of each resource in enum zsd_limit. Quotas form a
+ * tree:
  *
- *     node ---> user ---> job            what belongs to a job and outlives its connections
- *                   \---> connection     what goes with the connection
+ *     node ---> user ---> job            resources of a job, which outlive its connections
+ *                   \---> connection     resources that end with the connection
  *
- * zsd_limit_take() charges a quota and all above it, or none of them; zsd_limit_give() is the way
- * back. One table in limits.c says how much each level may have. A room that lets clients take
+ * zsd_limit_take() charges a quota and all above it, or none of them; zsd_limit_give() undoes
+ * that. One table in limits.c has the limit of each level. A room that lets clients take
  * memory, or start work, adds a row there and calls these two.
  *
- * TRUST. Root and the daemon's own user are trusted: no limit of a user holds them. At the node's
- * limit, the row's reserve is kept for them.
+ * TRUST. Root and the daemon's own user are trusted: limits per user do not apply to them. At the
+ * node's limit, the row's reserve is kept for them.
  *
- * REFUSALS. The error message names who has how many of what, and the option, where one sets it.
- * The code says whose limit it is: at the limit of the node, a job or a connection the row's code,
- * at that of a user -EDQUOT.
+ * REFUSALS. The error message has the holder, the numbers, and the option that sets the limit, if
+ * there is one. The code is -EDQUOT at the limit of a user, and the row's code at the limit of the
+ * node, a job or a connection.
  *
  * INVARIANTS
- *     Q1  used[] of a quota is what it was charged itself and what its children have.
- *     Q2  A quota that leaves gives all of it back: what ends with its holder needs no
- *         zsd_limit_give().
- *     Q3  A user's quota stays until the daemon ends, so that a client that reconnects does not get
- *         new tokens for log lines.
+ *     Q1  used[] of a quota is the sum of its own charges and those of its children.
+ *     Q2  A quota that leaves returns all of its charges: a resource that ends with its holder
+ *         needs no zsd_limit_give().
+ *     Q3  A user's quota stays until the daemon ends, so that a client that reconnects does not
+ *         get new tokens for log lines.
  *
  * Loop thread only.
  */
@@ -40,21 +41,21 @@ struct zsd;
 struct zsd_config;
 
 #define ZSD_REQS_MAX     1024u /* unanswered requests of one connection */
-#define ZSD_ADMIN_PLACES 4u    /* connections beyond clients_max, kept for who is trusted */
+#define ZSD_ADMIN_PLACES 4u    /* connections beyond clients_max, kept for trusted users */
 #define ZSD_CONN_FDS_MAX 4u
 #define ZSD_USER_FDS_MAX 256u
 
 /** One row of the table each. Bytes are of memory of the daemon. */
 enum zsd_limit {
-    ZSD_LIMIT_CLIENTS,      /* connections */
-    ZSD_LIMIT_REQUESTS,     /* unanswered */
-    ZSD_LIMIT_ANSWER_BYTES, /* queued or promised: a connection that has so much is not read from */
-    ZSD_LIMIT_WAITING, /* requests that wait for what their client has yet to ask for: waits.c */
-    ZSD_LIMIT_WAITING_BYTES, /* of their answers, promised: below the above two, so that it is read */
-    ZSD_LIMIT_ANSWER_FDS, /* descriptors that are queued, or that the peer has not read: likewise */
-    ZSD_LIMIT_JOBS,       /* in memory */
-    ZSD_LIMIT_READERS,    /* of saved jobs */
-    ZSD_LIMIT_SCANS,      /* fsck, df, scrub: running, or waiting to run */
+    ZSD_LIMIT_CLIENTS,       /* connections */
+    ZSD_LIMIT_REQUESTS,      /* unanswered */
+    ZSD_LIMIT_ANSWER_BYTES,  /* queued or promised: at the limit, the connection is not read from */
+    ZSD_LIMIT_WAITING,       /* requests that wait for a later request of their client: waits.c */
+    ZSD_LIMIT_WAITING_BYTES, /* of their answers: below the two above, so that it is still read */
+    ZSD_LIMIT_ANSWER_FDS,    /* descriptors queued, or not read by the peer: as for ANSWER_BYTES */
+    ZSD_LIMIT_JOBS,          /* in memory */
+    ZSD_LIMIT_READERS,       /* of saved jobs */
+    ZSD_LIMIT_SCANS,         /* fsck, df, scrub: running, or waiting to run */
     ZSD_LIMIT_DEFINITION_BYTES, /* units, tensors, shards */
     ZSD_LIMIT_NOTE_BYTES,
     ZSD_LIMIT_SNAPSHOTS,
@@ -63,16 +64,16 @@ enum zsd_limit {
 
 enum zsd_level { ZSD_LEVEL_NODE, ZSD_LEVEL_USER, ZSD_LEVEL_JOB, ZSD_LEVEL_CONN, ZSD_LEVELS };
 
-/** Tokens that come back with the time: one for each thing that is done. */
+/** Tokens that are refilled with time: one for each action. */
 struct zsd_tokens {
     uint64_t at_ns; /* when `left` was right; 0: not used yet */
     uint32_t left;
     uint32_t refused; /* a user's: since a token was taken */
 };
 
-/** All zero: of nobody, not limited. */
+/** All zero: without a holder, not limited. */
 struct zsd_quota {
-    struct zsd_quota *parent; /* NULL: the node's, or of nobody */
+    struct zsd_quota *parent; /* NULL: the node's, or without a holder */
     struct zsd_limits *limits;
     enum zsd_level level;
     uid_t uid;
@@ -91,16 +92,16 @@ struct zsd_limits {
 
 /** Makes daemon->limits: 0 or -ENOMEM. */
 int zsd_limits_open(struct zsd *daemon, struct zb_err *err);
-/** Every quota but the users' has left. NULL limits: fine. */
+/** All quotas except those of users must have left. NULL limits: fine. */
 void zsd_limits_close(struct zsd *daemon);
 
-/** Who is held by no user's limit, and may use what is kept in reserve. */
+/** Whether limits per user do not apply to this user, who may also use the reserve. */
 bool zsd_limits_trusted(uid_t uid);
 
-/** Makes *q a quota of that user, for a job or a connection: 0 or -ENOMEM (then it is of nobody).
- *  A daemon without limits (a test's) has quotas of nobody. */
+/** Makes *q a quota of that user, for a job or a connection: 0 or -ENOMEM (then it has no
+ *  holder). In a daemon without limits (a test's) quotas have no holder. */
 int zsd_quota_join(struct zsd *daemon, struct zsd_quota *q, enum zsd_level level, uid_t uid);
-/** Gives back all that it has; it is of nobody then. */
+/** Returns all of its charges; then it has no holder. */
 void zsd_quota_leave(struct zsd_quota *q);
 
 /**
@@ -110,20 +111,20 @@ void zsd_quota_leave(struct zsd_quota *q);
  *         the node, the job or the connection may have. err has the message, and nothing changed
  */
 int zsd_limit_take(struct zsd_quota *q, enum zsd_limit what, uint64_t n, struct zb_err *err);
-/** Charges without asking: what cannot be refused any more. */
+/** Charges regardless of limits: for what can no longer be rejected. */
 void zsd_limit_add(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 void zsd_limit_give(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
-/** Charges it whatever the limits are: what was allowed before, and comes back into memory. */
+/** Charges regardless of limits: for what was allowed before, and is loaded again. */
 void zsd_limit_add(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
-/** Whether n more can be had, for those who wait instead of being refused. */
+/** Whether n more fit, for callers that wait instead of rejecting. */
 bool zsd_limit_room(const struct zsd_quota *q, enum zsd_limit what, uint64_t n);
-/** What a level may have; UINT64_MAX: as much as it likes. */
+/** The limit of a level; UINT64_MAX: none. */
 uint64_t zsd_limit_max(const struct zsd_quota *q, enum zsd_level level, enum zsd_limit what);
 
 /**
- * May a line about this client be logged now? Its connection has a number of tokens, and so has its
- * user, so that reconnecting does not help. True: *ret_dropped is the number of lines that
- * were not logged since the last one; the line is to tell it.
+ * Whether a line about this client may be logged now. Its connection has a number of tokens, and
+ * so has its user, so that reconnecting does not help. True: *ret_dropped is the number of lines
+ * dropped since the last one; the line should contain it.
  */
 bool zsd_limit_line(struct zsd_quota *q, uint64_t now_ns, uint32_t *ret_dropped);
 

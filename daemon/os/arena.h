@@ -1,9 +1,9 @@
 /*
  * arena.h - memory that clients map: sealed memfds.
  *
- * MODEL. An arena is a memfd of a fixed size, 0600, sealed against shrinking and growing, mapped by
- * the daemon for as long as it lives. Its memory is allocated when it is made, so a machine that is
- * full says so then, and not by a SIGBUS later. Fresh memfds are zero, so nobody sees another job's
+ * MODEL. An arena is a memfd of a fixed size, 0600, sealed against shrinking and growing, mapped
+ * by the daemon for as long as it lives. Its memory is allocated at creation, so a lack of memory
+ * is an error then, and not a SIGBUS later. Fresh memfds are zero, so no client sees another job's
  * bytes.
  *
  * It begins on a huge page and consists of huge pages where the kernel has them.
@@ -19,7 +19,7 @@
 #include "base/err.h"
 
 struct zsd_arena {
-    int fd;        /* what clients get; read-only where it was asked for. -1: none */
+    int fd;        /* for clients; read-only if that was requested. -1: none */
     int own_fd;    /* the daemon's, read-write */
     uint8_t *base; /* NULL: none */
     uint64_t bytes;
@@ -27,22 +27,22 @@ struct zsd_arena {
 
 #define ZSD_ARENA_NONE ((struct zsd_arena){ .fd = -1, .own_fd = -1 })
 
-/** bytes is a multiple of 4096, or 0 for an arena without memory. 0; -ENOMEM, -ENOSPC or what the
- * kernel says: err has the sentence and *ret is ZSD_ARENA_NONE. */
+/** bytes is a multiple of 4096, or 0 for an arena without memory. 0; -ENOMEM, -ENOSPC or an error
+ * of the kernel: err has the message and *ret is ZSD_ARENA_NONE. */
 int zsd_arena_open(struct zsd_arena *ret, const char *name, uint64_t bytes, bool read_only,
                    struct zb_err *err);
-/** Gives the memory back at once, even while clients still map it (they read zeros then). */
+/** Frees the memory at once, even while clients still map it (they read zeros then). */
 void zsd_arena_close(struct zsd_arena *arena);
 
 /** Private memory: state, gradients, rings. Page aligned, huge pages where there are any. NULL:
  * none. */
 void *zsd_private_new(uint64_t bytes);
-/** Addresses only, of which parts are made and dropped; zsd_private_free() ends all of it. */
+/** Reserves addresses only; parts of it are then made and dropped. zsd_private_free() frees all. */
 void *zsd_private_reserve(uint64_t bytes);
-/** A part, in multiples of 4096, can be used; touch: its memory is taken now. 0; -ENOMEM: then
- * zsd_private_drop() gives back what was taken. */
+/** Makes a part usable, in multiples of 4096; touch: allocates its memory now. 0; -ENOMEM: then
+ * zsd_private_drop() frees the allocated part. */
 int zsd_private_make(void *memory, uint64_t bytes, bool touch);
-/** The memory of a part goes back at once. */
+/** Frees the memory of a part at once. */
 void zsd_private_drop(void *memory, uint64_t bytes);
 void zsd_private_free(void *memory, uint64_t bytes);
 

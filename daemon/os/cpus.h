@@ -9,8 +9,8 @@
 
 #include "base/err.h"
 
-/** 0; -EINVAL the list is not a CPU list, or names none that we may use. NULL or "": all that we may.
- * Any thread. */
+/** 0; -EINVAL the list is not a CPU list, or names none that we may use. NULL or "": all that we
+ * may. Any thread. */
 int zsd_cpus_check(const char *cpus, struct zb_err *err);
 /** The same, and what it comes to: the CPUs that it names and that we may use. */
 int zsd_cpus_resolve(const char *cpus, cpu_set_t *ret, struct zb_err *err);

@@ -1,5 +1,5 @@
 /*
- * held.h - what a page that is stepped early is held in: page/held.c has the model.
+ * held.h - results of pages that are stepped early: page/held.c has the model.
  *
  * Loop thread only.
  */
@@ -8,15 +8,16 @@
 
 #include "daemon/job/shard.h"
 
-/* What EARLY leaves of a page. */
+/* The result of EARLY for a page. */
 struct zsd_held;
 
-/** May this page be stepped early: its state is streamed, and its parameters are, too, or have a
- * place aside: where its gradient is, in memory as all of its shard's. */
+/** Whether this page can be stepped early: its state is streamed; and its parameters are streamed,
+ * too, or the new ones can take the place of its gradient, because all of its shard's gradient is
+ * in memory. */
 bool zsd_page_early(const struct zsd_shard *s, uint32_t page);
 /** Where a plane is in it; ZB_NO_PLACE: in memory. */
 uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane);
-/** Gives its places back. NULL is fine. */
+/** Frees it and its places. NULL is fine. */
 void zsd_held_drop(struct zsd_shard *s, uint32_t page, struct zsd_held *held);
 
 #endif

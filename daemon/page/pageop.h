@@ -1,5 +1,6 @@
 /*
- * pageop.h - one page of a shard: from where it lives, through a kernel, back to where it lives.
+ * pageop.h - one operation on one page of a shard: from its place, through a kernel, back to its
+ * place.
  *
  * The same path for everything that touches pages, resident or streamed:
  *
@@ -8,14 +9,14 @@
  *     READ  read, verify, copy to staging
  *     FILL  read the parameters into the arena, verify
  *     SAVE  seal what is resident and dirty, write
- *     EARLY    as STEP, of a page whose state is streamed; but the shard keeps its bytes: the new
- *              ones are held aside, in fresh extents, and resident parameters in the page's
- *              gradient, which has been used then
- *     PUBLISH  makes what EARLY has left the page's own
- *     PUSH     a gradient that lives on NVMe: read and verified, if it is added to; taken in, seal,
- *              write. What is in memory is pushed without one (op/push.c)
+ *     EARLY    as STEP, for a page whose state is streamed; but the shard keeps its bytes: the new
+ *              ones are held in fresh extents, and new resident parameters in the place of the
+ *              page's gradient, which is used up then
+ *     PUBLISH  makes the result of EARLY the contents of the page
+ *     PUSH     a gradient on NVMe: read and verify, if it is added to; add, seal, write. A
+ *              gradient in memory is pushed without a page operation (op/push.c)
  *
- * What is streamed is always written; what is resident only by SAVE, or by a STEP or PUBLISH that
+ * Streamed planes are always written; resident ones only by SAVE, or by a STEP or PUBLISH that
  * saves.
  */
 #ifndef ZSD_PAGEOP_H
@@ -24,7 +25,7 @@
 #include "daemon/job/job.h"
 #include "daemon/page/pagework.h"
 
-/* What EARLY leaves of a page: page/held.h */
+/* The result of EARLY for a page: page/held.h */
 struct zsd_held;
 
 /** What to do: the fields of its kind. Pointers stay valid until done. */
@@ -36,9 +37,8 @@ struct zsd_page_spec {
     const struct zk_segment *segments;
     uint32_t nsegments, ngroups;
     const struct zk_scalars *by_group; /* [ngroups] */
-    /* STEP, PUBLISH, SAVE: where a failure to write what is resident is recorded. The page stays
-     * dirty; that alone is no failure of the operation. NULL, but for SAVE: resident pages are not
-     * written. */
+    /* STEP, PUBLISH, SAVE: records a failure to write a resident page. The page stays dirty; that
+     * alone does not fail the operation. NULL (not for SAVE): resident pages are not written. */
     struct zb_err *save_err;
     const float *values;       /* INIT: of this page */
     bool keep;                 /* INIT of masters: in place of others; moments stay */
@@ -46,8 +46,8 @@ struct zsd_page_spec {
     enum zk_what what;         /* READ; INIT: the master, or a moment of a page that has one */
     uint8_t *fill;             /* FILL: of this page, in the arena */
     struct zsd_ingest *ingest; /* PUSH */
-    /* PUBLISH: ours from zsd_pageop_start() on, if that returns 0. EARLY: whoever hears done() of a
-     * success gets it here. */
+    /* PUBLISH: belongs to the operation from zsd_pageop_start() on, if that returns 0. EARLY: the
+     * result, for done() of a success. */
     struct zsd_held *held;
     /* Runs once, on the loop thread, never from inside zsd_pageop_start(). err is NULL on success.
      */

@@ -1,6 +1,6 @@
 /*
- * pageop_priv.h - one page operation, between pageop.c (its states), pageplan.c (what it does with
- * each plane) and held.c (what an early step leaves).
+ * pageop_priv.h - one page operation, between pageop.c (its states), pageplan.c (its actions for
+ * each plane) and held.c (results of early steps).
  */
 #ifndef ZSD_PAGEOP_PRIV_H
 #define ZSD_PAGEOP_PRIV_H
@@ -34,21 +34,21 @@ struct zsd_page_io {
     struct zsd_pio pio;
     struct zsd_pageop *op;
     enum zb_plane plane;
-    bool streamed, read, changed, written; /* what this operation does with the plane */
-    bool taken;                            /* its fresh extent has the bytes already: PUBLISH */
-    bool leaves, comes;                    /* memory, or the GPU: of a STEP (plan/replan.c) */
+    bool streamed, read, changed, written; /* actions on the plane */
+    bool taken;                            /* PUBLISH: its fresh extent has the bytes already */
+    bool leaves, comes;                    /* STEP: moves out of or into memory (plan/replan.c) */
     bool passes;                           /* its bytes are in the page buffer meanwhile */
     bool copied;   /* it is sealed and written as a copy, in the page buffer: P6 */
     bool failed;   /* the write of a resident page */
     bool absent;   /* wanted, and was never written: zeros */
-    uint8_t *copy; /* where, once it is located; NULL: as it is */
+    uint8_t *copy; /* address of that copy, once it is located; NULL: no copy */
     struct zsd_extent fresh;
     uint32_t crcs[ZSD_PAGE_CRCS_MAX]; /* of the fresh page */
 };
 
 struct zsd_held {
     struct zsd_extent fresh[ZSD_HELD_PLANES]; /* of the planes that are streamed */
-    uint32_t crcs[];                          /* of the same, one behind the other */
+    uint32_t crcs[];                          /* of these planes, one after the other */
 };
 
 struct zsd_pageop {
@@ -61,16 +61,16 @@ struct zsd_pageop {
     struct zsd_task task;
     struct zsd_pagework pagework;
     struct zsd_gpu_work gpu;
-    bool on_gpu, to_gpu; /* its state is there; and will be */
-    bool there;          /* it is stepped there */
+    bool on_gpu, to_gpu; /* its state is on the GPU; will be there */
+    bool there;          /* it is stepped on the GPU */
     void *param_there;   /* its parameters on the GPU; NULL: they are not there */
     int work_rc;
     struct zsd_pagework_bad bad;
     struct zsd_claim claim;
     void *buffer;
     struct zk_page page;
-    uint8_t *param; /* EARLY, PUBLISH: where they live in memory; NULL: they are streamed */
-    uint8_t *aside; /* EARLY, PUBLISH: where new ones wait until then: where the gradient was */
+    uint8_t *param; /* EARLY, PUBLISH: resident parameters; NULL: they are streamed */
+    uint8_t *aside; /* EARLY, PUBLISH: new ones before PUBLISH: in the place of the gradient */
     unsigned ios_left;
     struct zsd_page_io io[ZSD_WORK_PLANES];
 };
@@ -82,30 +82,30 @@ static inline struct zsd_plane *zsd_page_plane(const struct zsd_pageop *op, enum
 
 /* ---- pageplan.c */
 
-/** Of a spec: fills io[], and where the page is and will be. Nothing else is changed. True: the shard
- * will have other bytes than its saved row. */
+/** Fills io[], and the current and future place of the page, from the spec. Changes nothing else.
+ * True: the bytes of the shard will differ from its saved row. */
 bool zsd_pageplan(struct zsd_pageop *op);
-/** Which planes this kind looks at, wherever they live. */
+/** Whether this kind of operation uses the plane, wherever it is. */
 bool zsd_page_wants(const struct zsd_pageop *op, enum zb_plane plane);
-/** A plane is read, or written. */
+/** Whether any plane is read, or written. */
 bool zsd_page_any(const struct zsd_pageop *op, bool written);
-/** A plane that lives on the GPU comes down before the compute thread sees it; and goes up again. */
+/** Whether a plane on the GPU is copied down before the compute thread uses it; and up again. */
 bool zsd_plane_comes_down(const struct zsd_pageop *op, const struct zsd_page_io *io);
 bool zsd_plane_goes_up(const struct zsd_pageop *op, const struct zsd_page_io *io);
-/** Any of them does. */
+/** Whether any plane is. */
 bool zsd_page_comes_down(const struct zsd_pageop *op);
 bool zsd_page_goes_up(const struct zsd_pageop *op);
 bool zsd_page_needs_buffer(const struct zsd_pageop *op);
-/** The compute thread has nothing to do for it. */
+/** Whether the compute thread has nothing to do. */
 bool zsd_page_publishes_nothing(const struct zsd_pageop *op);
-/** Where the bytes of each plane are for this operation: its buffer, if it needs one, is there. */
+/** Sets the addresses of all planes for this operation, which has its buffer, if it needs one. */
 void zsd_page_locate(struct zsd_pageop *op);
 
 /* ---- held.c */
 
-/** For what EARLY will leave of this page. NULL: no memory. */
+/** For the result of EARLY. NULL: no memory. */
 struct zsd_held *zsd_held_new(const struct zsd_shard *s, uint32_t page);
-/** Checksums of a streamed plane in what is held. */
+/** Checksums of a streamed plane in the held result. */
 uint32_t *zsd_held_crcs(struct zsd_pageop *op, const struct zsd_page_io *io);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * pagework.h - what is done to the bytes of one page, off the loop: verified, changed, sealed.
+ * pagework.h - work on the bytes of one page, off the loop: verify, change, seal.
  *
  * A pure function over memory that pageop.c names: it knows no job, no queue and no drive. Any
  * thread that called zk_thread_init().
@@ -24,27 +24,27 @@ enum zsd_page_kind {
 /* The planes, all of which can be streamed. */
 enum zsd_work_plane { ZSD_WORK_PARAM, ZSD_WORK_STATE, ZSD_WORK_GRAD, ZSD_WORK_PLANES };
 
-/* A gradient that comes in. */
+/* An incoming gradient. */
 struct zsd_ingest {
     const void *from; /* of this page */
     enum zb_dtype dtype;
     bool add;
-    /* filled: of what the page has then */
+    /* filled: of the resulting gradient of the page */
     struct zk_xsum sum;
     uint64_t nonfinite;
 };
 
-/* What is to be done with a plane's checksums. */
+/* Actions on the checksums of a plane. */
 struct zsd_pagework_plane {
     uint32_t len_bytes, crc_bytes;
     bool verify, seal;
-    bool absent;               /* was never written: zeros */
-    struct zn_page_id was;     /* verify: who the bytes must be */
+    bool absent;               /* never written: zeros */
+    struct zn_page_id was;     /* verify: the expected identity */
     const uint32_t *crcs;      /* verify: of `was` */
     struct zn_page_id becomes; /* seal */
     uint32_t *new_crcs;        /* seal: filled */
-    /* seal: others may write to the plane's memory meanwhile, so it is copied here, and the copy is
-     * sealed. NULL: nobody does, and the plane is sealed where it is */
+    /* seal: clients may write to the plane's memory meanwhile, so it is copied here, and the copy
+     * is sealed. NULL: no client can, and the plane is sealed in place */
     uint8_t *copy;
 };
 
@@ -61,9 +61,9 @@ struct zsd_pagework {
     void *out;                         /* READ */
     struct zsd_ingest *ingest;         /* PUSH */
     struct zk_page page;
-    /* EARLY, PUBLISH: parameters that live in memory. EARLY reads them, and leaves what they become
-     * in page.param and aside, which is where the gradient is: it has been used then. From
-     * there PUBLISH brings them here. NULL: they are streamed; param alone: they live on the GPU */
+    /* EARLY, PUBLISH: resident parameters. EARLY reads them, and stores the new ones in page.param
+     * and aside, the place of the gradient, which is used up then. PUBLISH copies them from there
+     * to param. NULL: they are streamed; param alone: they are on the GPU */
     void *param, *aside;
     struct zsd_pagework_plane planes[ZSD_WORK_PLANES];
 };
@@ -75,9 +75,9 @@ struct zsd_pagework_bad {
 };
 
 /**
- * @return 0; -EBADMSG: a plane is not what it must be, and *ret_bad says where. Nothing was read
- * out then; of a STEP, elements before those may have been changed in memory, in resident planes
- *         too: no one may go on with the page
+ * @return 0; -EBADMSG: a checksum of a plane does not match, and *ret_bad is the first one. Then
+ *         nothing was read out; a STEP may have changed elements before it in memory, also in
+ *         resident planes, so the page must not be used any more
  */
 int zsd_pagework_run(const struct zsd_pagework *w, struct zsd_pagework_bad *ret_bad);
 

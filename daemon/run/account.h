@@ -1,5 +1,5 @@
 /*
- * account.h - the size of each tier, and how much of it is promised to whom.
+ * account.h - the size of each tier, and the bytes promised of it.
  *
  * Loop thread only.
  */
@@ -20,15 +20,15 @@ enum zsd_use {
     ZSD_USES
 };
 
-/** A tier's account: what is promised to whom. used[] never exceeds budget. */
+/** A tier's account: promised bytes, by use. The sum of used[] never exceeds budget. */
 struct zsd_account {
     uint64_t budget;
     uint64_t used[ZSD_USES];
 };
 
-/** Books bytes: in an account, and in what its holder has of it (NULL: nobody counts that). */
+/** Books bytes in an account, and in the holder's part of it (NULL: not counted). */
 void zsd_book(struct zsd_account *a, struct zsd_account *held, enum zsd_use use, uint64_t bytes);
-/** Gives them back. */
+/** Undoes that. */
 void zsd_unbook(struct zsd_account *a, struct zsd_account *held, enum zsd_use use, uint64_t bytes);
 uint64_t zsd_account_used(const struct zsd_account *a);
 static inline uint64_t zsd_account_free(const struct zsd_account *a)
@@ -42,14 +42,14 @@ struct zsd_want {
     struct zb_list node;
 };
 
-/** The accounts of the daemon. A budget comes down to its target as memory comes back. */
+/** The accounts of the daemon. A budget decreases to its target as memory is freed. */
 struct zsd_tiers {
     struct zsd_account host, nvme;
-    uint64_t host_target;       /* what the host tier's budget was set to */
-    struct zsd_account gpu;     /* state, parameters, and what pages pass through (ring) */
-    uint64_t gpu_target;        /* what the GPU tier's budget was set to */
+    uint64_t host_target;       /* the host tier's budget as set */
+    struct zsd_account gpu;     /* state, parameters, and page buffers (ring) */
+    uint64_t gpu_target;        /* the GPU tier's budget as set */
     struct zb_err gpu_err;      /* code 0: the device works, or there is none */
-    struct zb_err gpu_unpinned; /* the first host memory that it did not pin; code 0: none */
+    struct zb_err gpu_unpinned; /* of the first host memory that it did not pin; code 0: none */
 };
 
 #endif

@@ -1,13 +1,13 @@
 /*
  * compute.h - the compute pool: kernels, checksums and big copies, off the loop.
  *
- * MODEL. Worker threads take tasks from one line, in which the jobs have their shares (fair.h);
- * those of one job in order. A task's run() runs on a worker and touches only memory that the task
- * names; its done() runs later on the loop thread, from zsd_compute_reap(). Workers set rounding
- * and denormals themselves (zk_thread_init) and keep to the CPU list.
+ * MODEL. Worker threads take tasks from one queue, in which the jobs have their shares (fair.h);
+ * the tasks of one job are in order. A task's run() runs on a worker and touches only memory that
+ * the task names; its done() runs later on the loop thread, from zsd_compute_reap(). Workers set
+ * rounding and denormals themselves (zk_thread_init) and keep to the CPU list.
  *
- * A task whose time grows with the size of its job (memory is made, or given back) is slow: it runs on
- * a worker that does nothing else, so that the pages of other jobs do not wait for it.
+ * A task whose time grows with the size of its job (it allocates or frees memory) is slow: it runs
+ * on a worker for slow tasks only, so that the pages of other jobs do not wait for it.
  *
  * The poster keeps the task, and everything that it names, alive until done().
  */
@@ -26,14 +26,15 @@ struct zsd_compute;
 struct zsd_task {
     void (*run)(struct zsd_task *task);  /* on a worker */
     void (*done)(struct zsd_task *task); /* on the loop thread; may free the task, may post more */
-    struct zsd_payer *payer;             /* whose it is; NULL: nobody's */
+    struct zsd_payer *payer;             /* the job; NULL: none */
     uint64_t bytes;                      /* that it works on */
     bool urgent, slow;
     struct zsd_turn turn; /* the pool's */
 };
 
 /** Starts `threads` workers (0: one for each CPU) on `cpus` (NULL or "": all that this process may
- * use). 0; -EINVAL the list is not a CPU list or names none that we may use, -EAGAIN, -ENOMEM: err. */
+ * use). 0; -EINVAL the list is not a CPU list or names none that we may use, -EAGAIN, -ENOMEM:
+ * err. */
 int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus,
                     struct zb_err *err);
 /** Starts `threads` more workers, for slow tasks; without, these run like any other. 0; -EAGAIN,
@@ -53,10 +54,10 @@ void zsd_compute_post(struct zsd_compute *c, struct zsd_task *task);
 unsigned zsd_compute_reap(struct zsd_compute *c, unsigned max);
 /** An eventfd, the pool's: readable when zsd_compute_reap() has work. Drain it, then reap. */
 int zsd_compute_wake_fd(const struct zsd_compute *c);
-/** Those that are not for slow tasks only. */
+/** Number of workers that are not for slow tasks only. */
 unsigned zsd_compute_threads(const struct zsd_compute *c);
 
-/** Tasks that wait for a worker, and that are with one, now and over the time. Any thread. */
+/** Tasks that wait for a worker, and tasks that run, now and over time. Any thread. */
 void zsd_compute_load(struct zsd_compute *c, struct zsd_gauge *ret_waiting,
                       struct zsd_gauge *ret_busy);
 

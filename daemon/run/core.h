@@ -2,9 +2,9 @@
  * core.h - the core of the daemon: jobs, shards, placement and operations. It knows neither libuv
  * nor sockets.
  *
- * MODEL. This header has what the loop runs and counts. Each other room keeps its data in a struct of
- * its own, which only that room and the rooms above it can access: the headers named below define
- * them. core_life.c makes all of them together.
+ * MODEL. This header has the data that the loop runs and counts. Each other room keeps its data in
+ * a struct of its own, which only that room and the rooms above it can access: the headers named
+ * below define them. core_life.c makes all of them together.
  *
  * Loop thread only.
  */
@@ -24,14 +24,14 @@ struct zsd_scans;
 struct zsd_scrub;
 struct zsd_store;
 
-/** Something to run soon: in this turn, or, deferred by another one, in the next. Deferring what is
- * deferred already is fine. */
+/** Deferred work: it runs in this turn or, if deferred by other work, in the next. Deferring it
+ * again is fine. */
 struct zsd_work {
     void (*run)(struct zsd_work *work);
     struct zb_list node;
 };
 
-/** Something that waits, and until when. */
+/** A deadline of something that waits. */
 struct zsd_timed {
     uint64_t deadline_ns;
     void (*expire)(struct zsd_timed *timed); /* already disarmed */
@@ -43,7 +43,7 @@ struct zsd_timed {
 struct zsd_wheel {
     struct zb_list slots[ZSD_WHEEL_SLOTS];
     struct zb_list due; /* collected, and not expired yet */
-    uint64_t span;      /* the newest that was looked into */
+    uint64_t span;      /* the newest that was checked */
 };
 
 struct zsd_core {
@@ -54,12 +54,12 @@ struct zsd_core {
     struct zb_list works;   /* deferred */
     struct zsd_wheel wheel; /* deadlines */
     unsigned in_progress;   /* operations */
-    struct zsd_work room;   /* deferred by zsd_room_changed(); op/open.c says what it runs */
+    struct zsd_work room;   /* deferred by zsd_room_changed(); op/open.c sets its function */
     struct zsd_tiers tiers;
-    struct zsd_payer house; /* what belongs to no job: readers, scrub, the catalog */
+    struct zsd_payer house; /* payer for work without a job: readers, scrub, the catalog */
 
     struct zsd_disk *disk;       /* disk/disk.h */
-    struct zsd_store *store;     /* store/store.h: what survives; NULL: nothing does */
+    struct zsd_store *store;     /* store/store.h: saved data; NULL: none */
     struct zsd_jobs *jobs;       /* job/job.h */
     struct zsd_planner *planner; /* plan/planner.h */
     struct zsd_ops *ops;         /* op/ops.h */

@@ -1,25 +1,27 @@
 /*
  * fair.h - the queue for a resource that several jobs use: start-time fair queueing.
  *
- * MODEL. A LINE (struct zsd_fair) is the queue for one resource: the page buffers, the compute threads,
- * a data file. A PAYER is a job, or the house, for work that belongs to no job; it has a share and one
- * FLOW in each line. A TURN is one waiting request of a number of bytes; the turns of a flow are in
- * order of arrival.
+ * MODEL. A LINE (struct zsd_fair) is the queue for one resource: the page buffers, the compute
+ * threads, a data file. A PAYER is a job, or the house, for work that belongs to no job; it has a
+ * share and one FLOW in each line. A TURN is one waiting request of a number of bytes; the turns
+ * of a flow are in order of arrival.
  *
- * Each flow has a tag, a virtual time. Taking a turn advances it by bytes / share. The flow with the
- * smallest tag is next. So flows that always have turns in the line get bytes in proportion to their
- * shares, to within one turn each, and a flow that is alone gets everything. A flow that comes back
- * begins at the line's time, which is the smallest tag of the waiting flows: it has no credit for the
- * time when it was away, and owes only what it took ahead.
+ * Each flow has a tag, a virtual time. Taking a turn advances it by bytes / share. The flow with
+ * the smallest tag is next. So flows that always have turns in the line get bytes in proportion to
+ * their shares, to within one turn each, and a flow that is alone gets everything. A flow that
+ * returns begins at the line's time, which is the smallest tag of the waiting flows: it has no
+ * credit for the time when it was away, and owes only what it took in advance.
  *
- * URGENT turns (a client waits for this one: a fetch) are taken before the rest. They are paid for like
- * any other, so the job gets less of the rest later. A job may be ahead of the waiting flows by
- * ZSD_URGENT_BYTES of its share; beyond that its urgent turns queue like the rest, so no flow starves.
+ * URGENT turns (a client waits for this one: a fetch) are taken before the rest. They are paid for
+ * like any other, so the job gets less of the rest later. A job may be ahead of the waiting flows
+ * by ZSD_URGENT_BYTES of its share; beyond that its urgent turns queue like the rest, so no flow
+ * starves.
  *
- * The flows in a line are walked for each turn that is taken: there are as many as jobs that wait,
- * and a turn is a page.
+ * Taking a turn loops over the flows in the line: there are as many as jobs that wait, and a turn
+ * is a page.
  *
- * Not locked: a line belongs to the loop thread, or to the holder of its owner's mutex (compute.c).
+ * Not locked: a line belongs to the loop thread, or to the holder of its owner's mutex
+ * (compute.c).
  */
 #ifndef ZSD_FAIR_H
 #define ZSD_FAIR_H
@@ -30,7 +32,7 @@
 
 #define ZSD_SHARE_MAX     10000u
 #define ZSD_SHARE_DEFAULT 100u
-/* How far the urgent turns of a job with the default share may be ahead of what others wait for. */
+/* How far the urgent turns of a job with the default share may be ahead of the waiting flows. */
 #define ZSD_URGENT_BYTES (64 * ZB_MIB)
 
 struct zsd_flow {
@@ -64,12 +66,12 @@ void zsd_flow_init(struct zsd_flow *flow);
 /** share 0: the default. */
 void zsd_payer_init(struct zsd_payer *payer, uint32_t share);
 
-/** Lines up. */
+/** Queues a turn. */
 void zsd_fair_push(struct zsd_fair *line, struct zsd_flow *flow, struct zsd_turn *turn,
                    uint64_t bytes, uint32_t share, bool urgent);
-/** Whose turn it is, or NULL; it stays in line. */
+/** The next turn, or NULL; it stays in the line. */
 struct zsd_turn *zsd_fair_next(const struct zsd_fair *line);
-/** What zsd_fair_next() says is taken out of line, and paid for. */
+/** Takes the turn of zsd_fair_next() out of the line, and charges its flow. */
 void zsd_fair_take(struct zsd_fair *line, struct zsd_turn *turn);
 
 #endif

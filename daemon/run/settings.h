@@ -1,5 +1,5 @@
 /*
- * settings.h - what the daemon runs with, as the configuration file and the command line said it
+ * settings.h - the settings of the daemon, from the configuration file and the command line
  * (daemon/config/config.h reads them).
  */
 #ifndef ZSD_SETTINGS_H
@@ -16,7 +16,7 @@
 
 #define ZSD_PATHS_SEPARATOR ":"
 
-/** What the daemon runs with. Sizes are bytes, times milliseconds. */
+/** The settings. Sizes are bytes, times milliseconds. */
 struct zsd_config {
     char socket[108];    /* "": the rule of proto/socket.h */
     char data[PATH_MAX]; /* data directory; "": the rule of disk/datadir.h */
@@ -28,7 +28,7 @@ struct zsd_config {
     char gpu[64];        /* its device, as kernels/gpu.h names it */
     char io[16];         /* auto, uring, threads; fixed: no data file, but nvme/zn_fixed.h */
     uint32_t io_depth;   /* requests in flight on the data file */
-    uint64_t fixed_rate; /* of io fixed: bytes a second */
+    uint64_t fixed_rate; /* of io fixed: bytes per second */
     uint32_t fixed_latency_us;
     char cpus[256];       /* CPU list of the compute threads ("0-3,8"); "": all we may use */
     char numa[256];       /* off, auto, or nodes ("0-1"): of compute threads and memory */
@@ -38,17 +38,17 @@ struct zsd_config {
     uint32_t clients_max; /* connections */
     uint32_t jobs_max;
     uint32_t user_clients_max; /* of one user; 0: three quarters of clients_max */
-    uint32_t user_jobs_max;    /* likewise */
-    uint32_t hello_ms;         /* a client that has not said hello by then is hung up on */
-    uint32_t timeout_ms;       /* of requests that name none */
+    uint32_t user_jobs_max;    /* of one user; 0: three quarters of jobs_max */
+    uint32_t hello_ms;         /* deadline of a client's hello */
+    uint32_t timeout_ms;       /* deadline of requests that set none */
     char kernels[16];          /* auto, ref, avx2, avx512, neon */
     char socket_group[64];     /* group that may connect; "": the owner only */
     enum zb_log_level log_level;
     /* of the command line alone */
     bool embedded;          /* a trainer started it: daemon/config/embedded.h */
     uint32_t ready_fd;      /* gets its line */
-    uint32_t linger_s;      /* it ends so many seconds after the last client has left, */
-    uint32_t linger_kept_s; /* or so many, with a kept job in memory */
+    uint32_t linger_s;      /* seconds after the last client has left until it exits */
+    uint32_t linger_kept_s; /* the same with a kept job in memory */
 };
 
 /** No data file, but a device of a fixed rate. */

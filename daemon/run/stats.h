@@ -6,11 +6,12 @@
  * counter is a plain integer that its owner increases where the event happens. A new counter is a
  * line here.
  *
- * A GAUGE is the current number of something, and its integral over time. Two readings give the mean
- * number between them, and the part of that time in which it was not 0, however long each item lasts:
- * an item counts while it waits, not when it ends. Gauges that change with a page are updated where
- * that happens, with one reading of the clock. Gauges that change with a turn of the loop (requests
- * that wait for a step, the queue of a drive) are updated once per turn, by zsd_top_turn().
+ * A GAUGE is the current number of something, and its integral over time. Two readings give the
+ * mean number between them, and the part of that time in which it was not 0, however long each
+ * item lasts: an item counts while it waits, not when it ends. Gauges that change with a page are
+ * updated where that happens, with one reading of the clock. Gauges that change with a turn of the
+ * loop (requests that wait for a step, the queue of a drive) are updated once per turn, by
+ * zsd_top_turn().
  */
 #ifndef ZSD_STATS_H
 #define ZSD_STATS_H
@@ -105,26 +106,26 @@ enum zsd_stage {
     ZSD_STAGE_BUFFER,  /* waits for a page buffer */
     ZSD_STAGE_READ,    /* is read, or waits for the drive to begin */
     ZSD_STAGE_COMPUTE, /* is with a compute thread, or waits for one */
-    ZSD_STAGE_WRITE,   /* is written, likewise */
-    ZSD_STAGE_GPU,     /* is stepped on the GPU, or its state goes up or down; likewise */
+    ZSD_STAGE_WRITE,   /* is written, or waits for the drive to begin */
+    ZSD_STAGE_GPU,     /* is stepped on the GPU, or its state is copied; or waits for that */
     ZSD_STAGES
 };
 
-/** What a request of a rank waits for. Those below STEP_RANKS are moved by op/fetch.c and
- * op/push.c, the others are seen once a turn. */
+/** What a request of a rank waits for. op/fetch.c and op/push.c set the values below STEP_RANKS;
+ * the others are determined once per turn. */
 enum zsd_wait {
     ZSD_WAIT_NONE,
     ZSD_WAIT_FETCH_DRIVE,   /* its pages are read and verified */
     ZSD_WAIT_FETCH_ROOM,    /* for a place in the ring */
     ZSD_WAIT_FETCH_VERSION, /* for the step, or the values, that make it */
     ZSD_WAIT_PUSH_TURN,     /* for the micro-step before it, or for a reader of the gradient */
-    ZSD_WAIT_PUSH_COMPUTE,  /* it is taken in */
+    ZSD_WAIT_PUSH_COMPUTE,  /* it is added */
     ZSD_WAIT_STEP_RANKS,    /* for the ranks that have not asked yet */
     ZSD_WAIT_STEP_PINS,     /* for ranks to release what they fetched */
     ZSD_WAIT_STEP_TRAFFIC,  /* for pushes, fills and copies to end */
     ZSD_WAIT_STEP_PAGES,    /* the step runs */
-    ZSD_WAIT_COMMIT,        /* for a commit: behind the step, before the next one, or asked for */
-    ZSD_WAIT_READY,         /* for the other ranks to be ready, or for what is brought in */
+    ZSD_WAIT_COMMIT,        /* for a commit: after a step, before the next one, or requested */
+    ZSD_WAIT_READY,         /* for the other ranks to be ready, or for a load */
     ZSD_WAITS
 };
 
@@ -132,18 +133,19 @@ struct zsd_job_stats {
     uint64_t fetches, hits, misses; /* requests; shards of them that were in memory, and not */
     uint64_t pushes;
     uint64_t pages;                      /* page operations that ended */
-    uint64_t page_ns;                    /* what they took: at rest, the sum of the stages' areas */
+    uint64_t page_ns;                    /* their time: at rest, the sum of the stages' areas */
     uint64_t compute_ns;                 /* of it, with a compute thread */
     struct zsd_gauge stages[ZSD_STAGES]; /* page operations; NONE is unused */
-    struct zsd_gauge drive_only;         /* 1 while pages are read or written, and that is all */
+    struct zsd_gauge drive_only;         /* 1 while pages are only read or written */
     struct zsd_gauge waits[ZSD_WAITS];   /* requests; NONE is unused */
     struct zsd_gauge asking;             /* ranks with a request that is not answered */
 };
 
-/** A page operation goes from one stage to another; NONE is before and behind them all. */
+/** Moves a page operation from one stage to another; NONE is before the first and after the last.
+ */
 void zsd_stage_move(struct zsd_job_stats *s, enum zsd_stage from, enum zsd_stage to,
                     uint64_t now_ns);
-/** A request waits for something else now; NONE is before and behind. */
+/** Changes what a request waits for; NONE is before and after waiting. */
 void zsd_wait_move(struct zsd_job_stats *s, enum zsd_wait from, enum zsd_wait to, uint64_t now_ns);
 /** Brings all gauges up to now_ns. */
 void zsd_job_stats_at(struct zsd_job_stats *s, uint64_t now_ns);

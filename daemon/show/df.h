@@ -4,8 +4,8 @@
 
 #include "daemon/run/core.h"
 
-/** The core ends, and no task runs any more: whoever waits is refused, and the last answer, which was
- * kept for its pages, goes. */
+/** Call at the end of the core, when no task runs: rejects waiting requests, and frees the last
+ * answer, which is kept for its pages. */
 void zsd_df_free(struct zsd_core *core);
 
 #endif

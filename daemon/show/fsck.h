@@ -4,7 +4,7 @@
 
 #include "daemon/store/store.h"
 
-#define ZSD_PROBLEMS_MAX 16u /* that are told; all are counted */
+#define ZSD_PROBLEMS_MAX 16u /* reported; all are counted */
 
 struct zsd_fsck_report {
     uint64_t jobs, versions, snapshots, rows, pages;
@@ -17,9 +17,9 @@ struct zsd_fsck_report {
 typedef void zsd_fsck_done(void *arg, const struct zsd_fsck_report *report,
                            const struct zb_err *err);
 
-/** Loop thread; the core has a store. done, once: err NULL, or why it could not be
- * checked. The catalog is read on its own thread, between two changes, which never wait for long; a
- * run that is in progress is joined. */
+/** Loop thread; the core has a store. done, once: err NULL, or the reason why it could not check.
+ * The catalog is read on its own thread, between two changes, which never wait long. A run in
+ * progress is joined. */
 void zsd_fsck_start(struct zsd_core *core, zsd_fsck_done *done, void *arg);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * inspect.h - what the lists that zctl shows have in common: inspect.c, top.c.
+ * inspect.h - common functions of the lists that zctl shows: inspect.c, top.c.
  *
  * Loop thread only.
  */
@@ -20,7 +20,7 @@ struct zsd_tier_rows {
 void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret);
 
 const char *zsd_job_state_name(const struct zsd_job *job);
-/** May this client see the job, and is it the one of that name ("": any)? */
+/** Whether this client may see the job, and it has that name ("": any). */
 bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job, const char *name);
 
 #endif

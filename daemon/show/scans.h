@@ -1,5 +1,5 @@
 /*
- * scans.h - the fsck and the df that run, at most one of each. And where `top` is in its round.
+ * scans.h - the running fsck and df, at most one of each; and the position of `top` in its round.
  *
  * Loop thread only.
  */
@@ -12,10 +12,10 @@ struct zsd_df_run;
 struct zsd_fsck_run;
 
 struct zsd_scans {
-    struct zsd_fsck_run *fsck; /* that runs, or NULL */
-    struct zsd_df_run *df;     /* that runs, or the newest, kept for its pages; NULL: none yet */
-    uint64_t surveys;          /* that were taken for either */
-    uint32_t top_at;           /* jobs of the list that top has looked at in its round */
+    struct zsd_fsck_run *fsck; /* the running one, or NULL */
+    struct zsd_df_run *df;     /* the running one, or the last one, kept for its pages; or NULL */
+    uint64_t surveys;          /* number of surveys taken for either */
+    uint32_t top_at;           /* jobs of the list that top has handled in its round */
 };
 
 #endif

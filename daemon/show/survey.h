@@ -1,11 +1,12 @@
 /*
- * survey.h - what the store has in memory, copied on the loop thread at one moment between two
- * changes, to be counted elsewhere: by fsck and df.
+ * survey.h - a copy of the store's data in memory, made on the loop thread at one moment between
+ * two changes, to be counted elsewhere: by fsck and df.
  *
- * Counters and places, which keep changing, are copied, and so are the lists of rows of the versions.
- * Rows are held by zsd_row_look(): they may be freed meanwhile, but their structs stay. Saved jobs, their
- * versions and snapshots may end: the pointers to them (`kept`, `version`, `snap`) are only for a change
- * that took the survey and is still in the queue. df does not use them.
+ * Counters and places, which keep changing, are copied, and so are the lists of rows of the
+ * versions. Rows are held by zsd_row_look(): they may be freed meanwhile, but their structs stay.
+ * Saved jobs, their versions and snapshots may end: the pointers to them (`kept`, `version`,
+ * `snap`) are only for a change that took the survey and is still in the queue. df does not use
+ * them.
  */
 #ifndef ZSD_SURVEY_H
 #define ZSD_SURVEY_H
@@ -65,27 +66,28 @@ struct zsd_survey {
     struct zsd_row **held; /* of all versions, one after the other */
     size_t nheld;
     size_t njobs, nrows, nversions, nsnaps, nworks;
-    bool moving; /* a job has operations in progress: pages of it may be on their way */
+    bool moving; /* a job has operations in progress: its pages may be in flight */
     struct zsd_places_copy places;
     struct zb_needs readers;
     struct zsd_account readers_held, nvme;
     uint64_t total_bytes, map_bytes, free_bytes; /* of all data files; for pages; in no class */
     uint64_t boot, next_id, next_job, sequence;
-    /* what is no job's: df */
+    /* without a job: df */
     uint64_t other_working, other_reserved;
 };
 
-/** Loop thread. For fsck: in begin() of a change that looks. 0 or -ENOMEM. */
+/** Loop thread. For fsck: in begin() of a change that only reads. 0 or -ENOMEM. */
 int zsd_survey_take(struct zsd_core *core, struct zsd_survey *ret, struct zb_err *err);
-/** Loop thread. Keeps jobs and sums only, without pointers to what is alive. */
+/** Loop thread. Keeps only jobs and sums, without pointers to live objects. */
 void zsd_survey_trim(struct zsd_survey *s);
 /** Loop thread. */
 void zsd_survey_done(struct zsd_survey *s);
 
-/** Sorts places by address and rows by id, before zsd_survey_place() and zsd_survey_row(). Any thread,
+/** Sorts places by address and rows by id, before zsd_survey_place() and zsd_survey_row(). Any
+ * thread,
  *  as what follows. */
 void zsd_survey_sort(struct zsd_survey *s);
-/** Index of a place that has a holder; nplaces: nobody has it. */
+/** Index of a place with a holder; nplaces: it has none. */
 size_t zsd_survey_place(const struct zsd_survey *s, uint64_t at);
 /** The row with this id, or NULL. */
 struct zsd_survey_row *zsd_survey_row(struct zsd_survey *s, uint64_t id);

@@ -6,8 +6,8 @@
 
 #include "daemon/run/core.h"
 
-/** Looks once a turn at what is not worth a hook: who waits for steps, buffers in use, the lines
- * before the drives. */
+/** Once per turn, samples values without a hook of their own: waits for steps, buffers in use, the
+ * queues of the drives. */
 void zsd_top_turn(struct zsd_core *core);
 
 #endif

@@ -21,7 +21,7 @@
  *                committed where the job is kept; the weights are exported where asked, and the run
  *                ends with -EINTR: it is not what was asked for, and a launcher should see that
  * @param people  where rank 0 says what happens
- * @return 0; else err has the sentence, and the code is one of those that zclient.h, data.h, gpt.h
+ * @return 0; else err has the message, and the code is one of those that zclient.h, data.h, gpt.h
  *         and weights.h name
  */
 int gpt_train(const struct gpt_args *args, const volatile sig_atomic_t *stop, FILE *people,

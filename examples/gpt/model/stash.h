@@ -12,7 +12,7 @@
  *     ahead   it will be taken next
  *
  * make and take wait; the others only begin. A failure is final: make and take are NULL from then
- * on, and whoever opened the stash has the sentence.
+ * on, and whoever opened the stash has the message.
  *
  * A DEVICE copies from and to slots, in the order in which it is told to: for as long as `busy`
  * says so of a slot that was kept or dropped, nothing happens to it but that it may be taken, for a
