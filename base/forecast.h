@@ -1,6 +1,7 @@
 /*
- * forecast.h - predicts what a run needs on a node, and how long its steps take. `zctl plan` prints it,
- * and `zbench plan` compares it with measurements. docs/PLANNING.md explains the formulas.
+ * forecast.h - predicts what a run needs on a node, and how long its steps take. `zctl plan`
+ * prints it, and `zbench plan` compares it with measurements. docs/PLANNING.md explains the
+ * formulas.
  *
  * MODEL. The prediction is for the node with the most bytes: the one with the first ranks. Its
  * bytes come from the code that decides admission (place.h); the bytes of a step follow from the
@@ -11,8 +12,8 @@
  *              streamed
  *     step     the larger of both: they overlap
  *
- * Gradients on NVMe are written by the pushes of each micro-step, read by all but the first before,
- * and by the step.
+ * Gradients on NVMe are written by the pushes of each micro-step, read by all but the first
+ * before, and by the step.
  *
  * What fetches of streamed parameters read during forward and backward is counted by walking
  * through the gathers of two steps with the places of the ring; the second step counts.
@@ -39,7 +40,7 @@ struct zb_run {
     enum zb_offload grad;             /* ZB_OFFLOAD_HOST: in memory, or it does not fit */
     bool durable;
     uint64_t commit_every; /* durable: 0 never */
-    bool early;            /* its steps begin early, where there is room for that */
+    bool early;            /* its steps begin early, if there is room for that */
     uint32_t micro_steps, prefetch_units;
     double flops;   /* of a rank, a second; 0: not known */
     double seconds; /* of a whole step with its computing; 0: as long as the optimizer takes */
@@ -48,7 +49,7 @@ struct zb_run {
 /* A node: budgets in bytes as the daemon has them, rates in bytes a second, 0: not known. */
 struct zb_node {
     uint64_t host_bytes, nvme_bytes; /* nvme_bytes: for pages, without ZB_DATA_START */
-    uint64_t gpu_bytes;              /* of each rank's GPU; 0: not looked at */
+    uint64_t gpu_bytes;              /* of each rank's GPU; 0: ignored */
     uint64_t gpu_tier_bytes;         /* of the daemon's GPU tier, for this job; 0: there is none */
     uint64_t host_taken, nvme_taken; /* by other jobs */
     uint32_t page_elems;
@@ -82,7 +83,7 @@ struct zb_forecast {
     uint64_t nvme_grad;                          /* gradients that do not fit into memory */
     uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data file */
     uint64_t gpu_state; /* of the state, what the GPU tier has from the third step on,
-                           beside its place below */
+                           in addition to its place below */
     uint64_t gpu_used;  /* and takes of the tier for it */
     uint32_t nbuffers;
     bool early; /* it was wished, and there is room */
@@ -91,7 +92,7 @@ struct zb_forecast {
     uint64_t step_read, step_written; /* by the step itself, not committing */
     uint64_t fetch_read;              /* by fetches of streamed parameters between two steps */
     uint64_t push_read, push_written; /* by pushes of gradients that live on NVMe */
-    uint64_t commit_written;          /* by a committing step beside step_written */
+    uint64_t commit_written;          /* by a committing step, in addition to step_written */
     double commit_share;              /* steps that commit */
     uint64_t kernel_bytes, crc_bytes; /* through memory; through checksums */
 
@@ -104,7 +105,7 @@ struct zb_forecast {
 
 const char *zb_bound_name(enum zb_bound bound);
 
-/** 0, and ret->fits says whether it does; -EINVAL, with a message: the run makes no sense;
+/** 0, and ret->fits is whether it fits; -EINVAL, with a message: the run makes no sense;
  * -ENOMEM.
  */
 int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *ret,

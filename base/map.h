@@ -23,14 +23,14 @@ struct zb_map {
     size_t n;
 };
 
-/** Room for n entries in all, so that putting up to so many never fails: 0, or -ENOMEM and nothing
+/** Makes room for n entries in all, so that putting up to n never fails: 0, or -ENOMEM and nothing
  * has changed. */
 int zb_map_reserve(struct zb_map *m, size_t n);
 
 /** Adds or replaces: 0 or -ENOMEM. */
 int zb_map_put(struct zb_map *m, uint64_t key, uint32_t value);
 
-/** The value, to look at or change, until the next put or remove; NULL: no such key. */
+/** The value, to read or change, until the next put or remove; NULL: no such key. */
 uint32_t *zb_map_find(const struct zb_map *m, uint64_t key);
 
 /** False: no such key. */

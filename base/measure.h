@@ -2,11 +2,12 @@
  * measure.h - measures the speed of memory and of a drive, in a second or two. The result is good
  * enough for a plan; it is not a benchmark.
  *
- * MODEL. A few threads do the same work until the time is over; the rate is the bytes moved, divided
- * by the time. Memory: the caller's function, on buffers far larger than the caches. kernels/measure.c
- * uses the optimizer's step, since a copy says little about it: on some processors a step is a third
- * faster than a copy. The drive: pages of an unnamed file (O_DIRECT), every thread reading one and
- * writing the next, as a step does. So the rate is that of this mix, and is used for both directions.
+ * MODEL. A few threads do the same work until the time is over; the rate is the bytes moved,
+ * divided by the time. Memory: the caller's function, on buffers far larger than the caches.
+ * kernels/measure.c uses the optimizer's step, since a copy says little about it: on some
+ * processors a step is a third faster than a copy. The drive: pages of an unnamed file (O_DIRECT),
+ * every thread reading one and writing the next, as a step does. So the rate is that of this mix,
+ * and is used for both directions.
  *
  * Blocks; any thread.
  */
@@ -27,14 +28,14 @@ struct zb_measure_work {
     const void *arg;
 };
 
-/** Bytes a second, read and written together, of so many threads: 0, -ENOMEM or -EAGAIN. */
+/** Bytes per second, read and written together, of so many threads: 0, -ENOMEM or -EAGAIN. */
 int zb_measure_memory(const struct zb_measure_work *work, unsigned threads, double *ret,
                       struct zb_err *err);
 
 /** The file: its descriptor, written once, for some zb_measure_drive(); or a negative errno:
  * -EINVAL or -EOPNOTSUPP where the file system has no O_DIRECT, or no files without a name. */
 int zb_measure_open(const char *dir, struct zb_err *err);
-/** Bytes a second, read and written together, in pages of io_bytes (a multiple of 4096) for ns
+/** Bytes per second, read and written together, in pages of io_bytes (a multiple of 4096) for ns
  * nanoseconds: 0 or a negative errno. */
 int zb_measure_drive(int fd, uint64_t io_bytes, uint64_t ns, double *ret, struct zb_err *err);
 

@@ -4,8 +4,8 @@
  * MODEL. A unit is what is gathered and released together. The units are gathered in the order of
  * `order` in each micro-step: all of them forward, and backward again.
  *
- * A MODE says which planes each rank has whole, and which are cut over the ranks (the usual formulas
- * of ZeRO, for p + g + k bytes of a parameter in the three planes, over N ranks):
+ * A MODE defines which planes are whole on each rank, and which are split across ranks (the usual
+ * formulas of ZeRO, for p + g + k bytes of a parameter in the three planes, over N ranks):
  *
  *     ddp      (p + g + k) P            everything on every rank
  *     zero1    (p + g + k/N) P          state cut
@@ -13,8 +13,8 @@
  *     zero3    (p + g + k) P / N        all cut; fsdp is the same
  *     hybrid   (p + g + k) P / (N/nodes)   all cut inside each node, and again on the next
  *
- * Whole planes are in the rank's own memory. The daemon has each rank's slices of all three planes,
- * except with ddp, where it has nothing. Pure; any thread.
+ * Whole planes are in the rank's own memory. The daemon has each rank's slices of all three
+ * planes, except with ddp, where it has nothing. Pure; any thread.
  */
 #ifndef ZB_MODEL_H
 #define ZB_MODEL_H
@@ -46,7 +46,7 @@ int zb_model_add(struct zb_model *m, uint64_t elems, struct zb_err *err);
 /** All units are there: forward in their order, then backward. 0; -EINVAL there are none; -ENOMEM.
  */
 int zb_model_order(struct zb_model *m, struct zb_err *err);
-/** So many parameters in so many equal units, with what is left in the last. */
+/** A model of equal units, with the rest in the last one. */
 int zb_model_params(struct zb_model *m, uint64_t params, uint32_t units, struct zb_err *err);
 /** The model of examples/gpt: the embeddings, a unit for each layer, the last norm; the head shares
  * the embedding, which is gathered once more for it, and not for the way back. */
@@ -63,7 +63,7 @@ const char *zb_mode_formula(enum zb_mode mode); /* "(p + g + k) P / N" */
 double zb_mode_field(enum zb_mode mode, double params, uint32_t ranks, uint32_t nodes);
 /** The plane is cut over the ranks. */
 bool zb_mode_cuts(enum zb_mode mode, enum zb_plane plane);
-/** Over so many ranks. */
+/** Over this many ranks. */
 uint32_t zb_mode_world(enum zb_mode mode, uint32_t ranks, uint32_t nodes);
 
 /**
@@ -74,7 +74,7 @@ uint32_t zb_mode_world(enum zb_mode mode, uint32_t ranks, uint32_t nodes);
 int zb_model_shards(const struct zb_model *m, const struct zb_layout *layout, uint32_t world,
                     uint32_t local, struct zb_place_shard **ret, uint32_t *ret_n);
 
-/* ---- what the engine needs beside */
+/* ---- buffers that the engine needs in addition */
 
 #define ZB_PREFETCH_MAX     64u     /* units gathered ahead */
 #define ZB_GATHER_IDLE      3u      /* buffers of gathered units that stay, beside those ahead */

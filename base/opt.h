@@ -1,10 +1,11 @@
 /*
- * opt.h - the options of a program: rows of a table, which are parsed, checked and shown in one way.
+ * opt.h - the options of a program: rows of a table, which are parsed, checked and shown in one
+ * way.
  *
- * MODEL. A row has the name of an option, the values that it allows, and the member of the caller's
- * struct that holds it. Every value is text until zb_opt_set(), wherever it comes from: the default in
- * the row, the command line, a file. So each value is checked once, and all programs refuse it with
- * the same message. A table ends with a row without a name.
+ * MODEL. A row has the name of an option, the values that it allows, and the member of the
+ * caller's struct that holds it. Every value is text until zb_opt_set(), wherever it comes from:
+ * the default in the row, the command line, a file. So each value is checked once, and all
+ * programs refuse it with the same message. A table ends with a row without a name.
  *
  * COMMAND LINE. "--name VALUE" and "--name=VALUE"; with a letter "-x VALUE" and "-xVALUE", too.
  * Names are not abbreviated. A value that begins with "--" needs the equals sign. If an option is
@@ -49,7 +50,7 @@ struct zb_opt {
     const char *help; /* NULL: only the usage line shows it */
 
     const char *def;     /* set by zb_opt_defaults(); NULL: the member stays as it is */
-    const char *absent;  /* for help: what happens without the option, where no `def` says it */
+    const char *absent;  /* for help: the effect of leaving the option out, if it has no `def` */
     const char *missing; /* for help: "required"; the caller checks it */
 
     double min, max;     /* of a number; max 0: as much as the member holds */
@@ -115,7 +116,8 @@ void zb_opt_usage(FILE *out, const char *begin, const struct zb_opt *rows);
 /** Writes what each option is, in lines of at most 80 columns. */
 void zb_opt_help(FILE *out, const struct zb_opt *rows);
 
-/** Writes words in lines of at most 80 columns, and a newline. All lines are indented; the first one
+/** Writes words in lines of at most 80 columns, and a newline. All lines are indented; the first
+ * one
  *  is already. */
 void zb_opt_wrap(FILE *out, const char *text, size_t indent);
 

@@ -1,10 +1,11 @@
 /*
  * place.h - admission and placement, as arithmetic: where every byte of a job will live on a node,
- * and which budget would be enough. The daemon's admission and `zctl plan` call the same functions.
+ * and which budget would be enough. The daemon's admission and `zctl plan` call the same
+ * functions.
  *
- * MODEL. Every state page is used once per step. So pinning the pages that fit and streaming the rest
- * has the hit rate of the best possible cache, in any order. The job's host bytes are assigned once,
- * by value per byte: parameters first, then gradients, then state.
+ * MODEL. Every state page is used once per step. So pinning the pages that fit and streaming the
+ * rest has the hit rate of the best possible cache, in any order. The job's host bytes are
+ * assigned once, by value per byte: parameters first, then gradients, then state.
  *
  *     needed      gradients, and for parameters either all of them or a ring for those that are
  *                 streamed; state that must be in memory
@@ -14,31 +15,32 @@
  *
  * Later the daemon moves only state, as other jobs free memory or need it (daemon/plan/replan.c).
  *
- * GRADIENTS ON NVME, as a last resort: if not even that fits with all state and parameters streamed,
- * parameters and state keep their minimum, and gradients are in memory page by page, in order of
- * registration, as long as bytes are left. Bytes that are fewer than such a page go to state. Each
- * push writes the other pages of gradients; the next push that adds, and the step, read them. A byte
- * of memory saves, on the drive, in a step of m micro-steps:
+ * GRADIENTS ON NVME, as a last resort: if not even that fits with all state and parameters
+ * streamed, parameters and state keep their minimum, and gradients are in memory page by page, in
+ * order of registration, as long as bytes are left. Bytes that are fewer than such a page go to
+ * state. Each push writes the other pages of gradients; the next push that adds, and the step,
+ * read them. A byte of memory saves, on the drive, in a step of m micro-steps:
  *
  *     parameters  2 m + 1 read (forward, backward; the step), 1 written; less where the ring hits
  *     gradients   m read, m written
  *     state       1 read, 1 written
  *
- * So by bytes alone, memory for gradients is worth a little less than memory for parameters. But it
- * saves m writes instead of one. Writes wear the drive and are its slower direction, and a push waits
- * for them, whereas gathers are read ahead. So gradients move to NVMe last, and only if parameters and
- * state may live there too: a job that requires memory for one of them is refused.
+ * So by bytes alone, memory for gradients is worth a little less than memory for parameters. But
+ * it saves m writes instead of one. Writes wear the drive and are its slower direction, and a push
+ * waits for them, whereas gathers are read ahead. So gradients move to NVMe last, and only if
+ * parameters and state may live there too: a job that requires memory for one of them is refused.
  *
  * THE RING of streamed parameters has, for each rank and each size of shard, as many places as
- * there are such shards but at most ZB_RING_PINS. So a rank can have that many shards pinned at one
- * time, whichever they are, and nothing fragments.
+ * there are such shards but at most ZB_RING_PINS. So a rank can have that many shards pinned at
+ * one time, whichever they are, and nothing fragments.
  *
  * ON THE DATA FILE a job needs, for each size of page, one place for each page that is streamed,
  * and as many spare ones as can be in flight at one time (page buffers), because pages are always
- * written to free places. Pages of gradients need no more than that, since they are not saved. A job
- * that begins its steps early has a spare place for every streamed page that is not frozen: until the
- * step, the old and the new page both exist. A durable job needs places for all of its pages twice,
- * for the committed version and the next one; for frozen pages, which do not change, once.
+ * written to free places. Pages of gradients need no more than that, since they are not saved. A
+ * job that begins its steps early has a spare place for every streamed page that is not frozen:
+ * until the step, the old and the new page both exist. A durable job needs places for all of its
+ * pages twice, for the committed version and the next one; for frozen pages, which do not change,
+ * once.
  *
  * Pure: nothing here knows a daemon. Any thread.
  */
@@ -47,7 +49,7 @@
 
 #include "base/plan.h"
 
-/* Streamed parameters: so many of one rank can be pinned at one time, whichever they are. */
+/* Streamed shards of one size that a rank can pin at the same time. */
 #define ZB_RING_PINS       3u
 #define ZB_SHARDS_MAX      (1u << 20) /* of one job on a node */
 #define ZB_BUFFERS_DEFAULT 32u
@@ -60,7 +62,7 @@ static inline uint32_t zb_pages(uint64_t count, uint32_t page_elems)
     return (uint32_t)((count + page_elems - 1) / page_elems);
 }
 
-/** Bytes of a page of so many elements, a multiple of the block, in one plane. */
+/** Bytes of one plane of a page with this many elements, a multiple of the block. */
 static inline uint64_t zb_layout_page(const struct zb_layout *layout, enum zb_plane plane,
                                       uint64_t elems)
 {
@@ -74,7 +76,7 @@ static inline uint64_t zb_layout_bytes(const struct zb_layout *layout, enum zb_p
     return zb_plane_bytes(layout->block_bytes[plane], page_elems, count);
 }
 
-/* ---- places of pages on the data file: so many of each size */
+/* ---- places of pages on the data file: the number for each size */
 
 struct zb_need {
     uint64_t bytes;
@@ -91,7 +93,7 @@ struct zb_needs {
 int zb_needs_reserve(struct zb_needs *p, uint32_t n);
 /** 0 or -ENOMEM. bytes is a multiple of ZB_PAGE_ALIGN. */
 int zb_needs_add(struct zb_needs *p, uint64_t bytes, uint64_t count);
-/** The pages [from, end) of one plane of a shard of `count` elements, so many times. */
+/** The pages [from, end) of one plane of a shard of `count` elements, `times` times. */
 int zb_needs_pages(struct zb_needs *p, const struct zb_layout *layout, enum zb_plane plane,
                    uint64_t count, uint32_t page_elems, uint32_t from, uint64_t times);
 /** The spare places of what is streamed of one plane: one for each page that a buffer can hold, and
@@ -104,22 +106,22 @@ void zb_needs_done(struct zb_needs *p);
 
 /* ---- page buffers: what streams passes through them; part of the host budget */
 
-/** Bytes of one: all planes of one page, whatever its layout. */
+/** Bytes of one page buffer: all planes of one page of any layout. */
 uint64_t zb_buffer_bytes(uint32_t page_elems);
 /** How many under a budget: what was asked for (ring_bytes > 0), else a sixteenth of the budget,
  * from one to ZB_BUFFERS_DEFAULT. */
 uint32_t zb_buffers(uint64_t host_bytes, uint64_t ring_bytes, uint64_t buffer_bytes);
-/** The least budget that leaves `bytes` beside its page buffers. */
+/** The smallest budget that leaves `bytes` in addition to its page buffers. */
 uint64_t zb_buffers_least(uint64_t bytes, uint64_t ring_bytes, uint64_t buffer_bytes);
 
 /* ---- placement */
 
-/** A shard, as far as placement looks at it. */
+/** A shard as input of placement. */
 struct zb_place_shard {
     const struct zb_layout *layout;
     uint64_t count; /* elements; a multiple of the block */
     uint32_t rank;
-    uint32_t unit; /* of the model; placement does not look at it */
+    uint32_t unit; /* of the model; placement ignores it */
 };
 
 struct zb_place_job {
@@ -141,8 +143,8 @@ struct zb_place_job {
 /** What became of it. Begins as zero, but for `nvme`: what is counted already. */
 struct zb_place {
     uint32_t params_resident; /* shards [0, n) keep their parameters in memory */
-    uint32_t *state_resident; /* [nshards]: so many pages of each keep their state in memory */
-    uint32_t *grads_resident; /* [nshards]: likewise */
+    uint32_t *state_resident; /* [nshards]: pages of each with state in memory */
+    uint32_t *grads_resident; /* [nshards]: pages of each with the gradient in memory */
     uint64_t param_bytes, ring_bytes, grad_bytes, state_bytes; /* of host memory */
     struct zb_needs nvme;                                      /* places of pages */
     uint64_t nvme_param, nvme_state;   /* of them, one version of what lives or is kept there */

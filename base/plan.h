@@ -13,8 +13,8 @@
  *
  *     param dtype   param   master in state       grad
  *     fp32            4      0   param itself      2 or 4, as the unit asks
- *     bf16            2      2   lo (split)        likewise
- *     fp16            2      4   all of it         likewise
+ *     bf16            2      2   lo (split)        the same
+ *     fp16            2      4   all of it         the same
  *     frozen          param's bytes, 0, 0
  *     quantized       1, and 4 for each ZB_Q8_GROUP elements; only of what is frozen
  *
@@ -120,7 +120,7 @@ static inline uint64_t zb_page_bytes(uint32_t block_bytes, uint64_t elems)
 }
 
 /** Bytes of `elems` elements of a plane that is cut into pages of `page_elems`; also where element
- * `elems`, the first of a page, lies in memory. */
+ * `elems`, the first of a page, is in memory. */
 static inline uint64_t zb_plane_bytes(uint32_t block_bytes, uint64_t page_elems, uint64_t elems)
 {
     return elems / page_elems * zb_page_bytes(block_bytes, page_elems) +

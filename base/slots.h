@@ -25,7 +25,7 @@ struct zb_slot_class {
     uint32_t total; /* places; set when laid out */
     uint32_t free;
     uint64_t *free_at;     /* [total]: the first `free` are free places' offsets */
-    struct zb_list cached; /* the owner's: who may leave its place for another, oldest first */
+    struct zb_list cached; /* the owner's: entries that may give up their place, oldest first */
 };
 
 struct zb_slots {

@@ -1,9 +1,9 @@
 /*
  * sorted.h - values by ascending keys, added and removed one at a time in any order.
  *
- * MODEL. The values lie in chunks of ZB_SORTED_CHUNK at most, and the chunks in a list by key. So one
- * that comes or goes moves a part of one chunk, and not half of all values: n of them, in whatever
- * order, cost n searches. A chunk that is full becomes two.
+ * MODEL. The values are in chunks of at most ZB_SORTED_CHUNK, and the chunks in a list by key. So
+ * adding or removing one moves a part of one chunk, and not half of all values: n of them, in
+ * whatever order, cost n searches. A chunk that is full becomes two.
  *
  * Positions are good until the next change.
  */
@@ -39,7 +39,7 @@ struct zb_sorted_pos {
 
 /** The first value whose key is not below. */
 struct zb_sorted_pos zb_sorted_at(const struct zb_sorted *s, uint64_t key);
-/** What lies there; NULL: after the last one. */
+/** The value there; NULL: after the last one. */
 void *zb_sorted_get(const struct zb_sorted *s, struct zb_sorted_pos at);
 /** The value before, or NULL: it is the first. */
 void *zb_sorted_before(const struct zb_sorted *s, struct zb_sorted_pos at);

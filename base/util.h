@@ -62,7 +62,7 @@ static inline bool zb_add_fits(uint64_t a, uint64_t b, uint64_t *ret)
     return true;
 }
 
-/** True when [first, first + count) lies inside [0, total). */
+/** Whether [first, first + count) is inside [0, total). */
 static inline bool zb_range_inside(uint64_t first, uint64_t count, uint64_t total)
 {
     return first <= total && count <= total - first;

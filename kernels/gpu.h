@@ -17,7 +17,7 @@
  *
  * WHERE BYTES ARE. A `dev` address is device memory, which the host never dereferences. It is what
  * works take, and pages of device memory are struct zk_page with such addresses. Host memory may be
- * any; copies run beside others only where it was pinned, else the call may wait for them.
+ * any; copies run in parallel only if it was pinned, else the call may wait for them.
  *
  * ORDER. Works of one stream run one after the other, in the order they were given. Streams are
  * independent; events order them. What a work reads and writes, it does some time between the call
@@ -61,9 +61,9 @@ struct zk_gpu_info {
 };
 
 struct zk_gpu_usage {
-    uint64_t free_bytes;     /* of the device, as it says: others use it, too */
+    uint64_t free_bytes;     /* of the device, as it reports: others use it, too */
     uint64_t owned_bytes;    /* allocated here and not freed */
-    uint64_t stranded_bytes; /* freed here, and kept alive by who imported it */
+    uint64_t stranded_bytes; /* freed here, but still imported by other processes */
     uint64_t pinned_bytes;   /* of host memory */
 };
 
@@ -92,7 +92,8 @@ int zk_gpu_usage(struct zk_gpu *g, struct zk_gpu_usage *ret, struct zb_err *err)
  */
 int zk_gpu_alloc(struct zk_gpu *g, uint64_t bytes, uint64_t tag, struct zk_gpu_mem **ret,
                  struct zb_err *err);
-/** Unmaps it here; the memory itself lives until the last who imported it lets go. NULL is allowed.
+/** Unmaps it here; the memory itself exists until the last importer has unmapped it. NULL is
+ * allowed.
  */
 void zk_gpu_free(struct zk_gpu_mem *mem);
 void *zk_gpu_addr(const struct zk_gpu_mem *mem);
@@ -101,10 +102,10 @@ uint64_t zk_gpu_len(const struct zk_gpu_mem *mem); /* bytes */
 /*
  * SHARING. Memory goes to another process as two descriptors: the memory, and a mark (a pipe's
  * end). Whoever imports keeps the mark open as long as the memory is mapped, and the kernel closes
- * it when the process dies: so the exporter sees who still holds memory. A process that holds the
- * memory's descriptor and not its mark is not seen. The mark of a process that is killed may close
- * a moment before the driver lets go of its memory. An importer chooses its own access: this is no
- * wall against a hostile one.
+ * it when the process dies: so the exporter sees which processes still hold memory. A process that
+ * holds the memory's descriptor and not its mark is not seen. The mark of a process that is killed
+ * may close a moment before the driver frees its memory. An importer chooses its own access: this
+ * is no wall against a hostile one.
  */
 struct zk_gpu_share {
     int mem_fd, mark_fd;
@@ -113,7 +114,7 @@ struct zk_gpu_share {
 
 /** One for each importer. Both descriptors are the caller's, to send and to close; until it has,
  * the share counts as held. -ENOTSUP: the driver cannot; -EINVAL: memory that was imported itself.
- * `holder`: who gets it, as zk_gpu_stranded() is to say; the caller's.
+ * `holder`: its receiver, for zk_gpu_stranded(); owned by the caller.
  */
 int zk_gpu_share(struct zk_gpu_mem *mem, uint64_t holder, struct zk_gpu_share *ret,
                  struct zb_err *err);
@@ -123,7 +124,7 @@ unsigned zk_gpu_holders(struct zk_gpu_mem *mem);
 /** Maps what another process shared. The descriptors stay the caller's and may be closed. */
 int zk_gpu_import(struct zk_gpu *g, const struct zk_gpu_share *share, bool writable,
                   struct zk_gpu_mem **ret, struct zb_err *err);
-/** Memory that is stranded: whose it was, and who holds it. */
+/** Stranded memory: its former owner, and its holders. */
 #define ZK_GPU_HOLDERS_MAX 16u
 struct zk_gpu_strand {
     uint64_t tag, len_bytes;
@@ -137,7 +138,7 @@ void zk_gpu_stranded(struct zk_gpu *g, void (*fn)(void *arg, const struct zk_gpu
 /* ---- host memory */
 
 /**
- * Pins host memory, in pieces of at most 1 GiB, so that copies from and to it run beside others.
+ * Pins host memory, in pieces of at most 1 GiB, so that copies from and to it run in parallel.
  * May take half a second for each GiB.
  *
  * @param addr, len_bytes  whole pages of the host, mapped until they are unpinned
@@ -159,19 +160,20 @@ int zk_gpu_stream_new(struct zk_gpu *g, struct zk_gpu_stream **ret, struct zb_er
 void zk_gpu_stream_free(struct zk_gpu_stream *s);
 /** As the device's own interface knows it: of "cuda" a cudaStream_t, else the stream itself. */
 void *zk_gpu_stream_native(struct zk_gpu_stream *s);
-/** Waits until everything in it is done. Never on a thread that may not wait: see zk_gpu_signal(). */
+/** Waits until everything in it is done. Never on a thread that may not wait: see zk_gpu_signal().
+ */
 int zk_gpu_stream_sync(struct zk_gpu_stream *s, struct zb_err *err);
 
 int zk_gpu_event_new(struct zk_gpu *g, struct zk_gpu_event **ret, struct zb_err *err);
 /** NULL is allowed. Works that wait for it still do. */
 void zk_gpu_event_free(struct zk_gpu_event *e);
 /** The event is reached when all that was given to the stream before is done. A new record replaces
- * the old one, but not for whoever waits for that already. */
+ * the old one, but not for waits that have begun. */
 int zk_gpu_event_record(struct zk_gpu_event *e, struct zk_gpu_stream *s, struct zb_err *err);
 /** What is given to `s` from now on runs after the event's last record; one that was never recorded
  * is reached. */
 int zk_gpu_event_wait(struct zk_gpu_event *e, struct zk_gpu_stream *s, struct zb_err *err);
-/** 0: reached; -EAGAIN: not yet (no sentence is written); else the error. */
+/** 0: reached; -EAGAIN: not yet (no message is written); else the error. */
 int zk_gpu_event_query(struct zk_gpu_event *e, struct zb_err *err);
 
 /* ---- works */
@@ -209,7 +211,7 @@ enum zk_gpu_op {
     ZK_GPU_OP_END
 };
 
-/** Of one block: sumsq() and how many are infinite or NaN; where there are any, sum is 0. */
+/** Of one block: sumsq() and how many are infinite or NaN; if there are any, sum is 0. */
 struct zk_gpu_norm {
     double sum;
     uint64_t nonfinite;

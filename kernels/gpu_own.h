@@ -10,9 +10,10 @@
  *                allocates or maps is valid for both. The stream is the owner's cudaStream_t
  *     emulated   the owner's own device and stream: both copies come from one build
  *
- * Kernels for "cuda" are launched on the native stream by their owner. They are linked into the plugin
- * (gpu_priv.h), with the only copy of the CUDA runtime, and found by zk_gpu_symbol(). On the emulated
- * device kernels are works like any other: a host function that runs in the stream's thread.
+ * Kernels for "cuda" are launched on the native stream by their owner. They are linked into the
+ * plugin (gpu_priv.h), with the only copy of the CUDA runtime, and found by zk_gpu_symbol(). On
+ * the emulated device kernels are works like any other: a host function that runs in the stream's
+ * thread.
  */
 #ifndef ZK_GPU_OWN_H
 #define ZK_GPU_OWN_H
@@ -46,7 +47,7 @@ void *zk_gpu_symbol(struct zk_gpu *g, const char *name);
 #define ZK_GPU_CALL_BYTES 256u
 #define ZK_GPU_USES_MAX   8u
 
-/** A run of device memory that a call uses: where in the arguments its address stands. */
+/** A range of device memory that a call uses, by the position of its address in the arguments. */
 struct zk_gpu_use {
     size_t at;
     uint64_t len_bytes; /* 0: not used, whatever the address is */

@@ -8,7 +8,7 @@
 #include "base/err.h"
 #include "base/plan.h"
 
-/** Bytes a second, read and written together, that so many threads move when they step pages of
+/** Bytes per second, read and written together, that the threads move when they step pages of
  * this layout in memory. Blocks for a fifth of a second; 130 to 240 MB for each thread. 0, -ENOMEM,
  * -EAGAIN. */
 int zk_measure_steps(const struct zb_layout *layout, unsigned threads, double *ret,

@@ -2,11 +2,11 @@
  * zk.h - what each kernel computes.
  *
  * MODEL. A kernel is a pure function over arrays: it allocates nothing, keeps no state, has no
- * callbacks, and is safe in any thread that called zk_thread_init(). All implementations of one kernel
- * give the SAME BITS. ref/ defines the correct result, in readable C; it is always built, and again
- * for each supported instruction set (zk_priv.h). cpu/ and cuda/ have fast implementations.
- * tests/unit/kernels compares all of them with "ref" bit for bit. So the result of a run never depends
- * on the machine, thread or backend that ran a step.
+ * callbacks, and is safe in any thread that called zk_thread_init(). All implementations of one
+ * kernel give the SAME BITS. ref/ defines the correct result, in readable C; it is always built,
+ * and again for each supported instruction set (zk_priv.h). cpu/ and cuda/ have fast
+ * implementations. tests/unit/kernels compares all of them with "ref" bit for bit. So the result
+ * of a run never depends on the machine, thread or backend that ran a step.
  *
  * Arithmetic is IEEE 754 with rounding to nearest even and denormals on; fused multiply-adds are
  * written out and nothing else is fused (-ffp-contract=off). A result that is NaN is stored as
@@ -32,7 +32,7 @@
  * and (hi << 16) + lo is b again for every pattern that is not a NaN (with ties to even it would
  * not be). A NaN is hi 0x7fc0, lo 0. Hardware casts round ties to even: never use them here.
  *
- * An fp16 parameter is the nearest fp16 of an fp32 master, which lies in state whole; an fp32
+ * An fp16 parameter is the nearest fp16 of an fp32 master, which is completely in state; an fp32
  * parameter is its own master.
  *
  * A STATE PAGE interleaves by block, so that one block is verified, updated and checksummed while
@@ -125,7 +125,7 @@ struct zk_params {
  * encoded. Rounding is stochastic: up with the probability of what is cut off. A second moment
  * moves by a thousandth of itself in a step, which rounding to nearest would never let it do. The
  * random bits are a function of the step, the moment and the element's place in its unit: so they
- * too are the same everywhere. What is representable comes back exactly, whatever the bits.
+ * too are the same everywhere. Representable values are returned exactly, whatever the random bits.
  *
  *     noise(key, i)  of element i of the block, mod 2^32. The lowest bit of the key is the moment's
  *                    number, 0 or 1; both moments share what else is in it:
@@ -158,7 +158,7 @@ struct zk_params {
  *     x     = code * scale, rounded to the dtype asked for
  *
  * so the error is at most half a scale and two roundings of it. A group with an infinity or a NaN
- * has the scale NaN and comes back as NaN, all of it.
+ * gets the scale NaN, and is returned as NaN, all of it.
  */
 
 /** b^t in double by repeated squaring, from the lowest bit of t up: the same bits everywhere. */
@@ -168,11 +168,11 @@ double zk_powi(double b, uint64_t t);
 /** 0, or -EINVAL: what a caller gave that this optimizer cannot step with, in an error message that
  * names the scalar. lr, weight decay, eps, momentum and lr decay are 0 to ZK_PARAM_MAX, dampening
  * may be negative, the betas are below 1, scale is finite as a float. What the optimizer does not
- * use is not looked at, but for lr, weight decay and scale. */
+ * use is ignored, except for lr, weight decay and scale. */
 int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *params,
                     struct zb_err *err);
 /** t >= 1: the number of this step. The betas are in [0, 1): 1 would divide by zero. What the
- * optimizer does not use is not looked at: its scalars are 0. */
+ * optimizer does not use is ignored: its scalars are 0. */
 struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params *params,
                              uint64_t t);
 
@@ -183,9 +183,9 @@ struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params
  * place: those that bypass the cache were measured, and lose (bench/README.md).
  */
 struct zk_step_arrays {
-    void *param;      /* float[], or uint16_t[] of bf16 (hi of the split master) or fp16 */
-    void *master;     /* int16_t lo[] for bf16, float[] for fp16, NULL for fp32 */
-    void *m, *v;      /* the moments, float[] or uint16_t[] of bf16; v is NULL where there is one */
+    void *param;  /* float[], or uint16_t[] of bf16 (hi of the split master) or fp16 */
+    void *master; /* int16_t lo[] for bf16, float[] for fp16, NULL for fp32 */
+    void *m, *v;  /* the moments, float[] or uint16_t[] of bf16; v is NULL if there is only one */
     const void *grad; /* in its own dtype */
     uint32_t key;     /* of bf16 moments: the first one's; element 0 of the arrays is number
                        * `first` of the block */

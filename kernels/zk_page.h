@@ -1,18 +1,18 @@
 /*
- * zk_page.h - operations on the pages of a shard: the same code for the daemon and for the engine's
- * store inside a process, so that the place of the state cannot change a run.
+ * zk_page.h - operations on the pages of a shard: the same code for the daemon and for the
+ * engine's store inside a process, so that the place of the state cannot change a run.
  *
  * A page is a run of elements of one shard, a whole number of blocks, with its planes as
  * base/plan.h lays them out: `param` (hi of the split master for bf16, the master for fp32; codes
- * and scales where it is quantized), `state` (interleaved by block, zk.h) and `grad`. Pure functions
- * over the caller's memory; any thread that called zk_thread_init().
+ * and scales where it is quantized), `state` (interleaved by block, zk.h) and `grad`. Pure
+ * functions over the caller's memory; any thread that called zk_thread_init().
  */
 #ifndef ZK_PAGE_H
 #define ZK_PAGE_H
 
 #include "kernels/zk.h"
 
-/** Which parameter group the elements of a unit belong to: ascending, not overlapping. What lies in
+/** Which parameter group the elements of a unit belong to: ascending, not overlapping. What is in
  * no segment (frozen tensors, padding) is never stepped. */
 struct zk_segment {
     uint64_t first, count; /* of the unit's elements */
@@ -22,7 +22,7 @@ struct zk_segment {
 struct zk_page {
     void *param;    /* 64-byte aligned, as all of them */
     void *state;    /* NULL when frozen */
-    void *grad;     /* NULL where there is none */
+    void *grad;     /* NULL: none */
     uint64_t first; /* of the unit's elements; a multiple of the block */
     uint64_t count; /* likewise */
 };
@@ -54,8 +54,8 @@ bool zk_page_has(const struct zb_layout *layout, enum zk_what what);
 void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, enum zk_what what, void *out);
 
-/** Sets the first or second moment, which the layout has; or the master, and with it the parameters:
- * the moments stay. */
+/** Sets the first or second moment, which the layout has; or the master, and with it the
+ * parameters: the moments stay. */
 void zk_page_set(const struct zk_ops *ops, const struct zb_layout *layout,
                  const struct zk_page *page, enum zk_what what, const float *values);
 

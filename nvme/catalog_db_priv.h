@@ -1,6 +1,6 @@
 /*
- * catalog_db_priv.h - the catalog's struct, shared by its files: catalog_sql.c calls SQLite, catalog.c
- * reads and commits, catalog_open.c opens.
+ * catalog_db_priv.h - the catalog's struct, shared by its files: catalog_sql.c calls SQLite,
+ * catalog.c reads and commits, catalog_open.c opens.
  */
 #ifndef ZN_CATALOG_DB_PRIV_H
 #define ZN_CATALOG_DB_PRIV_H
@@ -44,7 +44,7 @@ struct zn_catalog {
 /** The SQL of each statement. */
 extern const char *const zn_catalog_sql[STMTS];
 
-/** The checksum that is stored beside a record. */
+/** The checksum that is stored with a record. */
 uint32_t zn_record_crc(const struct zn_key *key, const void *bytes, size_t len_bytes);
 /** What a record adds to the digest. */
 uint64_t zn_record_mix(const struct zn_key *key, uint32_t crc);
@@ -69,7 +69,7 @@ int zn_catalog_run(struct zn_catalog *c, enum stmt s, const char *what, struct z
 int zn_catalog_read(struct zn_catalog *c, struct catalog_state *ret, struct zb_err *err);
 /** Writes our own record, after the others. */
 int zn_catalog_put_head(struct zn_catalog *c, const struct catalog_state *s, struct zb_err *err);
-/** mode: whether the WAL is cut (TRUNCATE) or begun anew by the next commit (RESTART). */
+/** mode: whether the WAL is truncated (TRUNCATE) or overwritten by the next commit (RESTART). */
 int zn_catalog_checkpoint(struct zn_catalog *c, int mode, struct zb_err *err);
 
 #endif

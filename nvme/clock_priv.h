@@ -19,7 +19,7 @@ struct zn_clock {
     struct zn_engine *e;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint64_t next_ns; /* when somebody has to be woken, or ZN_NEVER */
+    uint64_t next_ns; /* time of the next wake-up, or ZN_NEVER */
     bool stop, up;
     pthread_t thread;
 };

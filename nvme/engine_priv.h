@@ -35,7 +35,7 @@ struct zn_ops {
 extern const struct zn_ops zn_uring_ops, zn_threads_ops;
 
 /* Where data files live, and what runs there: the kernel's files (file.c), or a device of another
- * kind. What the bytes of the file say is none of its business. */
+ * kind. It does not interpret the bytes of the file. */
 struct zn_place {
     const struct zn_ops *const *backends; /* that "auto" tries, in this order; NULL ends them */
     /* Opens or creates the file and locks it; sets block, was_bytes and medium. A failure leaves
@@ -75,7 +75,7 @@ struct zn_engine {
     uint32_t tail_align; /* a tail begins on a multiple of it */
     bool closing;
     bool reaping;
-    /* A commit slot on its way: backends see a write of this block. */
+    /* A commit slot being written: backends see a write of this block. */
     struct zn_io slot_io;
     struct zn_io *slot_of; /* whose request it is; NULL: none is in flight */
     void *slot_block;

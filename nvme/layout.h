@@ -1,7 +1,7 @@
 /*
  * layout.h - the superblock, which identifies a data file as ours. FORMAT.md has the bytes.
  *
- * Nothing in it changes while a daemon runs. It lies in one 512-byte sector, so a write of it cannot
+ * Nothing in it changes while a daemon runs. It is in one 512-byte sector, so a write of it cannot
  * be torn.
  */
 #ifndef ZN_LAYOUT_H
@@ -55,11 +55,11 @@ int zn_medium_write(const struct zn_medium *m, const void *bytes, size_t len_byt
 /** Fills block[ZN_SUPER_BYTES]. */
 void zn_super_encode(const struct zn_super *s, void *block);
 
-/** Reads block[ZN_SUPER_BYTES]; `path` is for the sentence.
+/** Reads block[ZN_SUPER_BYTES]; `path` is for the message.
  *  @return 0; -EMEDIUMTYPE not ours, -EBADMSG damaged, -EOPNOTSUPP another version */
 int zn_super_decode(const void *block, const char *path, struct zn_super *ret, struct zb_err *err);
 
-/** Reads the beginning of the file: as zn_super_decode(), -ENODATA (without a sentence) when it is
+/** Reads the beginning of the file: as zn_super_decode(), -ENODATA (without a message) when it is
  *  blank, or what the device answers. */
 int zn_layout_read(struct zn_medium m, const char *path, struct zn_super *ret, struct zb_err *err);
 
@@ -71,16 +71,16 @@ int zn_layout_write(struct zn_medium m, const char *path, const struct zn_super 
 void zn_super_init(struct zn_super *s, const uint8_t *random);
 
 /*
- * COMMIT SLOTS: two blocks behind the superblock, written in turn (sequence modulo 2): what the
+ * COMMIT SLOTS: two blocks after the superblock, written in turn (sequence modulo 2): what the
  * catalog must be, see zn_catalog.h. A write of one that is torn or lost leaves the other. All of a
- * slot that is not zero lies in one 512-byte sector.
+ * slot that is not zero is in one 512-byte sector.
  */
 #define ZN_SLOTS        2u
 #define ZN_SLOT_BYTES   4096u
 #define ZN_SLOT_VERSION 1u
 
 struct zn_slot {
-    uint64_t sequence;   /* of the newest transaction that may be told to anybody; 0: none ever */
+    uint64_t sequence;   /* of the newest transaction that may be acknowledged; 0: none so far */
     uint64_t digest;     /* over the catalog's records at that transaction */
     uint8_t catalog[16]; /* UUID of the catalog that it belongs to */
 };
@@ -99,7 +99,7 @@ int zn_slot_decode(const void *block, const uint8_t file[16], struct zn_slot *re
 
 /**
  * The newest of blocks[ZN_SLOTS * ZN_SLOT_BYTES], each of which must be in its own place; `path` is
- * for the sentence. *ret is zero when none was ever written.
+ * for the message. *ret is zero when none was ever written.
  *
  * @return 0; -EBADMSG both were written once, and neither is valid now; -EOPNOTSUPP
  */

@@ -13,10 +13,10 @@
  * A request is complete only when every byte was transferred: the tail of a short transfer is
  * resubmitted here, for every backend, and a transfer of 0 bytes is -EIO (past the end).
  *
- * ALIGNMENT. Offsets, lengths and memory are multiples of what zn_info() says (4096 fits every
+ * ALIGNMENT. Offsets, lengths and memory are multiples of the value in zn_info() (4096 fits every
  * device that we open); -EINVAL otherwise, before anything starts. With O_DIRECT the kernel reports
  * the alignment (statx STATX_DIOALIGN); where O_DIRECT is refused (tmpfs, overlay) the
- * file is opened buffered and zn_info() says so.
+ * file is opened buffered, as zn_info() reports.
  */
 #ifndef ZN_H
 #define ZN_H
@@ -34,7 +34,7 @@
 #define ZN_IO_BYTES_MAX  (UINT32_C(1) << 30)
 #define ZN_DATA_START    (UINT64_C(64) << 10) /* below it: the superblock, and room for its kin */
 
-/* Where a page is, for those who own several files: the path's index above the offset in it. An
+/* Where a page is, for owners of several files: the path's index above the offset in it. An
  * engine knows one file, and takes offsets only. */
 #define ZN_PATHS_MAX        8u
 #define ZN_AT(path, offset) ((uint64_t)(path) << 56 | (offset))
@@ -60,7 +60,7 @@ struct zn_io {
     void *buf; /* ignored by ZN_FLUSH, as are len and off */
     uint32_t len_bytes;
     uint64_t off_bytes;
-    bool urgent; /* somebody waits for it: before others, wherever requests wait in line */
+    bool urgent; /* a client waits for it: it is served before others in every queue */
     bool lend;   /* a read: fine to leave buf's memory alone and let buf point to the bytes in
                     memory of the engine, to be changed and written from there; after that write
                     the old place holds anything. Only zn_fixed.h does it */
@@ -107,16 +107,18 @@ struct zn_stats {
 /**
  * Opens (creates, preallocates) the file and starts an engine. The file is locked (flock) against
  * a second daemon for as long as the engine lives. Blocks: for the start of a program. A file of
- * ours that is smaller than size_bytes grows; one that is larger is refused, never cut.
+ * ours that is smaller than size_bytes grows; one that is larger is rejected, never truncated.
  *
- * @return 0, or err has the message and nothing stays behind but an empty file at most:
+ * @return 0, or err has the message, and nothing is left except, at most, an empty file:
  *         -ENOENT, -EROFS, -EACCES  the file cannot be opened or created for writing
  *         -EINVAL      an option; neither a regular file nor a block device; larger than
- * size_bytes; ours, but with another index -EBUSY       another process (or another engine of this
- * one) holds the file, and did not let go within a second -EMEDIUMTYPE the file has content, and it
- * is not ours: nothing of it was changed -EBADMSG     our superblock, damaged; -EOPNOTSUPP: of a
- * version that we do not know -ENOSPC      no room for size_bytes on the file system or the device
- *         -ENOSYS, -EPERM, -ENOMEM, ...  the engine asked for is refused by the kernel
+ *                      size_bytes; ours, but with another index
+ *         -EBUSY       another process (or another engine of this one) holds the file, and did not
+ *                      release it within a second
+ *         -EMEDIUMTYPE the file has contents that are not ours; nothing was changed
+ *         -EBADMSG     our superblock, damaged; -EOPNOTSUPP: of an unknown version
+ *         -ENOSPC      no room for size_bytes on the file system or the device
+ *         -ENOSYS, -EPERM, -ENOMEM, ...  the kernel refuses the requested engine
  */
 int zn_open(struct zn_engine **ret, const struct zn_options *options, struct zb_err *err);
 
@@ -138,7 +140,7 @@ void zn_kick(struct zn_engine *e);
  * Announces memory that requests will use again and again: a hint. From then on the engine may keep
  * it known to the kernel and its pages in place, which spares each request of it the lookup. That
  * happens as requests touch it; what cannot be registered (a limit of the kernel, RLIMIT_MEMLOCK)
- * works as it did, and zn_info() says why.
+ * works as before, and zn_info() has the reason.
  *
  * The memory is private or a memfd's, the caller's until zn_unregister(), which comes before it is
  * unmapped or cut. Regions do not overlap.
@@ -168,7 +170,7 @@ struct zn_stats zn_stats(const struct zn_engine *e);
 
 /*
  * PAGE CHECKSUMS stand on the pointer side: with the extent, not in the page. One CRC32C for each
- * crc_bytes of a page, seeded with who the page is and which generation, so that a stale or
+ * crc_bytes of a page, seeded with the identity and the generation of the page, so that a stale or
  * misdirected page fails like a flipped bit does.
  */
 struct zn_page_id {

@@ -1,18 +1,18 @@
 /*
- * zn_catalog.h - the catalog: a small transactional store of records beside the data file. It never
- * returns to an older state without an error.
+ * zn_catalog.h - the catalog: a small transactional store of records, next to the data file. It
+ * never returns to an older state without an error.
  *
- * MODEL. A record is a key (kind, a, b) and up to ZN_RECORD_MAX bytes. The caller defines the kinds
- * and the meaning of the bytes. Changes are made in transactions: lists of puts and deletes, of which
- * all are applied, or none. Each transaction has the next sequence number. SQLite
- * keeps the records, in one file, WAL mode, locked by us alone.
+ * MODEL. A record is a key (kind, a, b) and up to ZN_RECORD_MAX bytes. The caller defines the
+ * kinds and the meaning of the bytes. Changes are made in transactions: lists of puts and deletes,
+ * of which all are applied, or none. Each transaction has the next sequence number. SQLite keeps
+ * the records, in one file, WAL mode, locked by us alone.
  *
  * SQLite alone can rewind without an error (a flipped bit in its WAL opens an older state; a stale
  * page passes its integrity check). So:
  *
  *     - every record carries a CRC32C over its key and its bytes;
  *     - the digest is the sum, modulo 2^64, of a 64-bit mix of each record's key and CRC: it is
- *       updated with every change, stored in the catalog beside the sequence number, and computed
+ *       updated with every change, stored in the catalog with the sequence number, and computed
  *       again when the catalog is opened;
  *     - before zn_catalog_commit() returns, the WAL is flushed and checkpointed, and the database
  *       flushed; then the caller writes {sequence, digest} into a commit slot of every data file
@@ -21,8 +21,8 @@
  * So an open catalog is at the slots' sequence, or one transaction ahead of them, which was never
  * reported. Anything else is -EBADMSG. After opening a catalog, and before the first commit, the
  * caller writes the slots with zn_catalog_slot() and flushes them (unless the sequence is 0):
- * otherwise a catalog that is one ahead would be two ahead after that commit, and the slots that an
- * earlier process wrote need not be durable.
+ * otherwise a catalog that is one ahead would be two ahead after that commit, and the slots that
+ * an earlier process wrote need not be durable.
  *
  * THREADS. One thread at a time uses a catalog; which one may change. Calls block.
  */
@@ -52,24 +52,24 @@ struct zn_catalog_options {
     const char *vfs;  /* of SQLite; NULL: the system's. Tests name the simulated device's */
     bool may_create;
     bool read_only; /* nothing is changed: for looking at a store that is not to be touched, also
-                       one that a crash left. (An empty WAL may appear beside it.) */
+                       one that a crash left. (An empty WAL may appear next to it.) */
 };
 
 /**
  * Opens, and verifies everything: every record's CRC, the digest, the sequence against the slots.
  *
- * @param slots  the newest slot of each data file (layout.h): n of them; sequence 0 says that
+ * @param slots  the newest slot of each data file (layout.h): n of them; sequence 0 means that
  *               nothing was ever committed there. They may differ by one.
  * @return 0; -EBADMSG the catalog is damaged, or older or newer than the slots allow; err names
  *         what, as exactly as it can; -ENOENT missing or empty (and may not be created; or missing,
- *         and the slots say that there was one); -EBUSY another process has it; -EOPNOTSUPP a newer
+ *         but the slots require one); -EBUSY another process has it; -EOPNOTSUPP a newer
  * format; -ENOSPC, -EIO, -EACCES, -EROFS, -ENOMEM
  */
 int zn_catalog_open(struct zn_catalog **ret, const struct zn_catalog_options *options,
                     const struct zn_slot *slots, unsigned n, struct zb_err *err);
 void zn_catalog_close(struct zn_catalog *c); /* NULL is fine */
 
-/** What the slots must say for the catalog as it is now. */
+/** The contents of the slots that match the current catalog. */
 struct zn_slot zn_catalog_slot(const struct zn_catalog *c);
 
 /** Called for each record, in order of its key; the bytes are valid during the call. A negative
@@ -82,12 +82,12 @@ typedef int zn_record_fn(void *arg, const struct zn_key *key, const void *bytes,
 int zn_catalog_each(struct zn_catalog *c, uint32_t kind, uint32_t kind_last, zn_record_fn *fn,
                     void *arg, struct zb_err *err);
 
-/** Reads all records of the file again and computes the digest anew: 0; -EBADMSG with a message.
+/** Reads all records of the file again and computes the digest again: 0; -EBADMSG with a message.
  */
 int zn_catalog_verify(struct zn_catalog *c, struct zb_err *err);
 
-/** While *stop is true, walks and verifications end with -EAGAIN; NULL: they run to their end. Another
- * thread may set it. */
+/** While *stop is true, walks and verifications end with -EAGAIN; NULL: they run to their end.
+ * Another thread may set it. */
 void zn_catalog_stop_on(struct zn_catalog *c, const atomic_bool *stop);
 
 /** Bytes of the database's file; records. */
@@ -104,18 +104,18 @@ void zn_txn_free(struct zn_txn *t); /* NULL is fine */
 /** Puts (adds or replaces) a record; *ret is memory of len_bytes, for the caller to fill before the
  * commit. 0, -ENOMEM, -EINVAL the key or length. */
 int zn_txn_put_room(struct zn_txn *t, const struct zn_key *key, size_t len_bytes, void **ret);
-/** Deleting what is not there fails the commit (-ENOENT): it is a mistake of ours. */
+/** Deleting a record that does not exist fails the commit (-ENOENT): it is a bug. */
 int zn_txn_del(struct zn_txn *t, const struct zn_key *key);
 /** Every record with this kind and a. None is fine. */
 int zn_txn_del_all(struct zn_txn *t, uint32_t kind, uint64_t a);
 
 /**
  * Makes the transaction durable in the catalog. When it returns 0, the slots must be written with
- * *ret_slot and flushed before the change is told to anybody, and before the next commit.
+ * *ret_slot and flushed before the change is acknowledged, and before the next commit.
  *
  * @return 0; -ENOSPC: nothing has changed, and a later commit may succeed; -EROFS: it was opened
  *         read_only; another code, -EIO above all: what the file holds is not known. The catalog is
- * *poisoned*: every later commit fails with the same sentence, reads go on. What is true is found
+ * *poisoned*: every later commit fails with the same message, reads continue. What is true is found
  * out at the next open.
  */
 int zn_catalog_commit(struct zn_catalog *c, const struct zn_txn *t, struct zn_slot *ret_slot,

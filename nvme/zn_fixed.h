@@ -1,21 +1,22 @@
 /*
- * zn_fixed.h - a device of a fixed rate, in memory: for benchmarks of code that uses a drive, where
- * real drives are too noisy.
+ * zn_fixed.h - a device of a fixed rate, in memory: for benchmarks of code that uses a drive,
+ * where real drives are too noisy.
  *
- * MODEL. The device moves rate_bytes bytes a second in all, reads and writes alike, one request
- * after the other in the order of submission, and each takes at least latency_ns. The moments are
- * computed, so the rate is exact while the requests in flight cover the 0.1 ms or so (more on a
- * busy machine) that a wake-up is late. What it holds is real, and gone when the engine is closed.
+ * MODEL. The device moves rate_bytes bytes per second in all, reads and writes together, one
+ * request after the other in the order of submission, and each takes at least latency_ns. The
+ * moments are computed, so the rate is exact while the requests in flight cover the 0.1 ms or so
+ * (more on a busy machine) that a wake-up is late. What it holds is real, and gone when the engine
+ * is closed.
  *
- * A DRIVE MOVES BYTES WITHOUT A PROCESSOR, and so does this one where it is allowed to: a read with
- * zn_io.lend is answered with the device's own memory, and a write from there moves it to its new
- * place by changing a table. So a program that reads, changes and writes pages pays no copy, and no
- * more than for a drive. All other requests are copied, by the thread that reaps, on its time:
- * zn_fixed_copied() says how many bytes.
+ * A DRIVE MOVES BYTES WITHOUT A PROCESSOR, and so does this one if it may: a read with zn_io.lend
+ * is answered with the device's own memory, and a write from there moves it to its new place by
+ * changing a table. So a program that reads, changes and writes pages pays no copy, and no more
+ * than for a drive. All other requests are copied, by the thread that reaps, on its time:
+ * zn_fixed_copied() returns how many bytes.
  *
- * Changes to memory that was read with `lend` are changes on the device: the old contents cannot be
- * read any more, and once the memory was written elsewhere its old place is undefined. So this device
- * is not for data that must survive a failure; nothing survives the engine.
+ * Changes to memory that was read with `lend` are changes on the device: the old contents cannot
+ * be read any more, and once the memory was written elsewhere its old place is undefined. So this
+ * device is not for data that must survive a failure; nothing survives the engine.
  */
 #ifndef ZN_FIXED_H
 #define ZN_FIXED_H

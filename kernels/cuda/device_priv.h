@@ -1,6 +1,6 @@
 /*
- * device_priv.h - a CUDA GPU, for the files that implement it: device.c, device_error.c, device_mem.c
- * (its memory, and pinned host memory) and device_stream.c. device.c has the model.
+ * device_priv.h - a CUDA GPU, for the files that implement it: device.c, device_error.c,
+ * device_mem.c (its memory, and pinned host memory) and device_stream.c. device.c has the model.
  */
 #ifndef ZK_CUDA_DEVICE_PRIV_H
 #define ZK_CUDA_DEVICE_PRIV_H
@@ -33,7 +33,7 @@ struct cuda_gpu {
 struct cuda_stream {
     struct zk_gpu_stream base;
     cudaStream_t s;
-    bool adopted; /* somebody else ends it */
+    bool adopted; /* its owner ends it */
 };
 
 struct cuda_event {
@@ -58,7 +58,7 @@ static inline struct cuda_event *event_of(struct zk_gpu_event *e)
 
 /* ---- device_error.c */
 
-/** 0, or what the runtime says about `what`. */
+/** 0, or the runtime's error about `what`. */
 int zk_cuda_fail(cudaError_t e, const char *what, struct zb_err *err);
 int zk_cuda_driver_fail(const struct cuda_gpu *c, CUresult r, const char *what, struct zb_err *err);
 /** Makes the device's context that of the calling thread. */

@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/warp_priv.h"
 
-/* Of codes and scales that lie by block: those of the block that element i is in, and its scale. */
+/* Of codes and scales stored by block: those of the block that element i is in, and its scale. */
 WARP_FN unsigned char *block_codes(const void *blocks, uint64_t i)
 {
     return (unsigned char *)(uintptr_t)blocks + i / WARP_B * ZB_Q8_BLOCK_BYTES;

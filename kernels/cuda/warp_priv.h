@@ -1,8 +1,9 @@
 /*
  * warp_priv.h - the kernels for GPUs, as what one warp does: compiled by nvcc for the device
- * (launch.cu), and by the C compiler for the processor (host.c), where tests hold them to "ref". So
- * it is written in what C and C++ have in common. Here is what all kernels use; the kernels are in
- * warp_array_priv.h, warp_sums_priv.h and warp_step_priv.h, and warp_work_priv.h has all of them.
+ * (launch.cu), and by the C compiler for the processor (host.c), where tests hold them to "ref".
+ * So it is written in what C and C++ have in common. Here is what all kernels use; the kernels are
+ * in warp_array_priv.h, warp_sums_priv.h and warp_step_priv.h, and warp_work_priv.h has all of
+ * them.
  *
  * MODEL. A launch is cut into chunks, and a warp of 32 lanes does one. Lanes meet only in
  * warp_most() and sums_down(). What a lane keeps between such meetings is in an array of
@@ -15,9 +16,9 @@
  * or of all of a chunk's, that it is inside and aligned. All arithmetic is in ref/, and none of it
  * here.
  *
- * READ FIRST. A lane loads everything that it needs of its quads before it uses any of it, and before
- * it stores: the compiler cannot know that arrays do not overlap. Only in this way are enough loads in
- * flight to keep the memory busy.
+ * READ FIRST. A lane loads everything that it needs of its quads before it uses any of it, and
+ * before it stores: the compiler cannot know that arrays do not overlap. Only in this way are
+ * enough loads in flight to keep the memory busy.
  */
 #ifndef ZK_WARP_PRIV_H
 #define ZK_WARP_PRIV_H
@@ -131,7 +132,7 @@ QUAD_ACCESS(16)
 QUAD_ACCESS(32)
 #endif
 
-/* Elements [i, i + 4) of an array of n, zeros behind its end. */
+/* Elements [i, i + 4) of an array of n, zeros after its end. */
 #define QUAD_FUNCTIONS(bits)                                                            \
     WARP_FN struct quad##bits quad_get##bits(const void *array, uint64_t i, uint64_t n, \
                                              bool whole)                                \
@@ -275,7 +276,7 @@ WARP_FN struct quad quad_decode_q8(struct quad8 code, uint32_t scale, bool is_si
 
 /* ---- lanes */
 
-/* Where a lane's quad lies in an array, or in its chunk, number 0. */
+/* Where a lane's quad is in an array, or in its chunk, number 0. */
 WARP_FN uint64_t lane_at(uint64_t chunk, unsigned lane, unsigned half)
 {
     return chunk * WARP_CHUNK + half * (WARP_CHUNK / 2) + lane * 4;

@@ -39,7 +39,7 @@ struct lane_scalars {
     struct zk_scalars s;
 };
 
-/* The first segment from `s` on that ends behind element x of the unit. */
+/* The first segment from `s` on that ends after element x of the unit. */
 WARP_FN uint32_t segment_find(const struct warp_step *a, uint32_t s, uint64_t x)
 {
     uint32_t end = a->nsegments;
@@ -250,7 +250,7 @@ WARP_FN void quad_step(const struct warp_step *a, const struct step_kind *kind,
             moment_put(kind->moments, a, which, at, st->x[which][half], stepped, keys[which]);
 }
 
-/* A lane's quads. `own` is the first segment that ends behind the chunk's first element; there is
+/* A lane's quads. `own` is the first segment that ends after the chunk's first element; there is
  * one. */
 WARP_FN void lane_step(const struct warp_step *a, const struct step_kind *kind,
                        const struct place *at, const uint32_t *keys, uint32_t own, bool all,
@@ -341,7 +341,7 @@ WARP_FN void warp_step(const struct warp_step *a, const struct step_kind *kind, 
     own = whole ? segment_find(a, s, begin) : s;
     all = own < a->nsegments && a->segments[own].first <= begin &&
           a->segments[own].first + a->segments[own].count >= begin + WARP_CHUNK;
-    own = own < a->nsegments ? own : s; /* behind the last: no element finds it */
+    own = own < a->nsegments ? own : s; /* after the last: no element finds it */
     WARP_EACH (w) {
         if (all)
             lane_step(a, kind, &at, keys, own, true, WARP_LANE(w), &st[w]);

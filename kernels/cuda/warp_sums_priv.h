@@ -85,7 +85,7 @@ WARP_FN void row_count(const struct warp_sums *a, const struct sums_kind *kind, 
     }
 }
 
-/* The next rows are on their way while these are summed. */
+/* The next rows are loaded while these are summed. */
 WARP_FN void lane_rows(const struct warp_sums *a, const struct sums_kind *kind, uint64_t first,
                        bool whole, struct lane_sums *st)
 {
@@ -137,7 +137,7 @@ WARP_FN void lane_sum(const struct warp_sums *a, const struct sums_kind *kind, u
         *st = lane_rows_rare(*a, *kind, first);
 }
 
-/* Each quarter adds what the one `delta` behind it has; what those without one get is not used. */
+/* Each quarter adds the value of the one `delta` after it; the result of the others is not used. */
 WARP_FN void sums_down(struct lane_sums *st, unsigned delta)
 {
 #ifdef __CUDA_ARCH__
@@ -155,7 +155,7 @@ WARP_FN void sums_down(struct lane_sums *st, unsigned delta)
 #endif
 }
 
-/* WARP_BLOCKS blocks. All lanes come here, also those whose block is behind the end. */
+/* WARP_BLOCKS blocks. All lanes come here, also those whose block is after the end. */
 WARP_FN void warp_sums(const struct warp_sums *a, const struct sums_kind *kind, uint64_t chunk)
 {
     struct lane_sums st[WARP_STATES];

@@ -14,7 +14,7 @@ struct emu {
     uint64_t delay_us;
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a queue, an event, or `stop` of a stream */
-    bool limited;           /* only so many works */
+    bool limited;           /* the number of works is limited */
     uint64_t works_left;
     struct zb_err dead;  /* code is 0 while the device works */
     struct zb_list pins; /* pieces of host memory */

@@ -2,7 +2,7 @@
  * gpu_priv.h - the interface of the backends of gpu.h, and what they share. Private to kernels/.
  *
  * MODEL. gpu.c is the only caller of a backend: it checks arguments, keeps the lists of what is
- * allocated, stranded, shared and pinned, and counts. A backend does what its table says and
+ * allocated, stranded, shared and pinned, and counts. A backend implements its table and
  * nothing else. An object of a backend begins with the base that gpu.c knows.
  */
 #ifndef ZK_GPU_PRIV_H
@@ -17,14 +17,14 @@
 struct zk_gpu_backend {
     const char *name;
 
-    /* `args` is what stands behind the name's first colon, "" for nothing. Fills in base.info but
+    /* `args` is the text after the name's first colon, "" for nothing. Fills in base.info but
      * for the backend and the limit; what else is gpu.c's is zero, and set up behind it. */
     int (*open)(const char *args, struct zk_gpu **ret, struct zb_err *err);
     void (*close)(struct zk_gpu *g); /* takes a half-built one, too */
     int (*free_bytes)(struct zk_gpu *g, uint64_t *ret, struct zb_err *err);
 
     /* m->len_bytes is a multiple of the granularity; they set m->dev and what is theirs, and leave
-     * nothing behind when they fail. mem_free() unmaps and lets go. */
+     * nothing behind when they fail. mem_free() unmaps and releases. */
     int (*mem_new)(struct zk_gpu_mem *m, struct zb_err *err);
     int (*mem_import)(struct zk_gpu_mem *m, int fd, bool writable, struct zb_err *err);
     int (*mem_export)(struct zk_gpu_mem *m, int *ret_fd, struct zb_err *err);
@@ -52,7 +52,7 @@ struct zk_gpu_backend {
     int (*signal)(struct zk_gpu_stream *s, int eventfd, struct zb_err *err);
     int (*launch)(struct zk_gpu_stream *s, const struct zk_gpu_work *work, struct zb_err *err);
 
-    /* gpu_own.h; NULL where there is no such thing. An adopted stream is freed and not ended. */
+    /* gpu_own.h; NULL: not supported. An adopted stream is freed and not ended. */
     int (*stream_adopt)(struct zk_gpu *g, void *native, struct zk_gpu_stream **ret,
                         struct zb_err *err);
     int (*enter)(struct zk_gpu *g, struct zb_err *err);
@@ -112,7 +112,7 @@ struct zk_gpu_event {
 
 /* ---- gpu_mem.c and gpu_pin.c, for gpu.c */
 
-/** Forgets what is stranded, whoever holds it. The device is closed next. */
+/** Forgets stranded memory, even if it is held. The device is closed next. */
 void zk_gpu_mem_forget(struct zk_gpu *g);
 
 /** How many of the bytes at `host` one copy may have: what is pinned in several pieces, or in part,
@@ -121,7 +121,7 @@ uint64_t zk_gpu_pin_run(struct zk_gpu *g, const char *host, uint64_t len_bytes);
 
 /* ---- works, work.c */
 
-/** 0, or -EINVAL: what is wrong with it. What a device reads in its own memory is not looked at. */
+/** 0, or -EINVAL: what is wrong with it. Data in the device's own memory is not checked. */
 int zk_gpu_work_check(const struct zk_gpu_work *w, struct zb_err *err);
 
 /** A run of memory that a work uses: the pointer in the struct, and how many bytes from there. */

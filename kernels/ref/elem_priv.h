@@ -1,10 +1,10 @@
 /*
- * elem_priv.h - the arithmetic of one element: the one place where it is written.
+ * elem_priv.h - the arithmetic of one element: the only place where it is defined.
  *
  * MODEL. Floats are tested by their bits: such a test gives the same result in every mode of the
  * floating-point unit. (A test for NaN needs no bits, but a compiler that honours NaNs, as
- * CMakeLists.txt requires.) Every choice is a select between two computed values, never a branch, so
- * that the loops over these functions are vectorized. CUDA's compiler compiles this file, too.
+ * CMakeLists.txt requires.) Every choice is a select between two computed values, never a branch,
+ * so that the loops over these functions are vectorized. CUDA's compiler compiles this file, too.
  */
 #ifndef ZK_ELEM_PRIV_H
 #define ZK_ELEM_PRIV_H
@@ -57,13 +57,14 @@ ELEM_FN uint16_t elem_to_bf16(float f)
     return (uint16_t)(elem_is_nan(b) ? ELEM_BF16_NAN : rounded);
 }
 
-/* a where mask is all ones, b where it is 0: what a whole loop chooses alike, without a branch. */
+/* a where mask is all ones, b where it is 0: a choice that is the same for a whole loop, without a
+ * branch. */
 ELEM_FN float elem_choose(uint32_t mask, float a, float b)
 {
     return elem_float((elem_bits(a) & mask) | (elem_bits(b) & ~mask));
 }
 
-/* For arithmetic: a NaN as it is. What comes of it is made canonical where it is stored. */
+/* For arithmetic: a NaN as it is. The result is made canonical when it is stored. */
 ELEM_FN float elem_value_of_bf16(uint16_t h)
 {
     return elem_float((uint32_t)h << 16);
@@ -178,7 +179,7 @@ ELEM_FN void elem_step_ADAM(const struct zk_scalars *s, float *param, float *m, 
     elem_adam(s, *param, elem_fma(s->l2, *param, elem_mul(grad, s->scale)), param, m, v);
 }
 
-/* 1 with the sign of f; f itself where it is 0 or NaN. */
+/* 1 with the sign of f; f itself if it is 0 or NaN. */
 ELEM_FN float elem_sign(float f)
 {
     uint32_t b = elem_bits(f), a = b & 0x7fffffff;

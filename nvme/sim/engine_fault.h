@@ -18,13 +18,13 @@ struct zn_fault_plan {
     bool nth_on;          /* nor do those after it: a device that died */
     int nth_res;          /* their result: a negative errno, or 0 for the end of the file */
     unsigned short_every; /* every so-many-th read or write is short; 0: none */
-    uint32_t short_bytes; /* and ends after so many bytes; 0: half of it */
+    uint32_t short_bytes; /* ends after this many bytes; 0: half of it */
     unsigned again_every; /* every so-many-th transfer is interrupted (-EINTR) */
     bool lifo;            /* what finished last comes up first */
 };
 
 /**
- * From now on, until the engine is closed; a second call replaces the plan and counts anew.
+ * From now on, until the engine is closed; a second call replaces the plan and the counts.
  * Requests in flight are left alone.
  *
  * @return 0 or -ENOMEM

@@ -19,7 +19,7 @@ struct sim_file {
     char *name;
     bool tainted;     /* S1 */
     uint32_t births;  /* of the name, those that failed too */
-    const void *user; /* who has it for itself */
+    const void *user; /* its exclusive user */
 };
 
 struct sim_rule {
@@ -92,7 +92,7 @@ int sim_copy_files(struct zn_sim *to, const struct zn_sim *from, const struct si
 
 /* ---- sim_fault.c */
 
-/* An operation on its way through the faults. */
+/* An operation while faults are applied. */
 struct sim_doing {
     struct sim_op *op;
     uint64_t n;   /* its number */

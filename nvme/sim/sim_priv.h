@@ -34,7 +34,7 @@ struct sim_data {
     bool exists;
     uint32_t born; /* which creation of this name it is, from 1 */
     uint64_t size;
-    struct sim_chunk **chunks; /* [nchunks]: all zeros behind size */
+    struct sim_chunk **chunks; /* [nchunks]: all zeros after size */
     size_t nchunks;
 };
 
@@ -105,7 +105,7 @@ void sim_state_forget(struct sim_state *st, unsigned file, uint64_t seed);
 /** The power has failed: decides about every change. 0 or -ENOMEM. */
 int sim_state_settle(struct sim_state *st, uint64_t seed, uint32_t variant);
 
-/* ---- random numbers: of what is asked for, so that nothing depends on who else asked */
+/* ---- random numbers: functions of the request, so that nothing depends on other requests */
 
 static inline uint64_t sim_mix(uint64_t a, uint64_t b)
 {

@@ -1,7 +1,7 @@
 /*
- * zn_sim.h - the simulated device: it fails as drives and file systems may, on request, and always in
- * the same way for the same seed. It is the third implementation of the engine's table, and the device
- * under SQLite (a VFS of its own), so that one power cut hits data and catalog alike.
+ * zn_sim.h - the simulated device: it fails as drives and file systems may, on request, and always
+ * in the same way for the same seed. It is the third implementation of the engine's table, and the
+ * device under SQLite (a VFS of its own), so that one power cut hits both data and catalog.
  *
  * MODEL. A device holds files by name. A file has two contents: what a read sees now, and what is
  * durable. A write goes to the first, and into the device's volatile cache: a list of writes in
@@ -12,27 +12,27 @@
  * entry included), or by luck; creations and deletions also when SQLite flushes the folder.
  *
  * A POWER CUT at operation n, variant v: operation n and all later ones fail with -EIO ("the
- * device is dead"). zn_sim_restart() then decides, by (seed, n, v) alone, what became of each write
- * that was not flushed: kept, lost, or torn at 512-byte sectors, in any order among themselves.
- * Variant 0 loses all of them, variant 1 keeps all of them, 2 keeps a prefix in order; the others
- * choose freely. The write that was operation n itself may be torn too.
+ * device is dead"). zn_sim_restart() then decides, by (seed, n, v) alone, what became of each
+ * write that was not flushed: kept, lost, or torn at 512-byte sectors, in any order among
+ * themselves. Variant 0 loses all of them, variant 1 keeps all of them, 2 keeps a prefix in order;
+ * the others choose freely. The write that was operation n itself may be torn too.
  *
  * FAULTS are rules: from operation n on, once or permanently, of one kind. ENOSPC hits writes, and
  * truncates that grow; a short transfer moves a part of the bytes, a multiple of 512; a failed
  * flush returns -EIO and drops the unflushed writes of that file from the cache at random, as a
- * kernel does. A lost write reports success and never happens; a misdirected one goes to another
- * 4 KiB-aligned place of the same file; a stale one is undone at the next restart although a flush
+ * kernel does. A lost write reports success and never happens; a misdirected one goes to another 4
+ * KiB-aligned place of the same file; a stale one is undone at the next restart although a flush
  * followed; a bit flip changes one bit of what is written or read.
  *
  * TIME. Requests of an engine happen, get their numbers and finish inside zn_reap(), in an order
  * drawn from the seed, one for each zn_reap() or more (zn_sim_options.batch), immediately in real
  * time. So a flush that did not wait for a write may come before it. In the fixed-rate mode they
- * finish by the clock instead: the device moves rate_bytes bytes a second in all, one request after
- * the other, and each takes at least latency_ns; nothing else changes. This mode is for measuring
- * schedulers, where real drives are too noisy: the times are computed, so the rate is exact (within
- * 0.1 %, measured) while the requests in flight cover the 0.1 ms or so that a wake-up is late.
- * discard: contents are not kept at all (what an engine reads into stays as it is, all other reads
- * give zeros), for rates that memory copies would disturb.
+ * finish by the clock instead: the device moves rate_bytes bytes a second in all, one request
+ * after the other, and each takes at least latency_ns; nothing else changes. This mode is for
+ * measuring schedulers, where real drives are too noisy: the times are computed, so the rate is
+ * exact (within 0.1 %, measured) while the requests in flight cover the 0.1 ms or so that a
+ * wake-up is late. discard: contents are not kept at all (what an engine reads into stays as it
+ * is, all other reads give zeros), for rates that memory copies would disturb.
  *
  * THREADS. A device, its engines and its VFS may be used from several threads (it has one lock). A
  * run is exactly repeatable when one thread at a time uses it.
@@ -51,7 +51,7 @@ struct zn_sim;
 
 struct zn_sim_options {
     uint64_t seed;
-    unsigned batch; /* completions at most that one zn_reap() sees; 0: 1 + what the seed says */
+    unsigned batch; /* maximum of completions of one zn_reap(); 0: 1 + a number from the seed */
     uint64_t rate_bytes; /* fixed-rate mode: bytes a second; 0: off */
     uint64_t latency_ns; /* of it */
     bool discard;
@@ -112,7 +112,7 @@ int zn_sim_cut_at(struct zn_sim **ret, const struct zn_sim *s, uint64_t op, uint
 /** A copy of a device as it is (its durable and its cached contents), alive and without faults. */
 int zn_sim_copy(struct zn_sim **ret, const struct zn_sim *s, struct zb_err *err);
 
-/* ---- damage, for tests of corruption: contents as they are, behind everybody's back */
+/* ---- damage, for tests of corruption: changes contents directly */
 
 /** A file's size, or -ENOENT. */
 int64_t zn_sim_size(const struct zn_sim *s, const char *name);
