@@ -75,7 +75,7 @@ def test_a_slice(ranks: Any) -> None:
 
 def test_one_that_did_not_resume(ranks: Any) -> None:
     """Who begins again is fast: that is no resume."""
-    with pytest.raises(bench.Broken, match="made step 1 where it should resume"):
+    with pytest.raises(bench.Broken, match="made step 1 instead of resuming"):
         ranks(step=1, resumes=ranks())
 
 
