@@ -28,8 +28,9 @@
 #define LINE_PERIOD_USER UINT64_C(250000000)
 
 /*
- * The table. max: of node, user, job and connection; 0: none, or by an option (row_max()). reserve:
- * beyond what the node gives to all, for those who are trusted.
+ * The table. max: of node, user, job and connection; 0: none, or by an option (row_max()). Each
+ * thing is charged to jobs or to connections: the other level has none. reserve: beyond what the
+ * node gives to all, for those who are trusted.
  */
 static const struct row {
     const char *what;                /* in an error message */
@@ -63,15 +64,15 @@ static const struct row {
                                { 0, ZSD_USER_FDS_MAX, 0, ZSD_CONN_FDS_MAX },
                                .code = -EMFILE },
     [ZSD_LIMIT_JOBS] = { "jobs", { "jobs_max", "user_jobs_max" }, .code = -ENOSPC },
-    [ZSD_LIMIT_READERS] = { "readers", { NULL }, { 256, 64, 0, 1 }, .code = -EUSERS },
+    [ZSD_LIMIT_READERS] = { "readers", { NULL }, { 256, 64 }, .code = -EUSERS },
     [ZSD_LIMIT_SCANS] = { "scans", { NULL }, { 64, 16, 0, 4 }, .code = -EBUSY },
     [ZSD_LIMIT_DEFINITION_BYTES] = { "bytes of definitions",
                                      { "a twelfth of host_bytes, at least 48 MiB" },
-                                     { 0 /* row_max() */, 512 * MIB, 256 * MIB, 64 * MIB },
+                                     { 0 /* row_max() */, 512 * MIB, 256 * MIB },
                                      .code = -ENOSPC },
     [ZSD_LIMIT_NOTE_BYTES] = { "bytes of notes",
                                { "a 64th of host_bytes, at least 8 MiB" },
-                               { 0 /* row_max() */, 256 * MIB, 128 * MIB, 4 * MIB },
+                               { 0 /* row_max() */, 256 * MIB, 128 * MIB },
                                .code = -ENOSPC },
     [ZSD_LIMIT_SNAPSHOTS] = { "snapshots", { NULL }, { 65536, 16384, 4096 }, .code = -ENOSPC },
 };

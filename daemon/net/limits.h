@@ -45,7 +45,8 @@ struct zsd_config;
 #define ZSD_CONN_FDS_MAX 4u
 #define ZSD_USER_FDS_MAX 256u
 
-/** One row of the table each. Bytes are of memory of the daemon. */
+/** One row of the table each. Bytes are of memory of the daemon. Jobs are charged for themselves,
+ *  definitions, notes and snapshots; connections for the rest. */
 enum zsd_limit {
     ZSD_LIMIT_CLIENTS,       /* connections */
     ZSD_LIMIT_REQUESTS,      /* unanswered */
@@ -54,7 +55,7 @@ enum zsd_limit {
     ZSD_LIMIT_WAITING_BYTES, /* of their answers: below the two above, so that it is still read */
     ZSD_LIMIT_ANSWER_FDS,    /* descriptors queued, or not read by the peer: as for ANSWER_BYTES */
     ZSD_LIMIT_JOBS,          /* in memory */
-    ZSD_LIMIT_READERS,       /* of saved jobs */
+    ZSD_LIMIT_READERS,       /* of saved jobs: one of a connection */
     ZSD_LIMIT_SCANS,         /* fsck, df, scrub: running, or waiting to run */
     ZSD_LIMIT_DEFINITION_BYTES, /* units, tensors, shards */
     ZSD_LIMIT_NOTE_BYTES,
@@ -111,10 +112,8 @@ void zsd_quota_leave(struct zsd_quota *q);
  *         the node, the job or the connection may have. err has the message, and nothing changed
  */
 int zsd_limit_take(struct zsd_quota *q, enum zsd_limit what, uint64_t n, struct zb_err *err);
-/** Charges regardless of limits: for what can no longer be rejected. */
-void zsd_limit_add(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 void zsd_limit_give(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
-/** Charges regardless of limits: for what was allowed before, and is loaded again. */
+/** Charges regardless of limits: for what can no longer be rejected, or was allowed before. */
 void zsd_limit_add(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 /** Whether n more fit, for callers that wait instead of rejecting. */
 bool zsd_limit_room(const struct zsd_quota *q, enum zsd_limit what, uint64_t n);

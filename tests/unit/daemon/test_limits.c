@@ -108,6 +108,53 @@ static void each_level_refuses(void **state)
     }
 }
 
+/* A thing is charged to jobs or to connections: a limit of the other level would never apply. */
+static void limits_are_where_charges_are(void **state)
+{
+    static const bool of_job[ZSD_LIMITS] = {
+        [ZSD_LIMIT_JOBS] = true,
+        [ZSD_LIMIT_DEFINITION_BYTES] = true,
+        [ZSD_LIMIT_NOTE_BYTES] = true,
+        [ZSD_LIMIT_SNAPSHOTS] = true,
+    };
+    struct zsd_quota q = joined(ZSD_LEVEL_CONN, USER);
+
+    (void)state;
+    for (enum zsd_limit what = 0; what < ZSD_LIMITS; what++) {
+        enum zsd_level other = of_job[what] ? ZSD_LEVEL_CONN : ZSD_LEVEL_JOB;
+
+        if (zsd_limit_max(&q, other, what) != UINT64_MAX)
+            fail_msg("thing %d is limited where nobody is charged for it", (int)what);
+    }
+    zsd_quota_leave(&q);
+}
+
+/* The node's is a part of host_bytes. */
+static void bytes_of_one_job(void **state)
+{
+    const struct {
+        enum zsd_limit what;
+        uint64_t max;
+        const char *says;
+    } cases[] = {
+        { ZSD_LIMIT_DEFINITION_BYTES, 256 * ZB_MIB, "this job has 268435456 bytes of definitions" },
+        { ZSD_LIMIT_NOTE_BYTES, 128 * ZB_MIB, "this job has 134217728 bytes of notes already" },
+    };
+
+    (void)state;
+    d.config.host_bytes = UINT64_C(12) << 30;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct zsd_quota job = joined(ZSD_LEVEL_JOB, USER);
+
+        err = (struct zb_err){ 0 };
+        assert_int_equal(zsd_limit_take(&job, cases[i].what, cases[i].max, &err), 0);
+        assert_int_equal(zsd_limit_take(&job, cases[i].what, 1, &err), -ENOSPC);
+        if (!strstr(err.text, cases[i].says))
+            fail_msg("'%s'", err.text);
+        zsd_quota_leave(&job);
+    }
+}
+
 /* What others may not have is kept for those who are trusted. */
 static void the_reserve(void **state)
 {
@@ -201,6 +248,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_charge_goes_up_the_tree),
         TEST(each_level_refuses),
+        TEST(limits_are_where_charges_are),
+        TEST(bytes_of_one_job),
         TEST(the_reserve),
         TEST(by_an_option),
         TEST(of_nobody),
