@@ -18,6 +18,8 @@
 /* What the node remembers of jobs is beside host_bytes: a part of them, or so much where they are few. */
 #define DEFINITIONS_PART 12u
 #define DEFINITIONS_MIN  (48 * MIB)
+#define DEFINITIONS_USER (512 * MIB) /* or half of that, of a user */
+#define DEFINITIONS_JOB  (256 * MIB) /* or a quarter, of a job */
 #define NOTES_PART       64u
 #define NOTES_MIN        (8 * MIB)
 
@@ -66,9 +68,11 @@ static const struct row {
     [ZSD_LIMIT_JOBS] = { "jobs", { "jobs_max", "user_jobs_max" }, .code = -ENOSPC },
     [ZSD_LIMIT_READERS] = { "readers", { NULL }, { 256, 64 }, .code = -EUSERS },
     [ZSD_LIMIT_SCANS] = { "scans", { NULL }, { 64, 16, 0, 4 }, .code = -EBUSY },
-    [ZSD_LIMIT_DEFINITION_BYTES] = { "bytes of definitions",
-                                     { "a twelfth of host_bytes, at least 48 MiB" },
-                                     { 0 /* row_max() */, 512 * MIB, 256 * MIB },
+    [ZSD_LIMIT_DEFINITION_BYTES] = { "bytes of definitions and snapshots",
+                                     { "a twelfth of host_bytes, at least 48 MiB",
+                                       "half of the daemon's, at least 512 MiB",
+                                       "a quarter of the daemon's, at least 256 MiB" },
+                                     { 0 }, /* row_max() */
                                      .code = -ENOSPC },
     [ZSD_LIMIT_NOTE_BYTES] = { "bytes of notes",
                                { "a 64th of host_bytes, at least 8 MiB" },
@@ -81,6 +85,23 @@ static const struct row {
 static uint64_t user_max(uint32_t option, uint32_t node)
 {
     return option > 0 ? option : node - node / 4;
+}
+
+/* One snapshot of a large job has tables of some 100 MiB: a large node allows for several. */
+static uint64_t definitions_max(const struct zsd_config *c, enum zsd_level level)
+{
+    uint64_t node = zb_max_u64(c->host_bytes / DEFINITIONS_PART, DEFINITIONS_MIN);
+
+    switch (level) {
+    case ZSD_LEVEL_NODE:
+        return node;
+    case ZSD_LEVEL_USER:
+        return zb_max_u64(node / 2, DEFINITIONS_USER);
+    case ZSD_LEVEL_JOB:
+        return zb_max_u64(node / 4, DEFINITIONS_JOB);
+    default:
+        return 0;
+    }
 }
 
 static uint64_t row_max(const struct zsd_limits *l, enum zsd_level level, enum zsd_limit what)
@@ -96,8 +117,8 @@ static uint64_t row_max(const struct zsd_limits *l, enum zsd_level level, enum z
         max = c->jobs_max;
     else if (what == ZSD_LIMIT_JOBS && level == ZSD_LEVEL_USER)
         max = user_max(c->user_jobs_max, c->jobs_max);
-    if (level == ZSD_LEVEL_NODE && what == ZSD_LIMIT_DEFINITION_BYTES)
-        max = zb_max_u64(c->host_bytes / DEFINITIONS_PART, DEFINITIONS_MIN);
+    if (what == ZSD_LIMIT_DEFINITION_BYTES)
+        max = definitions_max(c, level);
     else if (level == ZSD_LEVEL_NODE && what == ZSD_LIMIT_NOTE_BYTES)
         max = zb_max_u64(c->host_bytes / NOTES_PART, NOTES_MIN);
     return max > 0 ? max : NONE;

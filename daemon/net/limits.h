@@ -57,7 +57,7 @@ enum zsd_limit {
     ZSD_LIMIT_JOBS,          /* in memory */
     ZSD_LIMIT_READERS,       /* of saved jobs: one of a connection */
     ZSD_LIMIT_SCANS,         /* fsck, df, scrub: running, or waiting to run */
-    ZSD_LIMIT_DEFINITION_BYTES, /* units, tensors, shards */
+    ZSD_LIMIT_DEFINITION_BYTES, /* units, tensors, shards; tables of versions with snapshots */
     ZSD_LIMIT_NOTE_BYTES,
     ZSD_LIMIT_SNAPSHOTS,
     ZSD_LIMITS

@@ -234,45 +234,37 @@ static uint64_t version_note_bytes(const struct zsd_version *v)
 int zsd_snap_charge(struct zsd_saved *saved, struct zsd_snap *snap, struct zb_err *err)
 {
     struct zsd_quota *q = zsd_saved_quota(saved);
-    uint64_t notes = snap->version->snapshots == 0 ? version_note_bytes(snap->version) : 0;
+    struct zsd_version *v = snap->version;
+    uint64_t notes = sizeof(*snap) + (v->charged ? 0 : version_note_bytes(v));
 
     if (zsd_limit_take(q, ZSD_LIMIT_SNAPSHOTS, 1, err) < 0)
         return err->code;
-    if (zsd_limit_take(q, ZSD_LIMIT_NOTE_BYTES, sizeof(*snap) + notes, err) < 0) {
+    if (zsd_limit_take(q, ZSD_LIMIT_NOTE_BYTES, notes, err) < 0) {
         zsd_limit_give(q, ZSD_LIMIT_SNAPSHOTS, 1);
         return err->code;
     }
-    snap->note_bytes = sizeof(*snap) + notes;
-    return 0;
-}
-
-/* Another one of the same version: it holds the same notes. */
-static struct zsd_snap *snap_like(struct zsd_saved *saved, const struct zsd_snap *snap)
-{
-    zb_list_each(pos, &saved->snaps)
-    {
-        struct zsd_snap *s = zb_container_of(pos, struct zsd_snap, node);
-
-        if (s != snap && s->version == snap->version)
-            return s;
+    if (!v->charged &&
+        zsd_limit_take(q, ZSD_LIMIT_DEFINITION_BYTES, zsd_version_table_bytes(v), err) < 0) {
+        zsd_limit_give(q, ZSD_LIMIT_SNAPSHOTS, 1);
+        zsd_limit_give(q, ZSD_LIMIT_NOTE_BYTES, notes);
+        return err->code;
     }
-    return NULL;
+    v->charged = true;
+    return 0;
 }
 
 void zsd_snap_discharge(struct zsd_saved *saved, struct zsd_snap *snap)
 {
-    uint64_t notes = snap->note_bytes - zb_min_u64(snap->note_bytes, sizeof(*snap));
-    struct zsd_snap *like = notes > 0 ? snap_like(saved, snap) : NULL;
+    struct zsd_version *v = snap->version;
+    uint32_t counted = zb_list_empty(&snap->node) ? 0 : 1;
 
-    if (snap->note_bytes == 0)
-        return;
-    if (like) {
-        like->note_bytes += notes;
-        snap->note_bytes -= notes;
-    }
     zsd_limit_give(&saved->quota, ZSD_LIMIT_SNAPSHOTS, 1);
-    zsd_limit_give(&saved->quota, ZSD_LIMIT_NOTE_BYTES, snap->note_bytes);
-    snap->note_bytes = 0;
+    zsd_limit_give(&saved->quota, ZSD_LIMIT_NOTE_BYTES, sizeof(*snap));
+    if (v->snapshots > counted)
+        return;
+    zsd_limit_give(&saved->quota, ZSD_LIMIT_NOTE_BYTES, version_note_bytes(v));
+    zsd_limit_give(&saved->quota, ZSD_LIMIT_DEFINITION_BYTES, zsd_version_table_bytes(v));
+    v->charged = false;
 }
 
 void zsd_snaps_recovered(struct zsd_saved *saved)
@@ -282,13 +274,15 @@ void zsd_snaps_recovered(struct zsd_saved *saved)
     zb_list_each(pos, &saved->snaps)
     {
         struct zsd_snap *snap = zb_container_of(pos, struct zsd_snap, node);
-        const struct zsd_snap *first = snap_like(saved, snap);
+        struct zsd_version *v = snap->version;
 
-        snap->note_bytes = sizeof(*snap);
-        if (!first || first->note_bytes == 0) /* the first of its version */
-            snap->note_bytes += version_note_bytes(snap->version);
         zsd_limit_add(q, ZSD_LIMIT_SNAPSHOTS, 1);
-        zsd_limit_add(q, ZSD_LIMIT_NOTE_BYTES, snap->note_bytes);
+        zsd_limit_add(q, ZSD_LIMIT_NOTE_BYTES, sizeof(*snap));
+        if (v->charged)
+            continue;
+        zsd_limit_add(q, ZSD_LIMIT_NOTE_BYTES, version_note_bytes(v));
+        zsd_limit_add(q, ZSD_LIMIT_DEFINITION_BYTES, zsd_version_table_bytes(v));
+        v->charged = true;
     }
 }
 

@@ -28,7 +28,6 @@ struct zsd_snap {
     uint64_t created_unix;
     struct zsd_version *version;
     bool going;          /* the change in the line destroys it */
-    uint64_t note_bytes; /* charged for it; notes of one version once */
     struct zb_list node; /* in saved->snaps, oldest first */
 };
 
@@ -78,11 +77,12 @@ static inline bool zsd_saved_kept(const struct zsd_saved *saved)
 
 /** The quota to which its snapshots are charged. */
 struct zsd_quota *zsd_saved_quota(struct zsd_saved *saved);
-/** Charges a snapshot of snap->version: 0; -ENOSPC or -EDQUOT with the numbers. */
+/** Charges a snapshot that is in no list yet, and what its version keeps in memory, if no other
+ * snapshot has it: notes, and tables (zsd_version_table_bytes()). A row that versions share counts in
+ * each of them: that is more than there is, never less. 0; -ENOSPC or -EDQUOT with the numbers. */
 int zsd_snap_charge(struct zsd_saved *saved, struct zsd_snap *snap, struct zb_err *err);
-/** Undoes that; notes that another snapshot of the version also holds are then charged for that
- * one.
- */
+/** Reverses that, for a snapshot in saved->snaps that version->snapshots still counts, or for one that is in no
+ * list and not counted. What its version keeps stays charged until its last snapshot is discharged. */
 void zsd_snap_discharge(struct zsd_saved *saved, struct zsd_snap *snap);
 /** Charges all of them, regardless of limits: they were allowed before. */
 void zsd_snaps_recovered(struct zsd_saved *saved);

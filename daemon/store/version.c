@@ -171,8 +171,26 @@ struct zsd_version *zsd_version_new(struct zsd_saved *saved, uint32_t world, uin
     return v;
 }
 
+/* What it takes of memory. */
+static uint64_t row_table_bytes(const struct zsd_row *r)
+{
+    uint64_t page = 0;
+
+    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
+        if (r->planes[p].block_bytes > 0)
+            page += sizeof(*r->planes[p].extents) +
+                    (uint64_t)r->planes[p].crcs_per_page * sizeof(*r->planes[p].crcs);
+    return sizeof(*r) + r->npages * page;
+}
+
+uint64_t zsd_version_table_bytes(const struct zsd_version *v)
+{
+    return sizeof(*v) + v->nrows * sizeof(*v->rows) + v->world * sizeof(*v->notes) + v->table_bytes;
+}
+
 void zsd_version_put(struct zsd_version *v, uint32_t i, struct zsd_row *r)
 {
+    v->table_bytes += row_table_bytes(r);
     v->rows[i] = zsd_row_ref(r);
     v->bytes += zsd_row_bytes(r);
 }

@@ -57,6 +57,8 @@ struct zsd_version {
     bool kept; /* in the catalog */
     uint64_t iterations, applied;
     uint64_t created_unix;
+    uint64_t table_bytes; /* of memory: structs, extents and crcs of its rows: zsd_version_put() */
+    bool charged;         /* to its job, for its snapshots: zsd_snap_charge() */
     uint32_t world, nrows;
     uint64_t bytes;         /* of all its rows: zsd_version_put() */
     struct zsd_row **rows;  /* [nrows], by unit and first element */
@@ -87,6 +89,8 @@ void zsd_row_look(struct zsd_row *r);
 void zsd_row_look_away(struct zsd_row *r);
 /** Frees the struct of a row whose places were freed, and that nothing keeps by zsd_row_look(). */
 void zsd_row_free(struct zsd_row *r);
+/** What it takes of memory without its notes: its own tables, and those of all its rows. */
+uint64_t zsd_version_table_bytes(const struct zsd_version *v);
 /** Index of the row that holds element `first` of a unit; nrows: there is none. */
 uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t first);
 /** Adds the places of a row's pages, `times` times. 0 or -ENOMEM. */

@@ -107,7 +107,7 @@ static void what_is_remembered_stays_in_its_budget(void **state)
         (void)snprintf(name, sizeof(name), "a%u", i);
         assert_int_equal(zi_open(&r[i], &d, &o), 0);
         describe_without_end(&r[i], tensors);
-        refused = refused || strstr(zc_error(r[i].c), "bytes of definitions already");
+        refused = refused || strstr(zc_error(r[i].c), "bytes of definitions and snapshots already");
         assert_int_equal(zc_note_put_wait(r[i].c, r[i].job.id, true, note, sizeof(note)), 0);
     }
     assert_true(refused);

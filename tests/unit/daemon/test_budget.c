@@ -96,7 +96,7 @@ static void descriptions_are_charged(void **state)
     taken = leave_room(&s, ZSD_LIMIT_DEFINITION_BYTES, one - 1);
     used = node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES];
     assert_int_equal(unit_with(&s, 1, 1, 3), -ENOSPC);
-    assert_non_null(strstr(answers[1].text, "bytes of definitions already"));
+    assert_non_null(strstr(answers[1].text, "bytes of definitions and snapshots already"));
     assert_non_null(strstr(answers[1].text, "(a twelfth of host_bytes, at least 48 MiB)"));
     assert_int_equal(node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES], used);
     taken += leave_room(&s, ZSD_LIMIT_DEFINITION_BYTES, 100);
@@ -144,7 +144,7 @@ static void notes_are_charged(void **state)
     budget_close(&s);
 }
 
-static int snapshot(struct saved_world *s, const char *name)
+static int snapshot_retain(struct saved_world *s, const char *name, uint32_t retain)
 {
     Zp__SnapshotTake q = ZP__SNAPSHOT_TAKE__INIT;
     char job[] = "j", text[8];
@@ -152,7 +152,13 @@ static int snapshot(struct saved_world *s, const char *name)
     (void)snprintf(text, sizeof(text), "%s", name);
     q.job = job;
     q.name = text;
+    q.retain = retain;
     return call(&s->w, 0, zsd_snapshot, &q);
+}
+
+static int snapshot(struct saved_world *s, const char *name)
+{
+    return snapshot_retain(s, name, 0);
 }
 
 static int snapshot_destroy(struct saved_world *s, const char *name)
@@ -217,6 +223,99 @@ static void notes_of_snapshots(void **state)
     assert_int_equal(snapshot_destroy(&s, "b"), 0);
     assert_int_equal(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], 0);
     zsd_note_done(note); /* the catalog does not have it */
+    budget_close(&s);
+}
+
+static uint64_t tables(struct saved_world *s)
+{
+    return node(s)->used[ZSD_LIMIT_DEFINITION_BYTES];
+}
+
+/* What the daemon has in memory for a version, without its notes. */
+static uint64_t in_memory(const struct zsd_version *v)
+{
+    uint64_t sum = sizeof(*v) + v->nrows * sizeof(*v->rows) + v->world * sizeof(*v->notes);
+
+    for (uint32_t i = 0; i < v->nrows; i++) {
+        const struct zsd_row *r = v->rows[i];
+
+        sum += sizeof(*r);
+        for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
+            if (r->planes[p].extents)
+                sum += r->npages * (sizeof(struct zsd_extent) + 4 * r->planes[p].crcs_per_page);
+    }
+    return sum;
+}
+
+/* The daemon starts anew: what its snapshots have is charged again. */
+static void recover(struct zsd_saved *saved)
+{
+    zsd_quota_leave(&saved->quota);
+    saved->quota = (struct zsd_quota){ 0 };
+    zb_list_each(pos, &saved->snaps) zb_container_of(pos, struct zsd_snap, node)->version->charged =
+        false;
+    zsd_snaps_recovered(saved);
+}
+
+/* Each version that snapshots keep has its rows in memory: once, whatever their number. */
+static void tables_of_snapshots(void **state)
+{
+    struct saved_world s;
+    uint64_t before, one, taken, notes;
+
+    (void)state;
+    budget_open(&s);
+    before = tables(&s);
+    one = in_memory(saved_job(&s)->committed);
+    assert_int_equal(snapshot(&s, "a"), 0);
+    assert_int_equal(tables(&s), before + one);
+    assert_int_equal(snapshot(&s, "b"), 0);
+    assert_int_equal(tables(&s), before + one);
+
+    saved_commit(&s, 7);
+    notes = node(&s)->used[ZSD_LIMIT_NOTE_BYTES];
+    taken = leave_room(&s, ZSD_LIMIT_DEFINITION_BYTES, one - 1);
+    assert_int_equal(snapshot(&s, "c"), -ENOSPC);
+    assert_non_null(strstr(answers[0].text, "bytes of definitions and snapshots already"));
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SNAPSHOTS], 2);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], notes);
+    node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES] -= taken;
+    assert_int_equal(snapshot(&s, "c"), 0);
+    assert_int_equal(tables(&s), before + 2 * one);
+
+    notes = node(&s)->used[ZSD_LIMIT_NOTE_BYTES];
+    recover(saved_job(&s));
+    assert_int_equal(tables(&s), before + 2 * one);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], notes);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SNAPSHOTS], 3);
+    assert_int_equal(snapshot_destroy(&s, "a"), 0);
+    assert_int_equal(tables(&s), before + 2 * one);
+    assert_int_equal(snapshot_destroy(&s, "b"), 0);
+    assert_int_equal(tables(&s), before + one);
+    assert_int_equal(snapshot_destroy(&s, "c"), 0);
+    assert_int_equal(tables(&s), before);
+    budget_close(&s);
+}
+
+/* A snapshot that takes the place of the only other one of its version keeps what that kept. */
+static void a_snapshot_in_place_of_another(void **state)
+{
+    struct saved_world s;
+    uint64_t before, kept, notes;
+
+    (void)state;
+    budget_open(&s);
+    before = tables(&s);
+    assert_int_equal(snapshot(&s, "a"), 0);
+    kept = tables(&s);
+    notes = node(&s)->used[ZSD_LIMIT_NOTE_BYTES];
+    assert_true(kept > before);
+    assert_int_equal(snapshot_retain(&s, "b", 1), 0);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SNAPSHOTS], 1);
+    assert_int_equal(tables(&s), kept);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], notes);
+    assert_int_equal(snapshot_destroy(&s, "b"), 0);
+    assert_int_equal(tables(&s), before);
     budget_close(&s);
 }
 
@@ -294,9 +393,14 @@ static void readers_and_scans_are_charged(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(descriptions_are_charged), cmocka_unit_test(notes_are_charged),
-        cmocka_unit_test(snapshots_are_charged),    cmocka_unit_test(notes_of_snapshots),
-        cmocka_unit_test(waiting_leaves_room),      cmocka_unit_test(readers_and_scans_are_charged),
+        cmocka_unit_test(descriptions_are_charged),
+        cmocka_unit_test(notes_are_charged),
+        cmocka_unit_test(snapshots_are_charged),
+        cmocka_unit_test(notes_of_snapshots),
+        cmocka_unit_test(tables_of_snapshots),
+        cmocka_unit_test(a_snapshot_in_place_of_another),
+        cmocka_unit_test(waiting_leaves_room),
+        cmocka_unit_test(readers_and_scans_are_charged),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

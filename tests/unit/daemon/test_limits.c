@@ -155,6 +155,23 @@ static void bytes_of_one_job(void **state)
     }
 }
 
+/* A large node allows a job and a user more, too. */
+static void definitions_of_a_large_node(void **state)
+{
+    const enum zsd_limit what = ZSD_LIMIT_DEFINITION_BYTES;
+    struct zsd_quota job = joined(ZSD_LEVEL_JOB, USER);
+
+    (void)state;
+    assert_int_equal(zsd_limit_max(&job, ZSD_LEVEL_NODE, what), 48 * ZB_MIB);
+    assert_int_equal(zsd_limit_max(&job, ZSD_LEVEL_USER, what), 512 * ZB_MIB);
+    assert_int_equal(zsd_limit_max(&job, ZSD_LEVEL_JOB, what), 256 * ZB_MIB);
+    d.config.host_bytes = UINT64_C(48) << 30;
+    assert_int_equal(zsd_limit_max(&job, ZSD_LEVEL_NODE, what), 4096 * ZB_MIB);
+    assert_int_equal(zsd_limit_max(&job, ZSD_LEVEL_USER, what), 2048 * ZB_MIB);
+    assert_int_equal(zsd_limit_max(&job, ZSD_LEVEL_JOB, what), 1024 * ZB_MIB);
+    zsd_quota_leave(&job);
+}
+
 /* What others may not have is kept for those who are trusted. */
 static void the_reserve(void **state)
 {
@@ -250,6 +267,7 @@ int main(void)
         TEST(each_level_refuses),
         TEST(limits_are_where_charges_are),
         TEST(bytes_of_one_job),
+        TEST(definitions_of_a_large_node),
         TEST(the_reserve),
         TEST(by_an_option),
         TEST(of_nobody),
