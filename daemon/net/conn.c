@@ -19,6 +19,11 @@
  * yet to ask for do not fill it (waits.c). Death is still noticed: a stalled poll waits for the
  * peer to disconnect.
  *
+ * OTHERS OF THE USER. Connections that do not read can use up the bytes that their user may have.
+ * One that has nothing queued or promised, but for requests that wait, then still gets one answer at
+ * a time: it goes on while it reads. So beyond its limit a user has at most what it may have waiting,
+ * and one answer for each connection.
+ *
  * LATER. No event reports that a peer has read its descriptors, that another link of the user has
  * room, or that the system has memory again. Such a link is in server->waiting and is checked every
  * ZSD_LATER_MS.
@@ -49,13 +54,21 @@ static bool link_full_of_bytes(const struct zsd_link *l)
     return zp_stream_pending(l->stream) > ZSD_OUT_HIGH;
 }
 
+/** It has as many bytes of answers as it may; or its user has, and some of them are its own. */
+static bool link_full_of_answers(const struct zsd_link *l)
+{
+    const struct zsd_quota *q = &l->conn.quota;
+
+    return q->used[ZSD_LIMIT_ANSWER_BYTES] > q->used[ZSD_LIMIT_WAITING_BYTES] &&
+           !zsd_limit_room(q, ZSD_LIMIT_ANSWER_BYTES, ANSWER_SLACK);
+}
+
 static bool link_full(const struct zsd_link *l)
 {
     const struct zsd_quota *q = &l->conn.quota;
 
-    return link_full_of_bytes(l) || !zsd_limit_room(q, ZSD_LIMIT_REQUESTS, 1) ||
-           !zsd_limit_room(q, ZSD_LIMIT_ANSWER_BYTES, ANSWER_SLACK) ||
-           !zsd_limit_room(q, ZSD_LIMIT_ANSWER_FDS, 1);
+    return link_full_of_bytes(l) || link_full_of_answers(l) ||
+           !zsd_limit_room(q, ZSD_LIMIT_REQUESTS, 1) || !zsd_limit_room(q, ZSD_LIMIT_ANSWER_FDS, 1);
 }
 
 /** It has said hello, or ends. */

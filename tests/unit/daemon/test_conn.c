@@ -10,6 +10,7 @@
 #include "proto/shard.pb-c.h"
 
 static struct server_fixture x;
+static struct zsd_quota others; /* what connections have that are not there */
 
 static int setup(void **state)
 {
@@ -22,6 +23,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
+    zsd_quota_leave(&others);
     sf_close(&x);
     return 0;
 }
@@ -816,6 +818,40 @@ static void others_are_served(void **state)
     assert_int_equal(close(fast), 0);
 }
 
+/** Others of its user do not read, and have all bytes that the user may have: who reads gets one answer
+ *  at a time. */
+static void others_of_the_user_do_not_read(void **state)
+{
+    int fd = sf_client(&x);
+    struct zsd_link *link = zb_container_of(x.daemon.server->links.next, struct zsd_link, node);
+    uint64_t all = zsd_limit_max(&link->conn.quota, ZSD_LEVEL_USER, ZSD_LIMIT_ANSWER_BYTES);
+    struct zb_err err = { 0 };
+
+    (void)state;
+    link->conn.quota.trusted = false; /* a user's limit holds it */
+    assert_int_equal(zsd_quota_join(&x.daemon, &others, ZSD_LEVEL_CONN, link->conn.uid), 0);
+    zsd_limit_add(&others, ZSD_LIMIT_ANSWER_BYTES, all);
+    for (unsigned i = 0; i < 20; i++)
+        sf_alive(&x, fd);
+    assert_int_equal(flood(fd, ZP_FETCH, 0, 3), 3);
+    for (unsigned i = 0; i < 3; i++) {
+        sf_pump(&x);
+        assert_int_equal(x.daemon.reqs, 1);
+        core_answer(1);
+        assert_int_equal(sf_reply(&x, fd, i), 0);
+    }
+    assert_int_equal(x.daemon.reqs, 0);
+    assert_int_equal(flood(fd, ZP_FETCH, 3, 1), 1);
+    sf_pump(&x);
+    assert_int_equal(
+        zsd_req_waits(zb_container_of(link->conn.reqs.next, struct zsd_req, conn_node), &err), 0);
+    zsd_link_touch(link);
+    sf_alive(&x, fd); /* what it waits for may come */
+    core_answer(1);
+    sf_pump(&x);
+    assert_int_equal(close(fd), 0);
+}
+
 /* ---- the turn */
 
 static void an_idle_daemon_sleeps(void **state)
@@ -1005,6 +1041,7 @@ int main(void)
         TEST(dies_while_it_is_not_read_from),
         TEST(dies_with_bytes_on_their_way),
         TEST(others_are_served),
+        TEST(others_of_the_user_do_not_read),
         TEST(an_idle_daemon_sleeps),
         TEST(answers_share_a_turn),
         TEST(a_flood_delays_by_a_turn),
