@@ -18,7 +18,9 @@ struct zsd_row_piece zsd_row_piece(const struct zsd_version *v, uint32_t unit, u
                                    uint64_t most);
 
 /** Where to read `bytes` of pages: the page buffer; or *ret_scratch, which the caller frees, if
- * these pages are larger than the current ones. NULL: no memory. */
+ * these pages are larger than the current ones (page_elems). NULL: no memory. Scratch memory is not in
+ * the host account. Its owner also holds a page buffer, so there are at most as many pages of it, each
+ * of at most ZB_PAGE_ELEMS_MAX elements. */
 void *zsd_row_room(const struct zsd_core *core, void *buffer, uint64_t bytes, void **ret_scratch);
 
 /**
