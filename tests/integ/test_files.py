@@ -354,6 +354,7 @@ def plan_counts_idle_jobs():
         path = os.path.join(d.folder, "m.safetensors")
         write(path, {f"h.{i}.a": ("F32", [250000], bytes(1000000)) for i in range(4)}, {"format": "pt"})
         done(d, "import", "idle", path)
+        wait_until("the staging to come back", lambda: all(t["staging"] == 0 for t in d.zctl("tiers")), 5)
         job, = d.zctl("jobs")
         check(job["state"] == "idle" and job["host_bytes"] > 12 << 20, f"{job}")
         result = zctl(d, *words, "--json")
