@@ -10,7 +10,7 @@ import functools
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ import zshard
 
 LOSS_SCALE = 256.0
 # Relative, of losses. In bf16 two units in the last place: torch adds up the uses of a tied weight in bf16, we in fp32.
+NOISE_BOUND = 1e-5  # a cell that is as sensitive as this is no test
 BOUNDS = {"fp32": 1e-6, "bf16": 2**-6, "fp16": 2**-9}
 PARAM_BOUND = 1e-5  # of a tensor's largest, fp32, with an eps of EPS_PARAMS
 EPS_PARAMS = 1e-4
@@ -108,8 +109,12 @@ def make_optimizer(cell: Cell, params: Any) -> torch.optim.Optimizer:
 
 
 @functools.cache
-def reference(cell: Cell) -> zoo.Trained:
-    """Plain torch, on what makes a difference to it, and on the same device: other kernels add up in other orders."""
+def reference(cell: Cell, noise: int = 0) -> zoo.Trained:
+    """Plain torch, on what makes a difference to it, and on the same device: other kernels add up in other orders.
+
+    Args:
+        noise: a seed: every element of a gradient is changed by at most one unit in the last place.
+    """
     model = build(cell).to(DEVICE)
     half = cell.dtype != "fp32"
     params = zoo.fp32_masters(model) if half else list(model.parameters())
@@ -118,7 +123,7 @@ def reference(cell: Cell) -> zoo.Trained:
     clip = 0.0 if cell.clip == "no" else 0.5
     optimizer = make_optimizer(cell, params)
     return zoo.train_plain(
-        model, data, optimizer, cell.steps, micros=micros_of(cell), clip=clip, masters=half, scale=scale
+        model, data, optimizer, cell.steps, micros=micros_of(cell), clip=clip, masters=half, scale=scale, noise=noise
     )
 
 
@@ -128,13 +133,32 @@ def placed(source: Iterator[zoo.Batch]) -> Iterator[zoo.Batch]:
         yield {k: v.to(DEVICE) for k, v in batch.items()}
 
 
-def reference_of(cell: Cell) -> zoo.Trained:
-    """The cached run: cells that differ only in what plain torch does not know share one."""
-    known = Cell(
+def known_of(cell: Cell) -> Cell:
+    """What plain torch knows of a cell: cells that differ only in the rest share its run."""
+    return Cell(
         model=cell.model, world=cell.world, eps=cell.eps, accumulate=cell.accumulate, trained=cell.trained,
         dtype=cell.dtype, clip="torch" if cell.clip != "no" else "no", steps=cell.steps,
     )  # fmt: skip
-    return reference(known)
+
+
+def reference_of(cell: Cell) -> zoo.Trained:
+    """The cached run of plain torch."""
+    return reference(known_of(cell))
+
+
+def apart(got: Sequence[Sequence[float]], want: Sequence[Sequence[float]]) -> tuple[float, int, int]:
+    """The largest relative difference of losses, [step][rank] of both, and its step and rank."""
+    return max(
+        (abs(loss - want[step][rank]) / max(abs(want[step][rank]), 1e-3), step, rank)
+        for step, row in enumerate(got)
+        for rank, loss in enumerate(row)
+    )
+
+
+def noise_of(cell: Cell) -> float:
+    """How far plain torch comes from itself when its gradients are rounded otherwise: the largest of three runs."""
+    known = known_of(cell)
+    return max(apart(reference(known, seed).losses, reference(known).losses)[0] for seed in (1, 2, 3))
 
 
 # ---- ours
@@ -327,14 +351,14 @@ def check(cell: Cell, losses: list[list[float]], params: dict[str, torch.Tensor]
     """Compares with plain torch; losses are [rank][step]. Returns how far away they are. AssertionError: too far."""
     plain = reference_of(cell)
     bound = max(BOUNDS[cell.dtype], zoo.ZOO[cell.model].bound)
-    worst = 0.0
-    for rank, row in enumerate(losses):
-        assert len(row) == len(plain.losses)
-        for step, loss in enumerate(row):
-            want = plain.losses[step][rank]
-            off = abs(loss - want) / max(abs(want), 1e-3)
-            worst = max(worst, off)
-            assert off <= bound, f"loss of rank {rank} in step {step}: {loss!r}, plain torch has {want!r} ({off:.2g})"
+    assert all(len(row) == len(plain.losses) for row in losses)
+    worst, step, rank = apart(list(zip(*losses, strict=True)), plain.losses)
+    if worst > bound and cell.dtype == "fp32":  # a ReLU or a router that decides otherwise moves torch, too
+        bound = min(max(bound, 2 * noise_of(cell)), NOISE_BOUND)
+    assert worst <= bound, (
+        f"loss of rank {rank} in step {step}: {losses[rank][step]!r}, plain torch has {plain.losses[step][rank]!r} "
+        f"({worst:.2g}, allowed are {bound:.2g})"
+    )
     far = 0.0
     assert params.keys() == plain.params.keys()
     for name, value in params.items():

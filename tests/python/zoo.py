@@ -375,6 +375,7 @@ def train_plain(
     clip: float = 0.0,
     masters: bool = False,
     scale: float = 1.0,
+    noise: int = 0,
 ) -> Trained:
     """Plain torch on one process: gradients are the mean over ranks and micro-batches.
 
@@ -383,9 +384,11 @@ def train_plain(
         optimizer: of `model.parameters()`; with `masters`, of the fp32 copies that `fp32_masters()` made.
         micros: how many micro-batches a step has, by its number.
         scale: of the loss, in backward; gradients are divided by it.
+        noise: the seed of random changes of the gradients, by at most one unit in the last place; 0: none.
     """
     losses = []
     sums: dict[int, torch.Tensor] = {}
+    dice = torch.Generator().manual_seed(noise)
     params = list(model.parameters())
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
     for step in range(steps):
@@ -404,6 +407,8 @@ def train_plain(
         targets = stepped if masters else params
         for i, p in enumerate(targets):
             p.grad = sums[i].to(p.dtype) if i in sums else None
+            if noise and p.grad is not None:
+                p.grad.mul_(1 + torch.randint(-1, 2, p.grad.shape, generator=dice).to(p.grad) * 2**-23)
         if clip:
             torch.nn.utils.clip_grad_norm_(targets, clip)
         optimizer.step()
