@@ -42,6 +42,7 @@
 #define ELEMS         (4 * PAGE)
 #define UNITS         2u
 #define STAGING       (256u << 10)
+#define HOST_BYTES    (24u << 20) /* as the option says */
 
 static const char *const options[] = {
     "--host-bytes", "24M",         "--nvme-bytes", "32M", "--page-elems", "4096", "--ring-bytes",
@@ -305,9 +306,10 @@ struct client {
 static uint64_t sent, answered, refused, hung_up, set_up;
 
 /* A job of its own, that can be trained; whatever of it is refused, since an earlier one of that name is
- * there, is left out. */
+ * there, is left out. The host budget, which requests change, is set back first: an open waits for room. */
 static void client_begin(struct client *c, const struct zi_daemon *d, unsigned number)
 {
+    Zp__TierSet tier = ZP__TIER_SET__INIT;
     Zp__JobOpen open = ZP__JOB_OPEN__INIT;
     Zp__UnitDefine define = ZP__UNIT_DEFINE__INIT;
     Zp__Tensor tensor = ZP__TENSOR__INIT, *tensors[] = { &tensor };
@@ -329,6 +331,9 @@ static void client_begin(struct client *c, const struct zi_daemon *d, unsigned n
     open.keep = number % 4 >= 2;
     open.durable = number % 4 == 3;
     open.attach = open.keep && chance(50);
+    tier.name = (char[]){ "host" };
+    tier.bytes = HOST_BYTES;
+    (void)zi_raw_call(&c->raw, ZP_TIER_SET, &tier.base);
     if (chance(20) || zi_raw_call(&c->raw, ZP_JOB_OPEN, &open.base) < 0)
         return;
     c->job = ((const Zp__JobOpenReply *)c->raw.reply)->job;
