@@ -101,6 +101,18 @@ static inline void zb_list_remove(struct zb_list *node)
     zb_list_init(node);
 }
 
+/** All of `from` comes before what is in `to`; `from` is empty after it. */
+static inline void zb_list_splice_front(struct zb_list *from, struct zb_list *to)
+{
+    if (zb_list_empty(from))
+        return;
+    from->prev->next = to->next;
+    to->next->prev = from->prev;
+    to->next = from->next;
+    from->next->prev = to;
+    zb_list_init(from);
+}
+
 /** Removes and returns the first node, or NULL when the list is empty. */
 static inline struct zb_list *zb_list_pop_front(struct zb_list *l)
 {

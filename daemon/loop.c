@@ -9,12 +9,17 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 
 #include "daemon/core_life.h"
 #include "daemon/disk/paths.h"
 #include "daemon/loop_priv.h"
 #include "daemon/net/server.h"
+#include "daemon/os/slice.h"
+
+/* Clients wait for the loop, and no part of a turn takes much longer. */
+#define LOOP_SLICE_NS UINT64_C(100000)
 
 /* ---- who wakes it */
 
@@ -157,6 +162,10 @@ void zsd_loop_free(struct zsd *daemon)
 
 bool zsd_loop_run(struct zsd *daemon)
 {
+    int rc = zsd_slice_set(LOOP_SLICE_NS);
+
+    if (rc < 0) /* as in a sandbox that forbids it: answers come later on a busy machine */
+        zb_log(ZB_LOG_INFO, "slice-refused", "why=\"%s\"", strerror(-rc));
     (void)uv_run(&daemon->loop->uv, UV_RUN_DEFAULT);
     return !daemon->loop->ending.forced;
 }

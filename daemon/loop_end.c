@@ -33,7 +33,7 @@ static void end_now(struct zsd *daemon)
         zb_log(ZB_LOG_WARN, "end-forced", "operations=%u", busy);
     if (!e->told) { /* in haste: what can be sent now is */
         zsd_core_farewell(daemon);
-        (void)zsd_server_turn(daemon);
+        zsd_server_flush(daemon);
     }
     uv_stop(&daemon->loop->uv);
 }

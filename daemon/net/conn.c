@@ -5,10 +5,11 @@
  * Answers are queued in the stream; zsd_server_turn() sends them, so those of one turn share a
  * system call. States and invariants: conn_priv.h.
  *
- * ROUND ROBIN. At most ZSD_FRAMES_TURN frames per process are handled in a turn, over all of its
- * links; the next turn continues, first with links that got nothing. So a client that floods the
+ * ROUND ROBIN. At most ZSD_FRAMES_TURN frames per process are handled in each half of a turn, over all
+ * of its links; the next one continues, first with links that got nothing. So a client that floods the
  * daemon delays others by at most that much, however many connections it has. The frames of all
- * links stop when the requests of a turn have used their part of its work (run/turn.h).
+ * links stop when the requests of a turn have used their part of its work (run/turn.h), or its time
+ * (ZSD_NET_NS): what is left waits in server->hungry, in its order.
  *
  * BACK-PRESSURE. A link is full if any of these is reached: ZSD_REQS_MAX unanswered requests;
  * ZSD_OUT_HIGH bytes that its client has not read; its answers, queued or promised, could exceed
@@ -236,7 +237,7 @@ static void link_on_hello(uv_timer_t *timer)
     }
 }
 
-/** What its process has had since the last turn. */
+/** What its process has had in this half of the turn. */
 static uint8_t *link_handled(const struct zsd_link *l)
 {
     uint32_t key = (uint32_t)l->conn.pid * UINT32_C(0x9e3779b1) ^
@@ -264,7 +265,7 @@ static bool link_frames(struct zsd_link *l)
     int fds[ZP_FDS_MAX], rc;
 
     for (; l->state == LINK_OPEN && !link_full(l) && *handled < ZSD_FRAMES_TURN &&
-           !zsd_turn_full(l->conn.daemon);
+           !zsd_turn_full(l->conn.daemon) && (n == 0 || l->dead || zsd_server_has_time(l->server));
          n++, (*handled)++) {
         rc = zp_stream_next(l->stream, &frame, &body, fds, &err);
         if (rc == 0)
@@ -337,19 +338,42 @@ static void link_arm(struct zsd_link *l)
     assert(rc == 0); /* it only notes what the next poll asks for */
 }
 
+/** Whether nothing that it has sent is to be handled any more: it has gone, and is not read from. */
+static bool link_lost(const struct zsd_link *l, bool gone)
+{
+    return gone && (l->state != LINK_OPEN || (l->stalled && (!l->unread || link_full(l))));
+}
+
+/** What the poll has reported waits for zsd_server_turn(). */
+static void link_postpone(struct zsd_link *l, bool gone)
+{
+    if (l->state == LINK_OPEN && !l->stalled) {
+        l->stalled = l->unread = true;
+        link_hungry(l);
+    } else if (link_lost(l, gone)) {
+        l->state = LINK_LOST;
+        zsd_link_touch(l);
+    }
+}
+
 /** status is UV_EBADF when the socket has an error: reading says which. */
 static void link_on_poll(uv_poll_t *poll, int status, int events)
 {
     struct zsd_link *l = poll->data;
+    bool gone = (events & UV_DISCONNECT) || status < 0, in = gone || (events & UV_READABLE);
 
     if (status < 0)
         l->events = 0; /* libuv has stopped the poll */
     if ((events & UV_WRITABLE) || status < 0)
         zsd_link_touch(l);
+    if (in && !zsd_server_has_time(l->server)) {
+        link_postpone(l, gone);
+        return;
+    }
     if (l->state == LINK_OPEN && !l->stalled) {
-        if (((events & (UV_READABLE | UV_DISCONNECT)) || status < 0) && !link_read(l))
+        if (in && !link_read(l))
             return;
-    } else if ((events & UV_DISCONNECT) || status < 0) {
+    } else if (link_lost(l, gone)) {
         link_log(l, ZB_LOG_DEBUG, "client-gone", "hung up");
         zsd_link_end(l);
         return;
@@ -365,6 +389,7 @@ static void link_on_death(uv_poll_t *poll, int status, int events)
 
     (void)status;
     (void)events;
+    l->dead = true;
     while (l->state == LINK_OPEN && !l->stalled && link_more(l))
         if (!link_read(l))
             return;
@@ -390,8 +415,10 @@ bool zsd_link_turn(struct zsd_link *l)
     if (l->blocked || l->booked_fds > 0 || (l->stalled && !link_full_of_bytes(l) && link_full(l)))
         link_later(l);
     if (l->stalled && !link_full(l)) {
-        l->stalled = false;
-        if (link_frames(l))
+        bool unread = l->unread;
+
+        l->stalled = l->unread = false;
+        if (unread ? link_read(l) : link_frames(l))
             link_arm(l);
         return true;
     }

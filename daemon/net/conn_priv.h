@@ -13,10 +13,13 @@
 
 /** Bytes of answers towards one client above which it is not read from. */
 #define ZSD_OUT_HIGH (UINT32_C(256) << 10)
-/** Frames of one process that a turn handles, over all of its connections. */
+/** Frames of one process that each half of a turn handles, over all of its connections. */
 #define ZSD_FRAMES_TURN 8u
 /** Processes whose frames are counted separately; two in the same place share its frames. */
 #define ZSD_FRAMES_PLACES 256u
+/** A turn has two halves: what the poll reports, and zsd_server_turn(). In each half connections are served
+ * for this long. The frame, or the connection, that is being handled at its end is still finished. */
+#define ZSD_NET_NS UINT64_C(100000)
 /** Interval of checks for connections that wait for something that no poll reports. */
 #define ZSD_LATER_MS 20u
 /** Time after the last client has left until free memory is returned to the system. */
@@ -46,8 +49,10 @@ struct zsd_server {
     struct zb_list waiting; /* links that no event of their own wakes */
     struct zb_list silent;  /* links without a hello so far, oldest first */
     struct zb_list todo;    /* links that zsd_server_turn() has to handle */
-    struct zb_list hungry;  /* handled before these: links whose process had no frames left */
-    uint8_t frames[ZSD_FRAMES_PLACES]; /* that were handled since the last turn, by process */
+    struct zb_list hungry;  /* handled before these, in order: links that got nothing in the last turn */
+    uint8_t frames[ZSD_FRAMES_PLACES]; /* handled in this half of the turn, by process */
+    uint64_t most_ns; /* ZSD_NET_NS; tests set another */
+    uint64_t end_ns;  /* of this half of the turn; 0: it has not begun */
 };
 
 /**
@@ -78,6 +83,8 @@ struct zsd_link {
     int events;             /* what the poll waits for */
     struct zb_err *refusal; /* why it is in the waiting room; NULL: it is not */
     bool stalled; /* the stream may have frames: answers are full, or it had its part of a turn */
+    bool unread;  /* stalled, and the socket is to be read first: there was no time for it */
+    bool dead;    /* its process has died: what it sent is handled without a limit of time */
     struct zb_list node;      /* in server->links or refused */
     struct zb_list todo_node; /* in server->todo or hungry */
     uint64_t since_ns;        /* time of arrival */
@@ -108,5 +115,7 @@ int zsd_link_pidfd(int fd, pid_t pid);
 int zsd_link_admit(struct zsd_link *link);
 /** One link's part of zsd_server_turn(). */
 bool zsd_link_turn(struct zsd_link *link);
+/** server.c: whether this half of the turn has time for connections; its first call begins it. */
+bool zsd_server_has_time(struct zsd_server *server);
 
 #endif

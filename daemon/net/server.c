@@ -206,7 +206,7 @@ static void server_on_poll(uv_poll_t *poll, int status, int events)
 
     (void)events;
     assert(status == 0); /* our own listening socket */
-    for (unsigned i = 0; i < ZSD_ACCEPT_MAX && rc == 0; i++)
+    for (unsigned i = 0; i == 0 || (i < ZSD_ACCEPT_MAX && rc == 0 && zsd_server_has_time(s)); i++)
         rc = server_accept(s);
     if (rc < 0 && rc != -EAGAIN)
         server_pause(s, rc);
@@ -284,6 +284,7 @@ int zsd_server_open(struct zsd *daemon, struct uv_loop_s *uv, const struct zsd_c
     s->daemon = daemon;
     s->uv = uv;
     s->ops = ops;
+    s->most_ns = ZSD_NET_NS;
     s->lock_fd = s->listen_fd = -1;
     zb_list_init(&s->links);
     zb_list_init(&s->refused);
@@ -353,23 +354,42 @@ void zsd_server_close(struct zsd *daemon)
 
 /* ---- the turn */
 
+bool zsd_server_has_time(struct zsd_server *s)
+{
+    uint64_t now_ns = zb_now_ns();
+
+    if (s->end_ns == 0)
+        s->end_ns = now_ns + s->most_ns;
+    return now_ns < s->end_ns;
+}
+
 bool zsd_server_turn(struct zsd *daemon)
 {
     struct zsd_server *s = daemon->server;
     struct zb_list now, *node;
-    bool work = false;
+    bool work = false, time = true;
 
     if (!s)
         return false;
     zb_list_init(&now); /* who is touched from here on comes with the next turn */
-    while ((node = zb_list_pop_front(&s->hungry)) != NULL)
-        zb_list_push_back(&now, node);
-    while ((node = zb_list_pop_front(&s->todo)) != NULL)
-        zb_list_push_back(&now, node);
-    while ((node = zb_list_pop_front(&now)) != NULL)
+    zb_list_splice_front(&s->todo, &now);
+    zb_list_splice_front(&s->hungry, &now);
+    s->end_ns = zb_now_ns() + s->most_ns;
+    memset(s->frames, 0, sizeof(s->frames));
+    while (time && (node = zb_list_pop_front(&now)) != NULL) {
         work |= zsd_link_turn(zb_container_of(node, struct zsd_link, todo_node));
+        time = zsd_server_has_time(s);
+    }
+    zb_list_splice_front(&now, &s->hungry);
+    s->end_ns = 0;
     memset(s->frames, 0, sizeof(s->frames));
     return work || !zb_list_empty(&s->todo) || !zb_list_empty(&s->hungry);
+}
+
+void zsd_server_flush(struct zsd *daemon)
+{
+    zb_list_each(node, &daemon->server->links)(void)
+        zp_stream_write(zb_container_of(node, struct zsd_link, node)->stream);
 }
 
 size_t zsd_server_unsent(const struct zsd *daemon)

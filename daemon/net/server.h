@@ -49,9 +49,12 @@ void zsd_server_close(struct zsd *daemon);
 void zsd_server_drain(struct zsd *daemon);
 
 /** Once per turn, after zsd_core_turn(): sends queued data, and resumes connections that had to
- * wait.
+ * wait. Stops after ZSD_NET_NS; the next turn begins with the connections that are left.
  *  @return true if the core, or the server, has more to do */
 bool zsd_server_turn(struct zsd *daemon);
+
+/** At the end: sends what the sockets take at once. No connection ends. */
+void zsd_server_flush(struct zsd *daemon);
 
 /** Bytes of answers that wait for their clients. */
 size_t zsd_server_unsent(const struct zsd *daemon);

@@ -27,18 +27,6 @@ void zsd_room_changed(struct zsd_core *core)
     zsd_defer(core, &core->room);
 }
 
-/* All of `from` comes before what is in `to`; `from` is empty then. */
-static void list_splice(struct zb_list *from, struct zb_list *to)
-{
-    if (zb_list_empty(from))
-        return;
-    from->prev->next = to->next;
-    to->next->prev = from->prev;
-    to->next = from->next;
-    from->next->prev = to;
-    zb_list_init(from);
-}
-
 /* Works have a part of each turn, whatever came before them. */
 static void works_begin(struct zsd_turns *t)
 {
@@ -55,14 +43,14 @@ bool zsd_works_run(struct zsd_core *core)
 
     works_begin(&core->daemon->turns);
     zb_list_init(&now);
-    list_splice(&core->works, &now);
+    zb_list_splice_front(&core->works, &now);
     while (!zb_list_empty(&now) && zsd_turn_left(core) > 0) {
         struct zsd_work *work = zb_container_of(zb_list_pop_front(&now), struct zsd_work, node);
 
         zsd_turn_count(core, 1);
         work->run(work);
     }
-    list_splice(&now, &core->works);
+    zb_list_splice_front(&now, &core->works);
     return !zb_list_empty(&core->works);
 }
 

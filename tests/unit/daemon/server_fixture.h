@@ -13,6 +13,9 @@
 #include "proto/frame.h"
 #include "tests/unit/daemon/core_double.h"
 
+/** Of server->most_ns: a turn is as long as it takes. */
+#define SF_NO_END (UINT64_MAX / 2)
+
 struct server_fixture {
     struct zsd daemon;
     char dir[32];

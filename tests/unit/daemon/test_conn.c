@@ -980,6 +980,73 @@ static void many_connections_have_one_part(void **state)
     assert_int_equal(close(slow), 0);
 }
 
+/** Turns without time: one connection gets one frame in each, and all get theirs in order. */
+static void turns_without_time(void **state)
+{
+    int fast[FLOODERS], slow;
+    struct zp_frame frame;
+    unsigned answered[FLOODERS] = { 0 }, least = FLOOD, most = 0;
+
+    (void)state;
+    slow = sf_client(&x);
+    for (unsigned i = 0; i < FLOODERS; i++)
+        fast[i] = sf_client(&x);
+    x.daemon.server->most_ns = 0;
+    for (unsigned i = 0; i < FLOODERS; i++)
+        assert_int_equal(flood(fast[i], ZP_PING, 0, FLOOD), FLOOD);
+    for (unsigned round = 0; round < FLOODERS; round++) {
+        sf_send(slow, ZP_REQUEST, ZP_PING, round, NULL, 0);
+        for (unsigned turns = 0; sf_receive(slow, &frame, NULL, 0) == 0; turns++) {
+            uint64_t before = x.daemon.stats.requests;
+
+            assert_true(turns < 3 * (FLOODERS + 1)); /* each has its turn before it, and answers */
+            (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
+            assert_in_range(x.daemon.stats.requests - before, 0, 1);
+        }
+        assert_int_equal(frame.tag, round);
+    }
+    for (unsigned i = 0; i < FLOODERS; i++) {
+        while (sf_receive(fast[i], &frame, NULL, 0) == 1)
+            answered[i]++;
+        least = answered[i] < least ? answered[i] : least;
+        most = answered[i] > most ? answered[i] : most;
+    }
+    assert_in_range(most, least, least + 2);
+    assert_in_range(most, 2, FLOOD - 1);
+    sf_pump(&x);
+    for (unsigned i = 0; i < FLOODERS; i++) {
+        while (sf_receive(fast[i], &frame, NULL, 0) == 1)
+            answered[i]++;
+        assert_int_equal(answered[i], FLOOD);
+    }
+    for (unsigned i = 0; i < FLOODERS; i++)
+        assert_int_equal(close(fast[i]), 0);
+    for (unsigned n = x.daemon.clients; n > 1; n = x.daemon.clients) { /* one end in a turn */
+        (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
+        assert_in_range(x.daemon.clients, n - 1, n);
+    }
+    sf_alive(&x, slow);
+    assert_int_equal(close(slow), 0);
+}
+
+/** One connection is accepted in a turn that has no time. */
+static void accepts_without_time(void **state)
+{
+    int fds[FLOODERS];
+
+    (void)state;
+    x.daemon.server->most_ns = 0;
+    for (unsigned i = 0; i < FLOODERS; i++)
+        fds[i] = sf_connect(&x);
+    for (unsigned i = 0; i < FLOODERS; i++) {
+        assert_int_equal(x.daemon.clients, i);
+        (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
+    }
+    assert_int_equal(x.daemon.clients, FLOODERS);
+    for (unsigned i = 0; i < FLOODERS; i++)
+        assert_int_equal(close(fds[i]), 0);
+}
+
 static void who_may(void **state)
 {
     static const struct {
@@ -1046,6 +1113,8 @@ int main(void)
         TEST(answers_share_a_turn),
         TEST(a_flood_delays_by_a_turn),
         TEST(many_connections_have_one_part),
+        TEST(turns_without_time),
+        TEST(accepts_without_time),
         cmocka_unit_test(who_may),
     };
 
