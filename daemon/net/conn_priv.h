@@ -49,10 +49,11 @@ struct zsd_server {
     struct zb_list waiting; /* links that no event of their own wakes */
     struct zb_list silent;  /* links without a hello so far, oldest first */
     struct zb_list todo;    /* links that zsd_server_turn() has to handle */
-    struct zb_list hungry;  /* handled before these, in order: links that got nothing in the last turn */
+    struct zb_list
+        hungry; /* handled before these, in order: links that got nothing in the last turn */
     uint8_t frames[ZSD_FRAMES_PLACES]; /* handled in this half of the turn, by process */
-    uint64_t most_ns; /* ZSD_NET_NS; tests set another */
-    uint64_t end_ns;  /* of this half of the turn; 0: it has not begun */
+    uint64_t most_ns;                  /* ZSD_NET_NS; tests set another */
+    uint64_t end_ns;                   /* of this half of the turn; 0: it has not begun */
 };
 
 /**

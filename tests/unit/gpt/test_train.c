@@ -441,7 +441,7 @@ static void what_is_frozen_is_said(void **state)
     args.freeze = 2;
     r = train(&args);
     assert_int_equal(r.rc, 0);
-    if (!strstr(r.said, "the first 2 of 2 blocks are frozen: 4320 parameters are trained\n"))
+    if (!strstr(r.said, "the first 2 of 2 blocks are frozen; 4320 parameters are trained\n"))
         fail_msg("%s", r.said); /* (256 + 12) * 16, and 2 * 16 */
     free(r.said);
 }
