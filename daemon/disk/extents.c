@@ -22,42 +22,20 @@
 #include <string.h>
 
 #include "base/array.h"
-#include "base/map.h"
 #include "base/slots.h"
+#include "daemon/disk/extents_priv.h"
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 
-/* A value of `held`: how long the place is, and how many hold it. */
-#define UNITS_BITS  12u
-#define UNITS_MAX   ((1u << UNITS_BITS) - 1)
-#define HOLDER      (1u << UNITS_BITS)
-#define HOLDERS(v)  ((v) >> UNITS_BITS)
-
 #define TAKE_LEAVES 64u /* looked at a time, of what is leaving, for a place that is wanted now */
-
-/* The longest page: state of fp16, 12 bytes an element. */
-_Static_assert(ZB_PAGE_ELEMS_MAX * 12u / ZB_PAGE_ALIGN <= UNITS_MAX, "a page fits a value of held");
-
-struct place_class {
-    uint64_t bytes;
-    uint64_t total, promised;
-    uint64_t wanted; /* while zsd_promise_set() runs: promised, when it succeeds */
-    uint64_t nfree, room;
-    uint64_t *free_at; /* [room] */
-};
-
-struct zsd_extents {
-    struct zb_map held;
-    struct place_class *classes; /* by bytes, ascending */
-    uint32_t n;
-    size_t room;
-    uint64_t total; /* places of all classes */
-};
 
 int zsd_extents_new(struct zsd_core *core)
 {
     core->disk->places = calloc(1, sizeof(*core->disk->places));
-    return core->disk->places ? 0 : -ENOMEM;
+    if (!core->disk->places)
+        return -ENOMEM;
+    zb_list_init(&core->disk->places->copies);
+    return 0;
 }
 
 void zsd_extents_free(struct zsd_core *core)
@@ -129,6 +107,7 @@ void zsd_extent_ref(struct zsd_core *core, uint64_t at)
     uint32_t *v = zb_map_find(&core->disk->places->held, at);
 
     assert(v && HOLDERS(*v) < HOLDERS(UINT32_MAX));
+    zsd_places_changes(core->disk->places, at, *v);
     *v += HOLDER;
 }
 
@@ -139,9 +118,11 @@ void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes)
     struct place_class *c = class_find(e, bytes);
 
     assert(v && c && (*v & UNITS_MAX) == bytes / ZB_PAGE_ALIGN);
+    zsd_places_changes(e, at, *v);
     *v -= HOLDER;
     if (HOLDERS(*v) > 0)
         return;
+    zsd_places_moves(e, (size_t)(v - e->held.values));
     (void)zb_map_remove(&e->held, at);
     if (c->total > c->promised) { /* E2 */
         zsd_map_give(core, at, bytes);
@@ -164,6 +145,7 @@ uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes)
         ;
     assert(c->nfree > 0); /* who asks stays inside its promise */
     at = c->free_at[--c->nfree];
+    zsd_places_changes(e, at, 0);
     rc = zb_map_put(&e->held, at, HOLDER | (uint32_t)(bytes / ZB_PAGE_ALIGN));
     assert(rc == 0); /* E3 */
     return at;
@@ -215,40 +197,6 @@ int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct 
     rc = zb_map_put(&e->held, at, HOLDER | (uint32_t)(bytes / ZB_PAGE_ALIGN));
     assert(rc == 0);
     return 0;
-}
-
-int zsd_places_copy(const struct zsd_core *core, struct zsd_places_copy *ret)
-{
-    const struct zsd_extents *e = core->disk->places;
-
-    *ret = (struct zsd_places_copy){ 0 };
-    if (!e)
-        return 0;
-    ret->places = malloc(zb_max_u64(e->held.n, 1) * sizeof(*ret->places));
-    ret->classes = malloc(zb_max_u64(e->n, 1) * sizeof(*ret->classes));
-    if (!ret->places || !ret->classes) {
-        zsd_places_copy_done(ret);
-        return -ENOMEM;
-    }
-    for (size_t i = 0; i < e->held.slots; i++)
-        if (e->held.keys[i] != ZB_MAP_NO_KEY)
-            ret->places[ret->nplaces++] =
-                (struct zsd_place_copy){ .at = e->held.keys[i],
-                                         .bytes = (e->held.values[i] & UNITS_MAX) * ZB_PAGE_ALIGN,
-                                         .holders = HOLDERS(e->held.values[i]) };
-    for (uint32_t i = 0; i < e->n; i++)
-        ret->classes[ret->nclasses++] = (struct zsd_class_copy){ .bytes = e->classes[i].bytes,
-                                                                 .total = e->classes[i].total,
-                                                                 .promised = e->classes[i].promised,
-                                                                 .nfree = e->classes[i].nfree };
-    return 0;
-}
-
-void zsd_places_copy_done(struct zsd_places_copy *c)
-{
-    free(c->places);
-    free(c->classes);
-    *c = (struct zsd_places_copy){ 0 };
 }
 
 /* ---- promises */

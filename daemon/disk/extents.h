@@ -10,6 +10,7 @@
 #ifndef ZSD_EXTENTS_H
 #define ZSD_EXTENTS_H
 
+#include "base/map.h"
 #include "base/place.h"
 #include "daemon/disk/disk.h"
 
@@ -35,23 +36,42 @@ uint32_t zsd_extent_refs(const struct zsd_core *core, uint64_t at); /* 0: free *
  * overlapping another place. */
 int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct zb_err *err);
 
-/** A copy of all places, for fsck and df. Held and free places are taken in the map
- * (core->disk->extents); promised <= held + free. */
+/*
+ * A COPY of all places as they were when it was begun: for fsck and df. It is made in parts, over
+ * several turns: places_copy.c has the model. promised <= held + free, of each class.
+ */
 struct zsd_place_copy {
     uint64_t at;
-    uint32_t bytes, holders;
+    uint32_t bytes;
+    uint32_t holders : 31;
+    uint32_t changed : 1; /* it got or lost a holder while the copy was made */
 };
 struct zsd_class_copy {
     uint64_t bytes, total, promised, nfree;
 };
 struct zsd_places_copy {
-    struct zsd_place_copy *places; /* those with a holder, unordered */
+    struct zsd_place_copy *places; /* that have a holder; by address, once they are sorted */
     size_t nplaces;
     struct zsd_class_copy *classes; /* by bytes */
     uint32_t nclasses;
+    struct zb_map changed; /* places that got or lost a holder, and what they were */
+    /* while it is made */
+    struct zb_list node;
+    size_t room;        /* of places */
+    size_t slot, slots; /* of the map: the next one; how many there are */
+    bool failed;        /* no memory */
 };
-/** 0 or -ENOMEM. */
+/** The classes as they are, and the places from here on in parts. 0 or -ENOMEM. */
+int zsd_places_copy_begin(const struct zsd_core *core, struct zsd_places_copy *ret);
+/** More places, *left units of work at most, which it counts down; true: that was all. */
+bool zsd_places_copy_part(const struct zsd_core *core, struct zsd_places_copy *c, uint64_t *left);
+/** Looks at changes no longer: what changes from here on is not `changed`. 0; -ENOMEM: places are missing. */
+int zsd_places_copy_end(struct zsd_places_copy *c);
+/** Any thread: puts it in order. 0; -ENOMEM. */
+int zsd_places_copy_sort(struct zsd_places_copy *c);
+/** All of that at once. 0 or -ENOMEM. */
 int zsd_places_copy(const struct zsd_core *core, struct zsd_places_copy *ret);
+/** Loop thread. All zero is fine. */
 void zsd_places_copy_done(struct zsd_places_copy *c);
 
 /** Replaces the promise `now` by `want`: 0; -ENOSPC or -ENOMEM: *now is unchanged. A promise that

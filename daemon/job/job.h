@@ -284,6 +284,9 @@ struct zsd_job {
     uint64_t fetched_bytes, pushed_bytes;
     struct zsd_payer payer; /* its share of shared resources, and its places in their queues */
 
+    /* ---- show/: whether its pages are in the survey in progress, of fsck, of df */
+    bool surveyed[2];
+
     /* ---- each counts its own: counters of run/stats.h */
     struct zsd_job_stats stats;
 };

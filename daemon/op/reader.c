@@ -52,14 +52,11 @@ static void reader_drop(struct zsd_reader *r)
 static int reader_cover(struct zsd_reader *r, struct zb_err *err)
 {
     const uint64_t planes[ZB_PLANES] = { 0 };
-    struct zb_needs want = { 0 };
-    int rc = 0;
+    const struct zsd_version *v = r->version;
+    int rc = v->needs_rc;
 
-    for (uint32_t i = 0; i < r->version->nrows && rc == 0; i++)
-        rc = zsd_row_needs(&want, r->version->rows[i], 1);
     rc = rc < 0 ? zb_fail(err, rc, "%m")
-                : zsd_nvme_promise(r->core, &r->nvme_held, &r->promise, &want, planes, err);
-    zb_needs_done(&want);
+                : zsd_nvme_promise(r->core, &r->nvme_held, &r->promise, &v->needs, planes, err);
     if (rc < 0)
         zb_needs_done(&r->promise);
     r->covered = rc == 0;

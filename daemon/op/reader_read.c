@@ -131,6 +131,11 @@ static bool lane_piece(struct zsd_lane *l)
 
     if (!r->version)
         (void)zb_fail(&read->err, r->why.code, "%s", r->why.text);
+    else if (read->next < read->end &&
+             zsd_version_find(r->version, read->unit, read->next) == r->version->nrows)
+        (void)zb_fail(&read->err, -ENOENT, "element %llu of unit '%s' of job '%s' was in no shard",
+                      (unsigned long long)read->next, r->saved->units[read->unit]->name,
+                      r->saved->name);
     if (read->err.code != 0 || read->next == read->end)
         return false;
     piece = zsd_row_piece(r->version, read->unit, read->next, read->end - read->next);
@@ -324,14 +329,6 @@ static int read_check(const struct zsd_reader *r, const Zp__ReaderRead *q, struc
                        "a multiple of 64",
                        (unsigned long long)q->count, (unsigned long long)q->staging,
                        (unsigned long long)r->staging.bytes);
-    for (uint64_t at = q->first; at < q->first + q->count;) {
-        uint32_t i = zsd_version_find(r->version, q->unit, at);
-
-        if (i == r->version->nrows)
-            return zb_fail(err, -ENOENT, "element %llu of unit '%s' of job '%s' was in no shard",
-                           (unsigned long long)at, unit->name, r->saved->name);
-        at = r->version->rows[i]->first + r->version->rows[i]->count;
-    }
     return 0;
 }
 

@@ -3,11 +3,13 @@
  *
  * MODEL. One run at a time, for all requests that come meanwhile:
  *
- *     SIZE ---> WAIT ---> COUNT ---> KEPT     the newest result stays for further pages of its list
+ *     SIZE ---> WAIT ---> COPY ---> COUNT ---> KEPT     the newest result stays for further pages of
+ *                                                       its list
  *
  *     SIZE    the catalog's thread reads the size of its file
  *     WAIT    limits the loop time that runs take: see REST
- *     COUNT   metadata was copied on the loop (survey.h), and is counted on a compute thread
+ *     COPY    metadata is copied on the loop, over several turns (survey.h)
+ *     COUNT   it is counted on a compute thread
  *
  * Runs are not part of the queue of changes.
  */
@@ -40,6 +42,8 @@ struct zsd_df_run {
     struct zb_list askers;
     struct zsd_task task;
     struct zsd_timed timed;
+    struct zsd_work work; /* the next part of the copy */
+    uint64_t took_ns;     /* by the parts before it */
     struct zn_catalog_size size;
     struct zb_err err;
     struct zsd_survey s; /* when it is over: jobs and sums */
@@ -128,26 +132,40 @@ static void df_count(struct zsd_task *task)
 {
     struct zsd_df_run *d = zb_container_of(task, struct zsd_df_run, task);
 
-    zsd_survey_sort(&d->s);
-    if (zsd_survey_df(&d->s) < 0)
+    if (zsd_survey_sort(&d->s) < 0 || zsd_survey_df(&d->s) < 0)
         (void)zb_fail(&d->err, -ENOMEM, "counting the stored pages: %m");
+}
+
+static void df_copy_part(struct zsd_work *work)
+{
+    struct zsd_df_run *d = zb_container_of(work, struct zsd_df_run, work);
+    uint64_t from_ns = zb_now_ns();
+    int rc = zsd_survey_take(d->core, &d->s, &d->err);
+
+    if (rc < 0) {
+        d->core->in_progress--;
+        df_over(d);
+        return;
+    }
+    d->took_ns += zb_now_ns() - from_ns;
+    if (rc == 0) {
+        zsd_defer(d->core, work);
+        return;
+    }
+    d->rest_ns = zb_now_ns() + DF_REST * d->took_ns;
+    d->task = (struct zsd_task){ .run = df_count, .done = df_on_task, .slow = true };
+    zsd_compute_post(d->core->daemon->compute, &d->task);
 }
 
 static void df_copy(struct zsd_timed *timed)
 {
     struct zsd_df_run *d = zb_container_of(timed, struct zsd_df_run, timed);
-    uint64_t from_ns = zb_now_ns(), took_ns;
 
     zsd_survey_done(&d->s); /* of the run before */
-    if (zsd_survey_take(d->core, &d->s, &d->err) < 0) {
-        df_over(d);
-        return;
-    }
-    took_ns = zb_now_ns() - from_ns;
-    d->rest_ns = from_ns + took_ns + DF_REST * took_ns;
-    d->task = (struct zsd_task){ .run = df_count, .done = df_on_task, .slow = true };
+    d->s.what = ZSD_SURVEY_DF;
+    d->took_ns = 0;
     d->core->in_progress++;
-    zsd_compute_post(d->core->daemon->compute, &d->task);
+    df_copy_part(&d->work);
 }
 
 static void df_on_size(struct zsd_task *task)
@@ -192,6 +210,7 @@ static struct zsd_df_run *df_run(struct zsd_core *core)
     d->core = core;
     zb_list_init(&d->askers);
     zb_list_init(&d->timed.node);
+    d->work.run = df_copy_part;
     return d;
 }
 

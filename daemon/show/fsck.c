@@ -2,11 +2,11 @@
  * fsck.c - recomputes every counter of the store.
  *
  * MODEL. A change that changes nothing (store/change.h, `looks`). When it is next in the queue, the
- * metadata in memory is copied (survey.h). Then, on the catalog's thread, the whole catalog is read
- * and compared with the copy (fsck_catalog.c), and everything is counted again (fsck_count.c). No
- * commit waits for that: the pass stops at once when another change comes, and begins again after
- * it. The last of TRIES passes runs to its end. Requests that come during a run get its report. What
- * is checked:
+ * metadata in memory is copied, over several turns (survey.h). Then, on the catalog's thread, the whole
+ * catalog is read and compared with the copy (fsck_catalog.c), and everything is counted again
+ * (fsck_count.c). No commit waits for that: the pass stops at once when another change comes, and
+ * begins again after it. The last of TRIES passes runs to its end. Requests that come during a run get
+ * its report. What is checked:
  *
  *     the catalog     its digest; each record against memory, and that none is missing
  *     rows            versions that hold each
@@ -42,7 +42,9 @@ static int fsck_begin(struct zsd_change *c, struct zb_err *err)
 {
     struct zsd_fsck_run *f = zb_container_of(c, struct zsd_fsck_run, change);
 
-    return zsd_survey_take(f->core, &f->s, err);
+    int rc = zsd_survey_take(f->core, &f->s, err);
+
+    return rc < 0 ? rc : rc == 0; /* 1: the rest of it is for the next turn */
 }
 
 /* Another change waits. */
@@ -58,10 +60,10 @@ static int fsck_fill(struct zsd_change *c, struct zb_err *err)
                                                               zsd_fsck_classes, zsd_fsck_accounts };
     struct zsd_fsck_run *f = zb_container_of(c, struct zsd_fsck_run, change);
 
-    f->holders = calloc(zb_max_u64(f->s.places.nplaces, 1), sizeof(*f->holders));
+    if (zsd_survey_sort(&f->s) == 0)
+        f->holders = calloc(zb_max_u64(f->s.places.nplaces, 1), sizeof(*f->holders));
     if (!f->holders)
         return zb_fail(err, -ENOMEM, "counting the stored pages: %m");
-    zsd_survey_sort(&f->s);
     zn_catalog_stop_on(c->core->store->catalog, c->holds ? NULL : &c->asked);
     for (size_t i = 0; i < ZB_COUNT(parts) && !fsck_asked(f); i++)
         parts[i](f);
@@ -83,20 +85,34 @@ static void fsck_tell(struct zsd_fsck_run *f, const struct zb_err *err)
     free(f);
 }
 
+static void fsck_pass_over(struct zsd_work *work)
+{
+    struct zsd_fsck_run *f = zb_container_of(work, struct zsd_fsck_run, work);
+
+    if (!zsd_survey_look_away(f->core, &f->s)) {
+        zsd_defer(f->core, work);
+        return;
+    }
+    f->core->in_progress--;
+    zsd_survey_done(&f->s);
+    free(f->holders);
+    f->holders = NULL;
+    if (f->err.code != -EAGAIN) {
+        fsck_tell(f, f->err.code != 0 ? &f->err : NULL);
+        return;
+    }
+    f->report = (struct zsd_fsck_report){ 0 };
+    f->change.holds = ++f->tries == TRIES - 1;
+    zsd_change_start(f->core, &f->change);
+}
+
 static void fsck_done(struct zsd_change *c, const struct zb_err *err)
 {
     struct zsd_fsck_run *f = zb_container_of(c, struct zsd_fsck_run, change);
 
-    zsd_survey_done(&f->s);
-    free(f->holders);
-    f->holders = NULL;
-    if (!err || err->code != -EAGAIN) {
-        fsck_tell(f, err);
-        return;
-    }
-    f->report = (struct zsd_fsck_report){ 0 };
-    c->holds = ++f->tries == TRIES - 1;
-    zsd_change_start(f->core, c);
+    f->core->in_progress++;
+    f->err = err ? *err : (struct zb_err){ 0 };
+    fsck_pass_over(&f->work);
 }
 
 void zsd_fsck_start(struct zsd_core *core, zsd_fsck_done *done, void *arg)
@@ -120,6 +136,7 @@ void zsd_fsck_start(struct zsd_core *core, zsd_fsck_done *done, void *arg)
         core->scans->fsck = f;
         f->core = core;
         zb_list_init(&f->askers);
+        f->work.run = fsck_pass_over;
         f->change = (struct zsd_change){
             .looks = true, .begin = fsck_begin, .fill = fsck_fill, .done = fsck_done
         };

@@ -3,7 +3,8 @@
  *
  * MODEL. Runs on the catalog's thread after fsck_catalog.c. It reads the survey only, and compares
  * each counter with what it counts: versions that hold a row, holders of each place, places of each
- * class, promises and bookings, and the columns of df.
+ * class, promises and bookings, and the columns of df. A place that got or lost a holder while the survey
+ * was taken is compared with what the catalog has, which stayed: its other holders are not known.
  */
 #include "daemon/show/fsck_priv.h"
 
@@ -34,10 +35,13 @@ void zsd_fsck_versions(struct zsd_fsck_run *f)
                          (ull)f->s.rows[i].row->id, f->s.rows[i].kept, f->s.rows[i].versions);
 }
 
-static void fsck_holder(struct zsd_fsck_run *f, uint64_t at, uint64_t bytes)
+/* kept: of a row in the catalog. */
+static void fsck_holder(struct zsd_fsck_run *f, uint64_t at, uint64_t bytes, bool kept)
 {
     size_t i = zsd_survey_place(&f->s, at);
 
+    if (!kept && zsd_survey_changed(&f->s, at))
+        return;
     if (i == f->s.places.nplaces || f->s.places.places[i].bytes != bytes)
         fsck_problem(f, "a page of %llu bytes at %#llx has no place", (ull)bytes, (ull)at);
     else
@@ -47,8 +51,9 @@ static void fsck_holder(struct zsd_fsck_run *f, uint64_t at, uint64_t bytes)
 static void fsck_row_places(struct zsd_fsck_run *f, const struct zsd_survey_row *r)
 {
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
-        for (uint32_t i = 0; r->row->planes[p].block_bytes > 0 && i < r->row->npages; i++)
-            fsck_holder(f, r->row->planes[p].extents[i].at, zsd_row_page_bytes(r->row, p, i));
+        for (uint32_t i = 0; r->row->planes[p].block_bytes > 0 && i < r->pages; i++)
+            fsck_holder(f, r->row->planes[p].extents[i].at, zsd_row_page_bytes(r->row, p, i),
+                        r->kept > 0);
 }
 
 void zsd_fsck_places(struct zsd_fsck_run *f)
@@ -65,7 +70,15 @@ void zsd_fsck_places(struct zsd_fsck_run *f)
         if (f->s.rows[i].kept == 0)
             fsck_row_places(f, &f->s.rows[i]);
     for (size_t i = 0; i < f->s.nworks; i++)
-        fsck_holder(f, f->s.works[i].at, f->s.works[i].bytes);
+        fsck_holder(f, f->s.works[i].at, f->s.works[i].bytes, false);
+}
+
+static bool fsck_held_well(const struct zsd_fsck_run *f, const struct zsd_place_copy *place,
+                           uint32_t counted)
+{
+    if (place->changed)
+        return counted <= place->holders;
+    return counted == place->holders || (counted == 0 && place->holders == 1 && f->s.moving);
 }
 
 /* A page that is being written has a place that nobody points to yet: held once. */
@@ -74,8 +87,7 @@ void zsd_fsck_holders(struct zsd_fsck_run *f)
     const struct zsd_places_copy *c = &f->s.places;
 
     for (size_t i = 0; i < c->nplaces; i++)
-        if (f->holders[i] != c->places[i].holders &&
-            !(f->holders[i] == 0 && c->places[i].holders == 1 && f->s.moving))
+        if (!fsck_held_well(f, &c->places[i], f->holders[i]))
             fsck_problem(f, "the place at %#llx counts %u holders, and has %u",
                          (ull)c->places[i].at, c->places[i].holders, f->holders[i]);
 }

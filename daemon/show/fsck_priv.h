@@ -16,8 +16,10 @@ struct zsd_fsck_run {
     struct zsd_core *core;
     struct zsd_survey s;
     struct zsd_fsck_report report;
-    uint32_t *holders; /* of each place, counted */
-    uint32_t tries;    /* passes that gave way */
+    uint32_t *holders;    /* of each place, counted */
+    uint32_t tries;       /* passes that gave way */
+    struct zsd_work work; /* looks away from the rows of a pass that is over */
+    struct zb_err err;    /* of that pass */
     struct zb_list askers;
 };
 

@@ -15,6 +15,7 @@ struct zsd_scans {
     struct zsd_fsck_run *fsck; /* the running one, or NULL */
     struct zsd_df_run *df;     /* the running one, or the last one, kept for its pages; or NULL */
     uint64_t surveys;          /* number of surveys taken for either */
+    uint64_t scrubs;           /* number of scrubs that were started */
     uint32_t top_at;           /* jobs of the list that top has handled in its round */
 };
 

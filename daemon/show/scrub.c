@@ -2,12 +2,14 @@
  * scrub.c - reads and verifies every page of every saved version in the background, at a given
  * rate.
  *
- * MODEL. A run begins by listing the rows of all versions, each once. It does not hold them: rows
- * that a job drops meanwhile are skipped, and rows that it commits meanwhile belong to the next
- * run. One page is in progress at a time.
+ * MODEL. A run reads the rows of all versions that there are when it is started, each once. It begins
+ * by marking and counting them, some each turn. It does not hold them: rows that a job drops meanwhile
+ * are skipped, and rows that it commits meanwhile belong to the next run. One page is in progress at a
+ * time.
  *
- *     WAIT ---> BUFFER ---> READ ---> WAIT ...
+ *     LIST ---> WAIT ---> BUFFER ---> READ ---> WAIT ...
  *
+ *     LIST    marks rows (row->scrub); whoever started the run is answered when all are marked
  *     WAIT    until the bucket has bytes: zsd_scrub_tick() fills it
  *     BUFFER  for a page buffer, in the same queue as the jobs' pages
  *     READ    for the page (store/rowio.c)
@@ -22,7 +24,8 @@
  *
  * INVARIANTS
  *
- *     C1  A row's struct stays allocated from the making of the list until the run is over.
+ *     C1  A version's struct and those of its rows stay allocated from the start until its rows were
+ *         read (zsd_version_look()).
  *     C2  bytes <= total; both count a page once. Skipped pages leave total.
  */
 #include "daemon/show/scrub.h"
@@ -33,9 +36,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/array.h"
 #include "base/map.h"
 #include "daemon/show/requests.h"
+#include "daemon/show/scrub_rows.h"
 #include "daemon/store/rowio.h"
 #include "daemon/store/store.h"
 #include "proto/codec.h"
@@ -47,25 +50,18 @@
 #define BURST_NS    100000000u    /* the bucket holds what comes in so long */
 
 enum scrub_state { SCRUB_RUNNING, SCRUB_PAUSED, SCRUB_DONE, SCRUB_STOPPED };
-enum scrub_page { PAGE_WAIT, PAGE_BUFFER, PAGE_READ };
-
-struct scrub_row {
-    struct zsd_row *row; /* NULL: done with */
-    uint32_t job;        /* index of its name */
-};
+enum scrub_page { PAGE_LIST, PAGE_WAIT, PAGE_BUFFER, PAGE_READ };
+enum scrub_found { FOUND_PAGE, FOUND_NONE, FOUND_LATER /* the turn is full */ };
 
 struct zsd_scrub {
     struct zsd_core *core;
     enum scrub_state state;
-    enum scrub_page page; /* written by scrub_run() and its callbacks only */
-    struct scrub_row *rows;
-    size_t nrows, nrows_room;
-    char (*jobs)[ZP_NAME_MAX + 1];
-    uint32_t njobs;
+    enum scrub_page page;   /* written by scrub_run() and its callbacks only */
+    struct zsd_req *starts; /* LIST: who started it, and is not answered yet; or NULL */
+    struct zsd_scrub_rows rows;
     struct zb_map seen; /* generations of pages that more than one may hold */
 
-    size_t at_row; /* the page that is next, or in progress */
-    uint32_t at_page;
+    uint32_t at_page; /* the page of the present row that is next, or in progress */
     enum zsd_saved_plane at_plane;
     void *buffer, *scratch;
     struct zsd_work work;
@@ -83,70 +79,7 @@ struct zsd_scrub {
     char *bad[BAD_MAX];
 };
 
-/* ---- the list */
-
-static int list_add(struct zsd_scrub *s, struct zsd_row *row)
-{
-    if (zb_grow(&s->rows, &s->nrows_room, s->nrows, 1) < 0)
-        return -ENOMEM;
-    zsd_row_look(row);
-    s->rows[s->nrows++] = (struct scrub_row){ .row = row, .job = s->njobs };
-    s->total_bytes += zsd_row_bytes(row);
-    return 0;
-}
-
-/* Rows of a version that are not in the list yet. */
-static int list_version(struct zsd_scrub *s, const struct zsd_version *v, uint64_t stamp)
-{
-    int rc = 0;
-
-    for (uint32_t i = 0; v && i < v->nrows && rc == 0; i++) {
-        if (v->rows[i]->stamp != stamp)
-            rc = list_add(s, v->rows[i]);
-        v->rows[i]->stamp = stamp;
-    }
-    return rc;
-}
-
-static int list_make(struct zsd_scrub *s, struct zsd_store *store)
-{
-    uint64_t stamp = ++store->stamp;
-    uint32_t njobs = 0;
-    int rc = 0;
-
-    zb_list_each(pos, &store->saved) njobs++;
-    s->jobs = calloc(njobs > 0 ? njobs : 1, sizeof(*s->jobs));
-    if (!s->jobs)
-        return -ENOMEM;
-    zb_list_each(pos, &store->saved)
-    {
-        const struct zsd_saved *saved = zb_container_of(pos, struct zsd_saved, node);
-
-        if (saved->gone || rc < 0)
-            continue;
-        memcpy(s->jobs[s->njobs], saved->name, sizeof(saved->name));
-        rc = list_version(s, saved->committed, stamp);
-        if (rc == 0)
-            rc = list_version(s, saved->prepared, stamp);
-        zb_list_each(snap, &saved->snaps)
-        {
-            if (rc == 0)
-                rc = list_version(s, zb_container_of(snap, struct zsd_snap, node)->version, stamp);
-        }
-        s->njobs++;
-    }
-    return rc;
-}
-
-static void list_drop(struct zsd_scrub *s)
-{
-    for (size_t i = 0; i < s->nrows; i++)
-        if (s->rows[i].row)
-            zsd_row_look_away(s->rows[i].row);
-    free(s->rows);
-    s->rows = NULL;
-    s->nrows = s->nrows_room = 0;
-}
+static void scrub_answer(struct zsd_req *req, bool names);
 
 /* ---- time */
 
@@ -167,7 +100,7 @@ static void scrub_to(struct zsd_scrub *s, enum scrub_state state)
 /* The run is over: nothing of it is in progress. */
 static void scrub_over(struct zsd_scrub *s)
 {
-    list_drop(s);
+    zsd_scrub_rows_drop(&s->rows);
     zb_map_done(&s->seen);
     zb_log(s->bad_pages > 0 ? ZB_LOG_ERROR : ZB_LOG_INFO,
            s->state == SCRUB_DONE ? "scrub-done" : "scrub-stopped",
@@ -177,15 +110,10 @@ static void scrub_over(struct zsd_scrub *s)
 
 /* ---- pages */
 
-static struct zsd_row *scrub_row(const struct zsd_scrub *s)
-{
-    return s->at_row < s->nrows ? s->rows[s->at_row].row : NULL;
-}
-
 /* On to the next page: by plane, then by page, then by row. */
 static void scrub_next(struct zsd_scrub *s)
 {
-    struct zsd_row *r = scrub_row(s);
+    const struct zsd_row *r = zsd_scrub_row(&s->rows);
 
     if (++s->at_page < r->npages)
         return;
@@ -193,8 +121,7 @@ static void scrub_next(struct zsd_scrub *s)
     if (++s->at_plane < ZSD_SAVED_PLANES)
         return;
     s->at_plane = 0;
-    s->rows[s->at_row++].row = NULL;
-    zsd_row_look_away(r);
+    zsd_scrub_row_over(&s->rows);
 }
 
 /* Bytes of the row from the present page on. */
@@ -216,24 +143,46 @@ static bool scrub_saw(const struct zsd_scrub *s, const struct zsd_extent *e)
     return zb_map_find(&s->seen, e->generation) != NULL;
 }
 
-/* Finds the next page that is to be read; false: there is none. */
-static bool scrub_find(struct zsd_scrub *s)
+/* Looks at the page that is next: is it to be read? Else goes on to another one. */
+static bool scrub_look(struct zsd_scrub *s, struct zsd_row *r)
 {
-    for (struct zsd_row *r; (r = scrub_row(s)) != NULL;) {
-        const struct zsd_row_plane *plane = &r->planes[s->at_plane];
+    const struct zsd_row_plane *plane = &r->planes[s->at_plane];
 
-        if (r->refs == 0) { /* the job has left it behind */
-            s->total_bytes -= row_rest(s, r);
-            s->at_plane = ZSD_SAVED_PLANES - 1;
-            s->at_page = r->npages - 1;
-        } else if (plane->block_bytes > 0) {
-            if (!scrub_saw(s, &plane->extents[s->at_page]))
-                return true;
-            s->total_bytes -= zsd_row_page_bytes(r, s->at_plane, s->at_page);
-        }
-        scrub_next(s);
+    if (r->scrub != s->rows.mark) { /* of a version before this one, too */
+        zsd_scrub_row_over(&s->rows);
+        return false;
     }
+    if (r->refs == 0) { /* the job has left it behind */
+        s->total_bytes -= row_rest(s, r);
+        s->at_plane = ZSD_SAVED_PLANES - 1;
+        s->at_page = r->npages - 1;
+    } else if (plane->block_bytes == 0) {
+        s->at_page = r->npages - 1;
+    } else {
+        if (!scrub_saw(s, &plane->extents[s->at_page]))
+            return true;
+        s->total_bytes -= zsd_row_page_bytes(r, s->at_plane, s->at_page);
+    }
+    scrub_next(s);
     return false;
+}
+
+/* Finds the next page that is to be read. */
+static enum scrub_found scrub_find(struct zsd_scrub *s)
+{
+    uint64_t most = zsd_turn_left(s->core), left = most;
+    enum scrub_found found = FOUND_LATER;
+
+    for (; found == FOUND_LATER && left > 0; left--) {
+        struct zsd_row *r = zsd_scrub_row(&s->rows);
+
+        if (!r)
+            found = FOUND_NONE;
+        else if (scrub_look(s, r))
+            found = FOUND_PAGE;
+    }
+    zsd_turn_count(s->core, most - left);
+    return found;
 }
 
 static void scrub_bad(struct zsd_scrub *s, const struct zb_err *err)
@@ -285,7 +234,7 @@ static void scrub_on_read(struct zsd_row_read *read, const struct zb_err *err)
  * than our pages are. */
 static bool scrub_read(struct zsd_scrub *s)
 {
-    struct zsd_row *r = scrub_row(s);
+    struct zsd_row *r = zsd_scrub_row(&s->rows);
     uint32_t bytes = zsd_row_page_bytes(r, s->at_plane, s->at_page);
     void *to = zsd_row_room(s->core, s->buffer, bytes, &s->scratch);
 
@@ -302,46 +251,86 @@ static bool scrub_read(struct zsd_scrub *s)
                          1); /* without memory for it, a page may be read twice */
     s->tokens -= bytes;
     s->page_ns = zb_now_ns();
-    zsd_row_read_start(&s->read, s->jobs[s->rows[s->at_row].job]);
+    zsd_row_read_start(&s->read, zsd_scrub_job(&s->rows));
     return true;
+}
+
+/* In PAGE_BUFFER, with the buffer: starts the page, or gives the buffer back. */
+static void scrub_buffered(struct zsd_scrub *s)
+{
+    enum scrub_found found = FOUND_NONE;
+
+    /* meanwhile what was found may have gone, and the run may be over */
+    if (s->state == SCRUB_RUNNING)
+        found = scrub_find(s);
+    if (found == FOUND_PAGE && scrub_read(s)) {
+        s->page = PAGE_READ;
+        return;
+    }
+    zsd_buffer_put(s->core, s->buffer);
+    s->buffer = NULL;
+    s->page = PAGE_WAIT;
+    if (found != FOUND_PAGE) /* else there is no memory: the next tick tries again */
+        zsd_defer(s->core, &s->work);
+}
+
+/* Marks the next rows; true: all are marked. */
+static bool scrub_list(struct zsd_scrub *s)
+{
+    bool all = zsd_scrub_rows_mark(&s->rows, s->core);
+
+    s->total_bytes = s->rows.bytes;
+    return all;
+}
+
+/* Every row is marked, or the run ends before: whoever started it is answered. */
+static void scrub_listed(struct zsd_scrub *s)
+{
+    struct zsd_req *starts = s->starts;
+
+    s->page = PAGE_WAIT;
+    s->starts = NULL;
+    zb_log(ZB_LOG_INFO, "scrub-start", "rows=%llu bytes=%llu rate=%llu",
+           (unsigned long long)s->rows.nrows, (unsigned long long)s->total_bytes,
+           (unsigned long long)s->rate);
+    if (starts)
+        scrub_answer(starts, true);
 }
 
 static void scrub_run(struct zsd_scrub *s)
 {
-    bool found;
+    enum scrub_found found;
 
     for (;;) {
         switch (s->page) {
+        case PAGE_LIST:
+            if (!scrub_list(s)) {
+                zsd_defer(s->core, &s->work);
+                return;
+            }
+            scrub_listed(s);
+            break;
         case PAGE_WAIT:
-            if (s->state == SCRUB_STOPPED && s->rows)
+            if (s->state == SCRUB_STOPPED && s->rows.versions)
                 scrub_over(s);
             if (s->state != SCRUB_RUNNING || s->core->draining)
                 return;
-            if (!scrub_find(s)) {
+            found = scrub_find(s);
+            if (found == FOUND_LATER)
+                zsd_defer(s->core, &s->work);
+            if (found == FOUND_NONE) {
                 scrub_to(s, SCRUB_DONE);
                 scrub_over(s);
-                return;
             }
-            if (!s->probing && s->tokens <= 0)
+            if (found != FOUND_PAGE || (!s->probing && s->tokens <= 0))
                 return; /* zsd_scrub_tick() resumes */
             s->page = PAGE_BUFFER;
             break;
         case PAGE_BUFFER:
             s->buffer = zsd_buffer_get(s->core, &s->claim);
-            if (!s->buffer)
-                return; /* in line: scrub_on_work() resumes */
-            /* meanwhile what was found may have gone, and the run may be over */
-            found = s->state == SCRUB_RUNNING && scrub_find(s);
-            if (found && scrub_read(s)) {
-                s->page = PAGE_READ;
-                return;
-            }
-            zsd_buffer_put(s->core, s->buffer);
-            s->buffer = NULL;
-            s->page = PAGE_WAIT;
-            if (found)
-                return; /* no memory: the next tick tries again */
-            break;
+            if (s->buffer) /* else in line: scrub_on_work() resumes */
+                scrub_buffered(s);
+            return;
         case PAGE_READ:
             return; /* scrub_on_read() resumes */
         }
@@ -382,6 +371,10 @@ void zsd_scrub_end(struct zsd_core *core)
     if (!s || (s->state != SCRUB_RUNNING && s->state != SCRUB_PAUSED))
         return;
     scrub_to(s, SCRUB_STOPPED);
+    if (s->page == PAGE_LIST) {
+        zb_list_remove(&s->work.node);
+        scrub_listed(s);
+    }
     if (s->page == PAGE_WAIT)
         scrub_over(s);
 }
@@ -392,13 +385,12 @@ void zsd_scrub_free(struct zsd_core *core)
 
     if (!s)
         return;
-    assert(!s->buffer && s->page != PAGE_READ);
+    assert(!s->buffer && s->page != PAGE_READ && !s->starts);
     zb_list_remove(&s->work.node);
-    list_drop(s);
+    zsd_scrub_rows_drop(&s->rows);
     zb_map_done(&s->seen);
     for (unsigned i = 0; i < BAD_MAX; i++)
         free(s->bad[i]);
-    free(s->jobs);
     free(s);
     core->scrub = NULL;
 }
@@ -421,15 +413,15 @@ static int scrub_start(struct zsd_core *core, uint64_t rate, struct zb_err *err)
     s->claim = (struct zsd_claim){ .bytes = core->disk->buffer_bytes, .work = &s->work };
     zb_list_init(&s->work.node);
     s->state = SCRUB_STOPPED;
-    if (list_make(s, core->store) < 0) {
+    if (zsd_scrub_rows_make(&s->rows, core) < 0) {
         zsd_scrub_free(core);
         return zb_fail(err, -ENOMEM, "the list of pages to scrub: %m");
     }
     s->rate = rate;
     s->probing = rate == 0;
     scrub_to(s, SCRUB_RUNNING);
-    zb_log(ZB_LOG_INFO, "scrub-start", "rows=%zu bytes=%llu rate=%llu", s->nrows,
-           (unsigned long long)s->total_bytes, (unsigned long long)rate);
+    if (scrub_list(s))
+        scrub_listed(s);
     zsd_defer(core, &s->work);
     return 0;
 }
@@ -496,24 +488,32 @@ static void scrub_report(const struct zsd_scrub *s, bool names, Zp__ScrubReply *
             reply->bad[reply->n_bad++] = s->bad[i];
 }
 
+static void scrub_answer(struct zsd_req *req, bool names)
+{
+    const struct zsd_scrub *s = req->daemon->core->scrub;
+    Zp__ScrubReply reply = ZP__SCRUB_REPLY__INIT;
+    char idle[] = "idle", *bad[BAD_MAX];
+
+    reply.state = idle;
+    reply.bad = bad;
+    if (s)
+        scrub_report(s, names, &reply);
+    zsd_reply(req, &reply.base, -1);
+}
+
 ZSD_REQUEST(zsd_scrub, Scrub)
 {
     struct zsd_core *core = req->daemon->core;
-    Zp__ScrubReply reply = ZP__SCRUB_REPLY__INIT;
     bool may = zsd_may(req->conn, geteuid());
-    char idle[] = "idle", *bad[BAD_MAX];
     struct zb_err err = { 0 };
 
     /* it takes everybody's bandwidth, and names everybody's jobs */
     if (q->action != SCRUB_STATUS && !may)
         (void)zb_fail(&err, -EPERM, "only root and the daemon's own user start or stop a scrub");
-    if (err.code != 0 || scrub_act(core, q, &err) < 0) {
+    if (err.code != 0 || scrub_act(core, q, &err) < 0)
         zsd_reply_err(req, &err);
-        return;
-    }
-    reply.state = idle;
-    reply.bad = bad;
-    if (core->scrub)
-        scrub_report(core->scrub, may, &reply);
-    zsd_reply(req, &reply.base, -1);
+    else if (q->action == SCRUB_START && core->scrub->page == PAGE_LIST)
+        core->scrub->starts = req;
+    else
+        scrub_answer(req, may);
 }

@@ -4,7 +4,8 @@
  * DF. Every place that has a holder is counted once, in the first of the columns committed,
  * prepared, snapshots, working that holds it, of the first job by number. What a job is promised
  * beyond that is reserved. What nobody of these holds (an incarnation that ends, a reader of what
- * was destroyed) is of no job, as are the places that are left.
+ * was destroyed, a page that was written anew before the survey came to it) is of no job, as are the
+ * places that are left.
  */
 #include "daemon/show/survey.h"
 
@@ -48,20 +49,16 @@ static int take_promise(struct zsd_survey_job *to, const struct zb_needs *promis
 }
 
 /* Its index + 1; of NULL 0. */
-static uint32_t take_version(struct zsd_survey *s, uint32_t job, const struct zsd_version *v)
+static uint32_t take_version(struct zsd_survey *s, uint32_t job, struct zsd_version *v)
 {
     if (!v)
         return 0;
     for (size_t i = s->nversions; i-- > 0 && s->versions[i].job == job;)
         if (s->versions[i].version == v)
             return (uint32_t)i + 1;
-    memcpy(s->held + s->nheld, v->rows, v->nrows * sizeof(struct zsd_row *));
-    s->versions[s->nversions++] = (struct zsd_survey_version){ .version = v,
-                                                               .job = job,
-                                                               .snapshots = v->snapshots,
-                                                               .nrows = v->nrows,
-                                                               .rows = s->held + s->nheld };
-    s->nheld += v->nrows;
+    zsd_version_look(v);
+    s->versions[s->nversions++] =
+        (struct zsd_survey_version){ .version = v, .job = job, .snapshots = v->snapshots };
     return (uint32_t)s->nversions;
 }
 
@@ -116,52 +113,6 @@ static int take_job(struct zsd_survey *s, const struct zsd_job *job)
     return take_promise(j, job->promise, &job->nvme_held);
 }
 
-static void take_work(struct zsd_survey *s, uint64_t at, uint32_t bytes, uint32_t job)
-{
-    if (at != ZB_NO_PLACE)
-        s->works[s->nworks++] = (struct zsd_survey_work){ .at = at, .bytes = bytes, .job = job };
-}
-
-static void take_works(struct zsd_survey *s, const struct zsd_job *job)
-{
-    uint32_t index = survey_job_at(s, job->number), pages = 0;
-    const struct zsd_row *row;
-
-    for (uint32_t i = 0; i < job->nshards; i++)
-        for (int p = 0; p < ZB_PLANES; p++) {
-            const struct zsd_shard *shard = job->shards[i];
-            const struct zsd_extent *e = shard->planes[p].extents;
-
-            for (uint32_t page = 0; e && page < shard->npages; page++) {
-                take_work(s, e[page].at, zsd_page_bytes(shard, p, page), index);
-                if (shard->held && shard->held[page])
-                    take_work(s, zsd_held_at(shard->held[page], p), zsd_page_bytes(shard, p, page),
-                              index);
-            }
-        }
-    row = zsd_commit_row(job, &pages); /* a part of one holds its places already */
-    for (int p = 0; row && p < ZSD_SAVED_PLANES; p++)
-        for (uint32_t page = 0; row->planes[p].block_bytes > 0 && page < pages; page++)
-            take_work(s, row->planes[p].extents[page].at, zsd_row_page_bytes(row, p, page), index);
-}
-
-static size_t works_count(const struct zsd_core *core)
-{
-    size_t n = 0;
-
-    zb_list_each(pos, (struct zb_list *)(uintptr_t)&core->jobs->list)
-    {
-        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
-        uint32_t pages;
-
-        for (uint32_t i = 0; i < job->nshards; i++)
-            n += (size_t)job->shards[i]->npages * ZB_PLANES * (job->shards[i]->held ? 2 : 1);
-        if (zsd_commit_row(job, &pages))
-            n += (size_t)pages * ZSD_SAVED_PLANES;
-    }
-    return n;
-}
-
 static int job_by_number(const void *a, const void *b)
 {
     const struct zsd_survey_job *x = a, *y = b;
@@ -169,36 +120,19 @@ static int job_by_number(const void *a, const void *b)
     return (x->number > y->number) - (x->number < y->number);
 }
 
-/* What its versions hold, with those of several snapshots so many times. */
-static size_t held_count(const struct zsd_saved *saved)
-{
-    size_t n = (saved->committed ? saved->committed->nrows : 0) +
-               (saved->prepared ? saved->prepared->nrows : 0);
-
-    zb_list_each(pos, (struct zb_list *)(uintptr_t)&saved->snaps)
-        n += zb_container_of(pos, struct zsd_snap, node)->version->nrows;
-    return n;
-}
-
 static int take_arrays(struct zsd_core *core, struct zsd_survey *s)
 {
     const struct zsd_store *store = core->store;
-    size_t snaps = 0, held = 0, saved = list_length(&store->saved);
+    size_t snaps = 0, saved = list_length(&store->saved);
 
     zb_list_each(pos, (struct zb_list *)(uintptr_t)&store->saved)
     {
-        const struct zsd_saved *one = zb_container_of(pos, struct zsd_saved, node);
-
-        snaps += list_length(&one->snaps);
-        held += held_count(one);
+        snaps += list_length(&zb_container_of(pos, struct zsd_saved, node)->snaps);
     }
-    s->held = take_array(held, sizeof(struct zsd_row *));
     s->jobs = take_array(saved + list_length(&core->jobs->list), sizeof(*s->jobs));
-    s->rows = take_array(list_length(&store->rows), sizeof(*s->rows));
     s->versions = take_array(snaps + 2 * saved, sizeof(*s->versions));
     s->snaps = take_array(snaps, sizeof(*s->snaps));
-    s->works = take_array(works_count(core), sizeof(*s->works));
-    return s->jobs && s->rows && s->versions && s->snaps && s->works && s->held ? 0 : -ENOMEM;
+    return s->jobs && s->versions && s->snaps ? 0 : -ENOMEM;
 }
 
 static void take_numbers(const struct zsd_core *core, struct zsd_survey *s)
@@ -216,16 +150,15 @@ static void take_numbers(const struct zsd_core *core, struct zsd_survey *s)
     s->sequence = store->sequence;
 }
 
-int zsd_survey_take(struct zsd_core *core, struct zsd_survey *s, struct zb_err *err)
+/* All that there are few of, and the beginning of the others. */
+static int take_begin(struct zsd_core *core, struct zsd_survey *s)
 {
     int rc;
 
-    *s = (struct zsd_survey){ 0 };
     core->scans->surveys++;
-    zsd_leaving_all(core); /* what is leaving holds places, and is in no list */
     rc = take_arrays(core, s);
     if (rc == 0)
-        rc = zsd_places_copy(core, &s->places);
+        rc = zsd_places_copy_begin(core, &s->places);
     if (rc == 0)
         rc = zsd_readers_promised(core, &s->readers, &s->readers_held);
     zb_list_each(pos, &core->store->saved)
@@ -235,38 +168,214 @@ int zsd_survey_take(struct zsd_core *core, struct zsd_survey *s, struct zb_err *
     }
     zb_list_each(pos, &core->jobs->list)
     {
+        struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        job->surveyed[s->what] = false;
         if (rc == 0)
-            rc = take_job(s, zb_container_of(pos, struct zsd_job, node));
+            rc = take_job(s, job);
     }
-    if (rc < 0) {
-        zsd_survey_done(s);
-        return zb_fail(err, rc, "counting the stored pages: %m");
-    }
+    if (rc < 0)
+        return rc;
     qsort(s->jobs, s->njobs, sizeof(*s->jobs), job_by_number);
     for (uint32_t i = 0; i < s->njobs; i++)
         take_versions(s, i);
+    take_numbers(core, s);
+    zb_list_init(&s->at_row);
+    if (s->what == ZSD_SURVEY_FSCK)
+        zb_list_push_back(core->store->rows.next, &s->at_row); /* before the first */
+    return 0;
+}
+
+/* ---- what shards work with */
+
+static int take_work(struct zsd_survey *s, uint64_t at, uint32_t bytes, uint32_t job)
+{
+    if (at == ZB_NO_PLACE)
+        return 0;
+    if (zb_grow(&s->works, &s->works_room, s->nworks, 1) < 0)
+        return -ENOMEM;
+    s->works[s->nworks++] = (struct zsd_survey_work){ .at = at, .bytes = bytes, .job = job };
+    return 0;
+}
+
+static int take_page(struct zsd_survey *s, const struct zsd_shard *shard, uint32_t page,
+                     uint32_t job)
+{
+    const struct zsd_held *held = shard->held ? shard->held[page] : NULL;
+    int rc = 0;
+
+    for (int p = 0; p < ZB_PLANES && rc == 0; p++) {
+        const struct zsd_extent *e = shard->planes[p].extents;
+        uint32_t bytes = (uint32_t)zsd_page_bytes(shard, p, page);
+
+        if (e)
+            rc = take_work(s, e[page].at, bytes, job);
+        if (e && held && rc == 0)
+            rc = take_work(s, zsd_held_at(held, p), bytes, job);
+    }
+    return rc;
+}
+
+static bool shard_places(const struct zsd_shard *shard)
+{
+    bool some = false;
+
+    for (int p = 0; p < ZB_PLANES; p++)
+        some = some || shard->planes[p].extents;
+    return some;
+}
+
+/* The next pages of the job: 1: that was all; 0; -ENOMEM. */
+static int take_job_works(struct zsd_survey *s, const struct zsd_job *job, uint64_t *left)
+{
+    uint32_t index = survey_job_at(s, job->number);
+    int rc = 0;
+
+    s->moving = s->moving || job->inflight > 0;
+    for (; s->at_shard<job->nshards && * left> 0; s->at_shard++, s->at_page = 0, --*left) {
+        const struct zsd_shard *shard = job->shards[s->at_shard];
+
+        if (!shard_places(shard))
+            continue;
+        for (; s->at_page<shard->npages && * left> 0 && rc == 0; s->at_page++, --*left)
+            rc = take_page(s, shard, s->at_page, index);
+        if (rc < 0 || s->at_page < shard->npages || *left == 0)
+            return rc;
+    }
+    return s->at_shard >= job->nshards;
+}
+
+/* The next pages of all jobs. New ones come at the end of the list. */
+static int take_works(struct zsd_core *core, struct zsd_survey *s, uint64_t *left)
+{
     zb_list_each(pos, &core->jobs->list)
     {
-        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+        struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+        int rc;
 
-        take_works(s, job);
-        s->moving = s->moving || job->inflight > 0;
+        if (job->surveyed[s->what])
+            continue;
+        if (job != s->at_job)
+            s->at_shard = s->at_page = 0;
+        s->at_job = job;
+        rc = take_job_works(s, job, left);
+        if (rc <= 0)
+            return rc;
+        job->surveyed[s->what] = true;
     }
-    zb_list_each(pos, &core->store->rows)
-    {
-        struct zsd_row *row = zb_container_of(pos, struct zsd_row, node);
+    return 1;
+}
 
-        zsd_row_look(row);
-        s->rows[s->nrows++] = (struct zsd_survey_row){ .row = row, .kept = row->kept };
-    }
-    take_numbers(core, s);
+/* ---- rows */
+
+static int take_row(struct zsd_survey *s, struct zsd_row *row, uint32_t pages)
+{
+    if (zb_grow(&s->rows, &s->rows_room, s->nrows, 1) < 0)
+        return -ENOMEM;
+    zsd_row_look(row);
+    s->rows[s->nrows++] = (struct zsd_survey_row){ .row = row, .pages = pages, .kept = row->kept };
     return 0;
+}
+
+/* Rows that commits are making hold places, and are not in the list yet. */
+static int take_partial_rows(struct zsd_core *core, struct zsd_survey *s)
+{
+    int rc = 0;
+
+    zb_list_each(pos, &core->jobs->list)
+    {
+        uint32_t pages;
+        const struct zsd_row *row =
+            zsd_commit_row(zb_container_of(pos, struct zsd_job, node), &pages);
+
+        if (row && rc == 0)
+            rc = take_row(s, (struct zsd_row *)(uintptr_t)row, pages);
+    }
+    return rc;
+}
+
+/* The next rows, which may be removed from the list meanwhile, and new ones be added: `at_row` keeps the
+ * place. 1: that was all, and nothing is leaving. */
+static int take_rows(struct zsd_core *core, struct zsd_survey *s, uint64_t *left)
+{
+    struct zb_list *rows = &core->store->rows, *next;
+
+    for (; (next = s->at_row.next) != rows; --*left) {
+        struct zsd_row *row = zb_container_of(next, struct zsd_row, node);
+
+        if (*left == 0)
+            return 0;
+        if (row->refs > 0 && take_row(s, row, row->npages) < 0) /* else it is leaving */
+            return -ENOMEM;
+        zb_list_remove(&s->at_row);
+        zb_list_push_back(next->next, &s->at_row); /* behind it */
+    }
+    if (!zb_list_empty(&core->disk->leaving))
+        return 0;
+    zb_list_remove(&s->at_row);
+    return take_partial_rows(core, s) < 0 ? -ENOMEM : 1;
+}
+
+/* ---- in parts */
+
+/* What is to be taken now: 1: that was all of it; 0: not yet. */
+static int take_part(struct zsd_core *core, struct zsd_survey *s, uint64_t *left)
+{
+    int rc;
+
+    switch (s->part) {
+    case SURVEY_LEAVE:
+        if (!zb_list_empty(&core->disk->leaving))
+            return 0;
+        rc = take_begin(core, s);
+        return rc < 0 ? rc : 1;
+    case SURVEY_PLACES:
+        return zsd_places_copy_part(core, &s->places, left);
+    case SURVEY_WORKS:
+        return take_works(core, s, left);
+    case SURVEY_ROWS:
+        rc = s->what == ZSD_SURVEY_FSCK ? take_rows(core, s, left) : 1;
+        if (rc > 0 && zsd_places_copy_end(&s->places) < 0)
+            rc = -ENOMEM;
+        return rc;
+    case SURVEY_TAKEN:
+        break;
+    }
+    return 1;
+}
+
+int zsd_survey_take(struct zsd_core *core, struct zsd_survey *s, struct zb_err *err)
+{
+    uint64_t most = zsd_turn_left(core), left = most;
+    int rc = 1;
+
+    while (rc > 0 && s->part != SURVEY_TAKEN) {
+        rc = take_part(core, s, &left);
+        if (rc > 0)
+            s->part = (enum zsd_survey_part)(s->part + 1);
+    }
+    zsd_turn_count(core, most - left);
+    return rc < 0 ? zb_fail(err, rc, "counting the stored pages: %m") : rc;
+}
+
+bool zsd_survey_look_away(struct zsd_core *core, struct zsd_survey *s)
+{
+    uint64_t n = zb_min_u64(zsd_turn_left(core), s->nrows);
+
+    zsd_turn_count(core, n);
+    for (; n > 0; n--)
+        zsd_row_look_away(s->rows[--s->nrows].row);
+    return s->nrows == 0;
 }
 
 void zsd_survey_done(struct zsd_survey *s)
 {
+    if (s->at_row.next)
+        zb_list_remove(&s->at_row);
     for (size_t i = 0; i < s->nrows; i++)
         zsd_row_look_away(s->rows[i].row);
+    for (size_t i = 0; i < s->nversions; i++)
+        zsd_version_look_away(s->versions[i].version);
     for (size_t i = 0; i < s->njobs; i++)
         zb_needs_done(&s->jobs[i].promise);
     zb_needs_done(&s->readers);
@@ -276,7 +385,6 @@ void zsd_survey_done(struct zsd_survey *s)
     free(s->versions);
     free(s->snaps);
     free(s->works);
-    free(s->held);
     *s = (struct zsd_survey){ 0 };
 }
 
@@ -302,13 +410,6 @@ void zsd_survey_trim(struct zsd_survey *s)
 
 /* ---- counting */
 
-static int place_by_at(const void *a, const void *b)
-{
-    const struct zsd_place_copy *x = a, *y = b;
-
-    return (x->at > y->at) - (x->at < y->at);
-}
-
 static int row_by_id(const void *a, const void *b)
 {
     const struct zsd_survey_row *x = a, *y = b;
@@ -316,19 +417,19 @@ static int row_by_id(const void *a, const void *b)
     return (x->row->id > y->row->id) - (x->row->id < y->row->id);
 }
 
-void zsd_survey_sort(struct zsd_survey *s)
+int zsd_survey_sort(struct zsd_survey *s)
 {
-    qsort(s->places.places, s->places.nplaces, sizeof(*s->places.places), place_by_at);
-    qsort(s->rows, s->nrows, sizeof(*s->rows), row_by_id);
+    if (s->nrows > 0)
+        qsort(s->rows, s->nrows, sizeof(*s->rows), row_by_id);
+    return zsd_places_copy_sort(&s->places);
 }
 
 size_t zsd_survey_place(const struct zsd_survey *s, uint64_t at)
 {
-    const struct zsd_place_copy key = { .at = at };
-    const struct zsd_place_copy *p =
-        bsearch(&key, s->places.places, s->places.nplaces, sizeof(key), place_by_at);
+    size_t i;
 
-    return p ? (size_t)(p - s->places.places) : s->places.nplaces;
+    zb_lower_bound(i, s->places.nplaces, s->places.places[i].at < at);
+    return i < s->places.nplaces && s->places.places[i].at == at ? i : s->places.nplaces;
 }
 
 struct zsd_survey_row *zsd_survey_row(struct zsd_survey *s, uint64_t id)
@@ -364,7 +465,7 @@ static void df_place(struct df *df, uint64_t at, uint32_t job, uint64_t *column,
 /* at: index + 1; 0: none */
 static void df_version(struct df *df, uint32_t at, uint32_t job, uint64_t *column)
 {
-    const struct zsd_survey_version *v = at > 0 ? &df->s->versions[at - 1] : NULL;
+    const struct zsd_version *v = at > 0 ? df->s->versions[at - 1].version : NULL;
     uint64_t *shared = &df->s->jobs[job].shared;
 
     for (uint32_t i = 0; v && i < v->nrows; i++)

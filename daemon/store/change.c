@@ -75,23 +75,29 @@ static void change_on_task(struct zsd_task *task)
     change_run(zb_container_of(task, struct zsd_change, task));
 }
 
-static void change_begin(struct zsd_change *c)
+/* False: the rest of it is for the next turn. */
+static bool change_begin(struct zsd_change *c)
 {
     struct zsd_store *store = c->core->store;
+    int rc;
 
     if (store->poisoned.code != 0 && !c->looks) {
         c->err = store->poisoned;
-        return;
+        return true;
     }
     if (c->looks && !c->holds && c->node.next != &store->line) {
         (void)zb_fail(&c->err, -EAGAIN, "a change waits");
-        return;
+        return true;
     }
-    c->txn = zn_txn_new();
     if (!c->txn)
+        c->txn = zn_txn_new();
+    if (!c->txn) {
         (void)zb_fail(&c->err, -ENOMEM, "a change of the catalog: %m");
-    else if (c->begin(c, &c->err) < 0)
-        assert(c->err.code < 0);
+        return true;
+    }
+    rc = c->begin(c, &c->err);
+    assert(rc >= 0 || c->err.code < 0);
+    return rc <= 0;
 }
 
 static void change_over(struct zsd_change *c)
@@ -123,8 +129,11 @@ static void change_run(struct zsd_change *c)
             c->state = CHANGE_OVER;
         switch ((enum change_state)c->state) {
         case CHANGE_BEGIN:
+            if (!change_begin(c)) {
+                zsd_defer(c->core, &c->work);
+                return;
+            }
             c->state = c->sync ? CHANGE_SYNC : CHANGE_CATALOG;
-            change_begin(c);
             if (!c->sync && !c->looks)
                 zsd_hold_begin(c->core);
             break;

@@ -24,8 +24,8 @@ struct zsd_change {
     bool sync;  /* the data file is flushed first: pages were written for it */
     bool looks; /* changes nothing: fill() only reads the catalog, even if that is poisoned */
     bool holds; /* if it only reads: it does not give way */
-    /* Loop thread, at the front of the queue: puts the change into txn. 0, or a negative errno with
-     * a message: nothing happens. */
+    /* Loop thread, at the front of the queue: puts the change into txn. 0; 1: that was a part of it, and
+     * it is called again in the next turn; or a negative errno with a message: nothing happens. */
     int (*begin)(struct zsd_change *c, struct zb_err *err);
     /* The catalog's thread: adds long records, from data that does not change meanwhile. NULL:
      * nothing. */

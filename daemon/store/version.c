@@ -193,6 +193,8 @@ void zsd_version_put(struct zsd_version *v, uint32_t i, struct zsd_row *r)
     v->table_bytes += row_table_bytes(r);
     v->rows[i] = zsd_row_ref(r);
     v->bytes += zsd_row_bytes(r);
+    if (v->needs_rc == 0)
+        v->needs_rc = zsd_row_needs(&v->needs, r, 1);
 }
 
 struct zsd_version *zsd_version_ref(struct zsd_version *v)
@@ -201,7 +203,18 @@ struct zsd_version *zsd_version_ref(struct zsd_version *v)
     return v;
 }
 
-/* Its next rows; true: that was all. */
+static void version_free(struct zsd_version *v)
+{
+    for (uint32_t i = 0; v->notes && i < v->world; i++)
+        zsd_note_done(&v->notes[i]);
+    zsd_note_done(&v->job_note);
+    zb_needs_done(&v->needs);
+    free(v->rows);
+    free(v->notes);
+    free(v);
+}
+
+/* Its next rows; true: that was all, for as long as it is looked at. */
 static bool version_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
 {
     struct zsd_version *v = zb_container_of(l, struct zsd_version, leaving);
@@ -210,19 +223,39 @@ static bool version_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t 
         struct zsd_row *r = v->rows[v->let_go];
         uint64_t looked = r && r->refs == 1 ? 1 + zb_min_u64(r->npages, ROW_NOW) : 1;
 
+        if (r && v->looks > 0) { /* and of no row after it, once nobody looks */
+            zsd_row_look(r);
+            v->looked = v->let_go + 1;
+        }
         if (r)
             zsd_row_unref(core, r);
         *left -= zb_min_u64(*left, looked);
     }
     if (v->let_go < v->nrows)
         return false;
-    for (uint32_t i = 0; v->notes && i < v->world; i++)
-        zsd_note_done(&v->notes[i]);
-    zsd_note_done(&v->job_note);
-    free(v->rows);
-    free(v->notes);
-    free(v);
+    v->gone = true;
+    if (v->looks > 0)
+        return true; /* zsd_version_look_away() comes back to it */
+    for (; *left > 0 && v->looked > 0; --*left)
+        if (v->rows[--v->looked])
+            zsd_row_look_away(v->rows[v->looked]);
+    if (v->looked > 0)
+        return false;
+    version_free(v);
     return true;
+}
+
+void zsd_version_look(struct zsd_version *v)
+{
+    assert(v->refs > 0);
+    v->looks++;
+}
+
+void zsd_version_look_away(struct zsd_version *v)
+{
+    assert(v->looks > 0);
+    if (--v->looks == 0 && v->gone)
+        zsd_leave(v->core, &v->leaving, version_part);
 }
 
 void zsd_version_unref(struct zsd_version *v)

@@ -36,7 +36,8 @@ struct zsd_row {
     bool gone;       /* all places were freed */
     struct zsd_leaving leaving;
     uint32_t kept;         /* versions in the catalog that hold it; 0: it is not there */
-    uint64_t stamp;        /* of the last loop that counted it */
+    uint64_t stamp;        /* of the last walk that counted it */
+    uint64_t scrub;        /* the run of scrub that is to read it, or 0: scrub's */
     struct zb_list node;   /* in store->rows, while it has places */
     uint32_t unit, rank;   /* rank: that registered it */
     uint64_t first, count; /* of the unit's elements */
@@ -61,10 +62,15 @@ struct zsd_version {
     bool charged;         /* to its job, for its snapshots: zsd_snap_charge() */
     uint32_t world, nrows;
     uint64_t bytes;         /* of all its rows: zsd_version_put() */
+    struct zb_needs needs;  /* places of all its rows: likewise */
+    int needs_rc;           /* -ENOMEM: not all of them are counted there */
     struct zsd_row **rows;  /* [nrows], by unit and first element */
     struct zsd_note *notes; /* [world] */
     struct zsd_note job_note;
-    uint32_t let_go; /* released rows, after its last holder has released it */
+    uint32_t let_go; /* rows that it holds no more, once nobody holds it */
+    uint32_t looks;  /* see zsd_version_look() */
+    uint32_t looked; /* of the rows that it let go of, those that are looked at in its name */
+    bool gone;       /* it holds none */
     struct zsd_leaving leaving;
 };
 
@@ -87,7 +93,10 @@ void zsd_row_unref(struct zsd_core *core, struct zsd_row *r);
  * that. */
 void zsd_row_look(struct zsd_row *r);
 void zsd_row_look_away(struct zsd_row *r);
-/** Frees the struct of a row whose places were freed, and that nothing keeps by zsd_row_look(). */
+/** The same of a version and all of its rows: their structs live on, whoever holds them. */
+void zsd_version_look(struct zsd_version *v);
+void zsd_version_look_away(struct zsd_version *v);
+/** The struct of a row that has let go of its places, and that nobody looks at. */
 void zsd_row_free(struct zsd_row *r);
 /** What it takes of memory without its notes: its own tables, and those of all its rows. */
 uint64_t zsd_version_table_bytes(const struct zsd_version *v);

@@ -176,6 +176,98 @@ static void a_promise_shrinks_first(void **state)
     world_close(&w);
 }
 
+/* ---- a copy in parts */
+
+#define LENT 600u
+
+struct lent {
+    uint64_t at[LENT];
+    uint32_t holders[LENT];
+};
+
+/* A place is taken, gets another holder, or loses one. */
+static void lent_changes(struct zsd_core *core, struct lent *l, uint64_t *seed)
+{
+    uint64_t i = ztest_random(seed) % LENT, bytes = sizes[i % 2];
+
+    if (l->holders[i] == 0)
+        l->at[i] = zsd_extent_take(core, bytes);
+    else if (ztest_random(seed) % 3 == 0)
+        zsd_extent_ref(core, l->at[i]);
+    else {
+        zsd_extent_unref(core, l->at[i], bytes);
+        l->holders[i]--;
+        return;
+    }
+    l->holders[i]++;
+}
+
+static void copies_equal(const struct zsd_places_copy *a, const struct zsd_places_copy *b)
+{
+    assert_int_equal(a->nplaces, b->nplaces);
+    for (size_t i = 0; i < a->nplaces; i++)
+        if (a->places[i].at != b->places[i].at || a->places[i].bytes != b->places[i].bytes ||
+            a->places[i].holders != b->places[i].holders)
+            fail_msg("place %zu", i);
+    assert_int_equal(a->nclasses, b->nclasses);
+    for (uint32_t i = 0; i < a->nclasses; i++)
+        assert_true(a->classes[i].nfree == b->classes[i].nfree);
+}
+
+/* Whatever changes while it is made, and the map grows: it is what there was at its beginning. */
+static void a_copy_in_parts_is_of_one_moment(void **state)
+{
+    struct zb_needs now = { 0 };
+    struct lent l = { { 0 }, { 0 } };
+    struct world w;
+    struct zsd_core *core;
+    uint64_t seed = 11, changes = 0;
+
+    (void)state;
+    world_open(&w, HOST, "threads", 1);
+    core = w.daemon.core;
+    assert_int_equal(promise(core, &now, LENT / 2, LENT / 2, 0), 0);
+    for (unsigned round = 0; round < 200; round++) {
+        struct zsd_places_copy then, copy;
+        bool all = false;
+        size_t slots;
+
+        if (round == 100) /* fewer places, and a map that has room for many more */
+            for (uint32_t i = 50; i < LENT; i++)
+                for (; l.holders[i] > 0; l.holders[i]--)
+                    zsd_extent_unref(core, l.at[i], sizes[i % 2]);
+        for (unsigned i = 0; i < 50; i++)
+            lent_changes(core, &l, &seed);
+        assert_int_equal(zsd_places_copy(core, &then), 0);
+        assert_int_equal(zsd_places_copy_begin(core, &copy), 0);
+        slots = copy.slots;
+        while (!all) {
+            uint64_t left = 1 + ztest_random(&seed) % 3;
+
+            all = zsd_places_copy_part(core, &copy, &left);
+            if (round == 150 && copy.slot > 100 && slots == copy.slots) /* the map grows */
+                assert_int_equal(promise(core, &now, LENT / 2 + 500, LENT / 2, 0), 0);
+            for (unsigned i = 0; i < round % 20; i++, changes++)
+                lent_changes(core, &l, &seed);
+        }
+        assert_true(round != 150 || copy.slots > slots);
+        assert_int_equal(zsd_places_copy_end(&copy), 0);
+        lent_changes(core, &l, &seed); /* after it */
+        assert_int_equal(zsd_places_copy_sort(&copy), 0);
+        copies_equal(&copy, &then);
+        if (round % 20 == 0)
+            assert_int_equal(copy.changed.n, 0);
+        zsd_places_copy_done(&copy);
+        zsd_places_copy_done(&then);
+    }
+    assert_true(changes > 10000);
+    for (uint32_t i = 0; i < LENT; i++)
+        for (; l.holders[i] > 0; l.holders[i]--)
+            zsd_extent_unref(core, l.at[i], sizes[i % 2]);
+    no_promise(core, &now);
+    world_close(&w);
+}
+
 /* No room: too few bytes, or enough of them in pieces. Nothing has changed then. */
 static void no_room(void **state)
 {
@@ -465,10 +557,15 @@ static void memory_runs_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(needs_are_sorted),        cmocka_unit_test(places_are_lent),
-        cmocka_unit_test(a_promise_shrinks_first), cmocka_unit_test(no_room),
-        cmocka_unit_test(sizes_exchange),          cmocka_unit_test(places_are_adopted),
-        cmocka_unit_test(without_a_data_file),     cmocka_unit_test(jobs_in_any_order),
+        cmocka_unit_test(needs_are_sorted),
+        cmocka_unit_test(places_are_lent),
+        cmocka_unit_test(a_promise_shrinks_first),
+        cmocka_unit_test(a_copy_in_parts_is_of_one_moment),
+        cmocka_unit_test(no_room),
+        cmocka_unit_test(sizes_exchange),
+        cmocka_unit_test(places_are_adopted),
+        cmocka_unit_test(without_a_data_file),
+        cmocka_unit_test(jobs_in_any_order),
         cmocka_unit_test(memory_runs_out),
     };
 

@@ -1,0 +1,41 @@
+/*
+ * extents_priv.h - the places, between extents.c (who holds them, promises) and places_copy.c.
+ */
+#ifndef ZSD_EXTENTS_PRIV_H
+#define ZSD_EXTENTS_PRIV_H
+
+#include "base/map.h"
+#include "daemon/disk/extents.h"
+
+/* A value of `held`: how long the place is, and how many hold it. */
+#define UNITS_BITS 12u
+#define UNITS_MAX  ((1u << UNITS_BITS) - 1)
+#define HOLDER     (1u << UNITS_BITS)
+#define HOLDERS(v) ((v) >> UNITS_BITS)
+
+/* The longest page: state of fp16, 12 bytes an element. */
+_Static_assert(ZB_PAGE_ELEMS_MAX * 12u / ZB_PAGE_ALIGN <= UNITS_MAX, "a page fits a value of held");
+
+struct place_class {
+    uint64_t bytes;
+    uint64_t total, promised;
+    uint64_t wanted; /* while zsd_promise_set() runs: promised, when it succeeds */
+    uint64_t nfree, room;
+    uint64_t *free_at; /* [room] */
+};
+
+struct zsd_extents {
+    struct zb_map held;
+    struct place_class *classes; /* by bytes, ascending */
+    uint32_t n;
+    size_t room;
+    uint64_t total;        /* places of all classes */
+    struct zb_list copies; /* struct zsd_places_copy: that are being made */
+};
+
+/** Before a place gets a holder, or loses one: its value in `held` as it is, 0: it is not there. */
+void zsd_places_changes(struct zsd_extents *e, uint64_t at, uint32_t value);
+/** Before the entry in this slot of `held` is removed: entries behind it may move. */
+void zsd_places_moves(struct zsd_extents *e, size_t slot);
+
+#endif
