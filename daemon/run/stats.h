@@ -35,7 +35,10 @@
     X(turns)              /* of the loop */                                              \
     X(turn_max_work)      /* units of work of the longest turn: run/turn.h */            \
     X(turn_max_ns)        /* CPU time of the loop's thread, of the longest turn */       \
-    X(turn_p999_ns)       /* 99.9 % of the turns took no longer, by the clock */
+    X(turn_p999_ns)       /* 99.9 % of the turns took no longer, by the clock */         \
+    X(turn_recent_work)   /* the same three, of the turns since somebody asked... */     \
+    X(turn_recent_ns)     /* ...for counters before */                                   \
+    X(turn_recent_p999_ns)
 
 /* The core's half. */
 #define ZSD_STATS_CORE(X)                                                      \

@@ -3,6 +3,7 @@
  */
 #include "daemon/run/turns.h"
 
+#include <string.h>
 #include <time.h>
 
 #include "daemon/run/daemon.h"
@@ -26,11 +27,14 @@ static uint64_t wall_end(unsigned class)
 
 void zsd_turn_worked(struct zsd *daemon)
 {
+    struct zsd_turns *t = &daemon->turns;
     struct zsd_stats *s = &daemon->stats;
+    uint64_t work = t->work + t->beyond;
 
-    s->turn_max_work = zb_max_u64(s->turn_max_work, daemon->turns.work + daemon->turns.beyond);
-    daemon->turns.work = daemon->turns.beyond = 0;
-    daemon->turns.works = false;
+    s->turn_max_work = zb_max_u64(s->turn_max_work, work);
+    t->recent_work = zb_max_u64(t->recent_work, work);
+    t->work = t->beyond = 0;
+    t->works = false;
 }
 
 static uint64_t cpu_now_ns(void)
@@ -49,27 +53,48 @@ void zsd_turn_over(struct zsd *daemon, uint64_t idle_ns)
 
     if (t->cpu_ns > 0) { /* what came before the first turn is the start */
         uint64_t took_ns = wall_ns - t->wall_ns, waited_ns = idle_ns - t->idle_ns;
+        unsigned class = wall_class(took_ns > waited_ns ? took_ns - waited_ns : 0);
 
         s->turns++;
         s->turn_max_ns = zb_max_u64(s->turn_max_ns, cpu_ns - t->cpu_ns);
-        t->counts[wall_class(took_ns > waited_ns ? took_ns - waited_ns : 0)]++;
+        t->recent_ns = zb_max_u64(t->recent_ns, cpu_ns - t->cpu_ns);
+        t->counts[class]++;
+        t->recent[class]++;
     }
     t->cpu_ns = cpu_ns;
     t->wall_ns = wall_ns;
     t->idle_ns = idle_ns;
 }
 
-uint64_t zsd_turns_quantile(const struct zsd_turns *t, unsigned of_1000)
+static uint64_t walls_quantile(const uint64_t counts[ZSD_WALLS], unsigned of_1000)
 {
     uint64_t all = 0, want, have = 0;
 
     for (unsigned i = 0; i < ZSD_WALLS; i++)
-        all += t->counts[i];
+        all += counts[i];
     want = zb_div_up(all * of_1000, 1000);
     for (unsigned i = 0; i < ZSD_WALLS && all > 0; i++) {
-        have += t->counts[i];
+        have += counts[i];
         if (have >= want)
             return wall_end(i);
     }
     return 0;
+}
+
+uint64_t zsd_turns_quantile(const struct zsd_turns *t, unsigned of_1000)
+{
+    return walls_quantile(t->counts, of_1000);
+}
+
+void zsd_turns_tell(struct zsd *daemon)
+{
+    struct zsd_turns *t = &daemon->turns;
+    struct zsd_stats *s = &daemon->stats;
+
+    s->turn_p999_ns = walls_quantile(t->counts, 999);
+    s->turn_recent_work = t->recent_work;
+    s->turn_recent_ns = t->recent_ns;
+    s->turn_recent_p999_ns = walls_quantile(t->recent, 999);
+    t->recent_work = t->recent_ns = 0;
+    memset(t->recent, 0, sizeof(t->recent));
 }

@@ -9,6 +9,9 @@
  *     CPU     of the loop's thread, from one turn's end to the next one's: the wait costs none
  *     wall    the same by the clock, without the wait; kept as a histogram, for a quantile
  *
+ * Each is kept since the daemon's start, and since somebody asked last: so an operator, or a benchmark,
+ * sees what the turns of one phase were.
+ *
  * Loop thread only.
  */
 #ifndef ZSD_TURNS_H
@@ -29,12 +32,16 @@ struct zsd_turns {
     uint64_t cpu_ns;            /* when the last turn ended; 0: none has */
     uint64_t wall_ns, idle_ns;  /* the same by the clock; time that the loop had waited by then */
     uint64_t counts[ZSD_WALLS]; /* turns by their time by the clock */
+    /* the same of the turns since zsd_turns_tell() */
+    uint64_t recent_work, recent_ns, recent[ZSD_WALLS];
 };
 
 /** Call at the end of the turn's work: compares it with the longest, and begins again at 0. */
 void zsd_turn_worked(struct zsd *daemon);
 /** Call at the end of the turn. idle_ns: total time that the loop has waited. */
 void zsd_turn_over(struct zsd *daemon, uint64_t idle_ns);
+/** Sets the counters that are not kept up to date: turn_p999_ns, and turn_recent_*, which begin anew. */
+void zsd_turns_tell(struct zsd *daemon);
 /** The time that of_1000 of 1,000 turns did not exceed, by the clock, to an eighth; 0: no turn yet.
  */
 uint64_t zsd_turns_quantile(const struct zsd_turns *t, unsigned of_1000);

@@ -543,7 +543,7 @@ void zsd_stat(struct zsd_req *req, const ProtobufCMessage *message)
     size_t n = 0;
 
     (void)message;
-    daemon->stats.turn_p999_ns = zsd_turns_quantile(&daemon->turns, 999);
+    zsd_turns_tell(daemon);
     counter_add(counters, list, &n, "uptime_ms", (zb_now_ns() - daemon->started_ns) / 1000000);
     counter_add(counters, list, &n, "clients", daemon->clients);
     counter_add(counters, list, &n, "operations_in_progress", core->in_progress);

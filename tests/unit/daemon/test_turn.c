@@ -276,6 +276,31 @@ static void quantiles(void **state)
     assert_true(daemon.stats.turn_max_ns > 0);
 }
 
+/* What is told as recent begins anew each time. */
+static void recent_turns(void **state)
+{
+    struct zsd daemon = { 0 };
+    struct zsd_stats *s = &daemon.stats;
+
+    (void)state;
+    zsd_turn_over(&daemon, 0);
+    for (unsigned work = 1; work <= 3; work++) {
+        daemon.turns.work = 40 / work;
+        zsd_turn_worked(&daemon);
+        zsd_turn_over(&daemon, 0);
+        zsd_turns_tell(&daemon);
+        assert_int_equal(s->turn_recent_work, 40 / work);
+        assert_int_equal(s->turn_max_work, 40);
+        assert_true(s->turn_recent_ns > 0 && s->turn_recent_ns <= s->turn_max_ns);
+        assert_true(s->turn_recent_p999_ns > 0 && s->turn_recent_p999_ns <= s->turn_p999_ns);
+    }
+    zsd_turns_tell(&daemon);
+    assert_int_equal(s->turn_recent_work, 0);
+    assert_int_equal(s->turn_recent_ns, 0);
+    assert_int_equal(s->turn_recent_p999_ns, 0);
+    assert_true(s->turn_p999_ns > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -288,6 +313,7 @@ int main(void)
         cmocka_unit_test(deadlines_in_a_flood),
         cmocka_unit_test(deadlines_in_parts),
         cmocka_unit_test(quantiles),
+        cmocka_unit_test(recent_turns),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
