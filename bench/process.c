@@ -162,23 +162,14 @@ int zbench_daemon_start(struct zbench_daemon *d, const char *parent, struct zb_e
     return rc;
 }
 
-int zbench_daemon_vstart(struct zbench_daemon *d, const char *parent, struct zb_err *err,
-                         const char *fmt, va_list ap)
+/* Starts the program in its directory, and waits until it is ready. */
+static int daemon_run(struct zbench_daemon *d, char *options, struct zb_err *err)
 {
     pid_t self = getpid();
-    char line[512], options[OPTIONS_MAX];
+    char line[512];
     size_t len = 0;
     int fds[2];
 
-    if ((size_t)snprintf(d->dir, sizeof(d->dir), "%s/zbench-XXXXXX", parent) >= sizeof(d->dir) ||
-        !mkdtemp(d->dir)) {
-        d->dir[0] = '\0';
-        return zb_fail(err, -errno, "a temporary directory in '%s': %m", parent);
-    }
-    (void)snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
-    (void)vsnprintf(options, sizeof(options), fmt, ap);
-    if (keeper_start(d, err) < 0)
-        return err->code;
     if (pipe(fds) < 0)
         return zb_fail(err, -errno, "a pipe: %m");
     d->out = fds[0];
@@ -203,7 +194,23 @@ int zbench_daemon_vstart(struct zbench_daemon *d, const char *parent, struct zb_
     return 0;
 }
 
-void zbench_daemon_end(struct zbench_daemon *d)
+int zbench_daemon_vstart(struct zbench_daemon *d, const char *parent, struct zb_err *err,
+                         const char *fmt, va_list ap)
+{
+    char options[OPTIONS_MAX];
+
+    if ((size_t)snprintf(d->dir, sizeof(d->dir), "%s/zbench-XXXXXX", parent) >= sizeof(d->dir) ||
+        !mkdtemp(d->dir)) {
+        d->dir[0] = '\0';
+        return zb_fail(err, -errno, "a temporary directory in '%s': %m", parent);
+    }
+    (void)snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
+    (void)vsnprintf(options, sizeof(options), fmt, ap);
+    return keeper_start(d, err) < 0 ? err->code : daemon_run(d, options, err);
+}
+
+/* SIGTERM, and until it has ended. */
+static void daemon_stop(struct zbench_daemon *d)
 {
     if (d->pid > 0) {
         (void)kill(d->pid, SIGTERM);
@@ -212,6 +219,23 @@ void zbench_daemon_end(struct zbench_daemon *d)
     }
     d->pid = 0;
     zb_close_fd(&d->out);
+}
+
+int zbench_daemon_again(struct zbench_daemon *d, struct zb_err *err, const char *fmt, ...)
+{
+    char options[OPTIONS_MAX];
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(options, sizeof(options), fmt, ap);
+    va_end(ap);
+    daemon_stop(d);
+    return daemon_run(d, options, err);
+}
+
+void zbench_daemon_end(struct zbench_daemon *d)
+{
+    daemon_stop(d);
     if (d->dir[0])
         dir_remove(d->dir);
     d->dir[0] = '\0';

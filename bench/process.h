@@ -28,6 +28,9 @@ int zbench_daemon_start(struct zbench_daemon *d, const char *parent, struct zb_e
                         const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 int zbench_daemon_vstart(struct zbench_daemon *d, const char *parent, struct zb_err *err,
                          const char *fmt, va_list ap) __attribute__((format(printf, 4, 0)));
+/** Ends it in good order, and starts it again on the same data. */
+int zbench_daemon_again(struct zbench_daemon *d, struct zb_err *err, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 /** Ends it in good order and removes its directory. */
 void zbench_daemon_end(struct zbench_daemon *d);
 

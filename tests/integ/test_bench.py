@@ -124,6 +124,22 @@ def snapshots():
     check("a snapshot without a step took" in done.stderr, done.stderr)
 
 
+def turns():
+    """Every phase runs, and its longest turn is counted."""
+    with tempfile.TemporaryDirectory() as d:
+        done = zbench("--json", "--rounds", "1", "--pages", "600", "--shard-pages", "7", "--dir", d, bench="turns")
+        check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+        check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
+    rows_ = json.loads(done.stdout)["rows"]
+    phases = ["define", "write", "push", "step", "commit", "snapshot", "fsck", "df", "attach", "destroy"]
+    check([row["case"] for row in rows_] ==
+          [f"turns/{phase}/{what}" for phase in phases for what in ("units", "cpu", "p999")], f"{rows_}")
+    check(all(row["value"] > 0 for row in rows_), f"{rows_}")
+    units = [row for row in rows_ if row["unit"] == "units"]
+    check(all(row["reference"] == 4096 and row["value"] <= 4096 for row in units), f"{units}")
+    check("600 pages in 86 shards" in done.stderr, done.stderr)
+
+
 def catalog():
     with tempfile.TemporaryDirectory() as d:
         done = zbench("--json", "--rounds", "1", "--pages", "1000", "--dir", d, bench="catalog")
@@ -272,7 +288,7 @@ def gpu_kernels():
     check(full.returncode == 1 and "memory" in full.stderr, f"{full.returncode} {full.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, gpu, catalog, commits, killed, shares, hostile, snapshots, plans, overlap, comm, steps,
+TESTS = {f.__name__: f for f in (rows, gpu, catalog, commits, killed, shares, hostile, snapshots, turns, plans, overlap, comm, steps,
                                  peers, trains, gpu_kernels, refused, no_daemon)}
 
 if __name__ == "__main__":
