@@ -251,9 +251,11 @@ struct zsd_job {
      * on the data file. */
     struct zsd_account host_held, nvme_held;
     uint64_t staging_most; /* maximum that its ranks had at one time: kept for returning ranks */
-    struct zsd_replan *replan;     /* plan/replan.h */
-    struct zsd_job_gpu *gpu;       /* plan/gpu_plan.h */
-    struct zsd_job_params *params; /* plan/gpu_params.h */
+    struct zsd_replan *replan;      /* plan/replan.h */
+    struct zsd_job_gpu *gpu;        /* plan/gpu_plan.h */
+    struct zsd_job_params *params;  /* plan/gpu_params.h */
+    struct zsd_leaving leaving;     /* of its shards' tables, when it has ended: plan/tables.h */
+    uint32_t left_shard, left_page; /* that are next */
 
     /* ---- op/: requests of its ranks */
     bool seen;     /* by a rank whose open was not rejected at once */

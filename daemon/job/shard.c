@@ -161,22 +161,36 @@ void zsd_shard_uncache(struct zsd_shard *s)
     s->arena_at = ZB_NO_PLACE;
 }
 
-void zsd_shard_forget(struct zsd_shard *s)
+/* Of one page of all planes. */
+static void shard_forget_page(struct zsd_shard *s, uint32_t page)
 {
     for (int p = 0; p < ZB_PLANES; p++) {
-        struct zsd_plane *plane = &s->planes[p];
+        struct zsd_extent *e = s->planes[p].extents;
 
-        for (uint32_t page = 0; plane->extents && page < s->npages; page++) {
-            if (plane->extents[page].at != ZB_NO_PLACE)
-                zsd_extent_unref(s->job->core, plane->extents[page].at, zsd_page_bytes(s, p, page));
-            plane->extents[page].at = ZB_NO_PLACE;
-        }
+        if (!e || e[page].at == ZB_NO_PLACE)
+            continue;
+        zsd_extent_unref(s->job->core, e[page].at, zsd_page_bytes(s, p, page));
+        e[page].at = ZB_NO_PLACE;
+    }
+}
+
+bool zsd_shard_forget(struct zsd_shard *s, uint32_t *page, uint64_t *left)
+{
+    bool tables = false;
+
+    for (int p = 0; p < ZB_PLANES; p++)
+        tables = tables || s->planes[p].extents;
+    for (; tables && *page < s->npages; ++*page, --*left) {
+        if (*left == 0)
+            return false;
+        shard_forget_page(s, *page);
     }
     if (s->row)
         zsd_row_unref(s->job->core, s->row);
     s->row = NULL;
     if (!zsd_shard_resident(s) && s->pins == 0)
         zsd_shard_uncache(s);
+    return true;
 }
 
 void zsd_shard_written(struct zsd_shard *s, uint32_t pages)

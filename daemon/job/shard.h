@@ -90,6 +90,17 @@ static inline bool zsd_state_moves(const struct zsd_job *job)
     return job->core->disk->extents && job->offload_optimizer != ZP_HOST;
 }
 
+/** A plane whose pages have tables, in a job that was just placed: some pages are on the data file, or may
+ * move there (plan/tables.h). */
+static inline bool zsd_plane_tables(const struct zsd_shard *s, enum zb_plane plane)
+{
+    const struct zsd_plane *p = &s->planes[plane];
+
+    return p->block_bytes > 0 &&
+           (p->resident < s->npages || (plane != ZB_GRAD && s->job->durable) ||
+            (plane == ZB_STATE && zsd_state_moves(s->job)));
+}
+
 /** The first page of a plane that is on the data file, may move there before the next plan, or keeps
  * its place there while it is on the GPU. The pages after it are the same. */
 static inline uint32_t zsd_plane_low(const struct zsd_shard *s, enum zb_plane plane)
@@ -148,8 +159,9 @@ void zsd_unpin_all(struct zsd_member *m);
 void zsd_shard_wake(struct zsd_shard *s);
 /** Forgets the cached parameters of a streamed, unpinned shard. */
 void zsd_shard_uncache(struct zsd_shard *s);
-/** Releases its extents and its row: its pages are nowhere, or only in memory. */
-void zsd_shard_forget(struct zsd_shard *s);
+/** Releases the extents of its pages from *page on, at most *left of them, counts both, and at the end
+ * releases its row. True: that was all; its pages are nowhere, or only in memory. */
+bool zsd_shard_forget(struct zsd_shard *s, uint32_t *page, uint64_t *left);
 /** Sets the number of its pages that have values. */
 void zsd_shard_written(struct zsd_shard *s, uint32_t pages);
 void zsd_shard_writing(struct zsd_shard *s, bool writing);

@@ -137,40 +137,6 @@ static void load_on_start(struct zsd_work *work)
     load_pump(zb_container_of(work, struct zsd_load_op, work));
 }
 
-int zsd_load_check(const struct zsd_job *job, const struct zsd_version *v, struct zb_err *err)
-{
-    for (uint32_t u = 0, r = 0; u < job->nunits; u++) {
-        const struct zsd_unit *unit = job->units[u];
-        uint64_t have = 0, want = 0;
-        const struct zsd_shard *s;
-
-        for (; r < v->nrows && v->rows[r]->unit == u; r++)
-            have += v->rows[r]->count;
-        for (struct zb_sorted_pos at = zb_sorted_at(&unit->shards, 0);
-             (s = zb_sorted_get(&unit->shards, at)) != NULL;
-             at = zb_sorted_next(&unit->shards, at)) {
-            want += s->count;
-            for (uint64_t elem = s->first; elem < s->first + s->count;) {
-                uint32_t k = zsd_version_find(v, u, elem);
-
-                if (k == v->nrows)
-                    return zb_fail(err, -EINVAL,
-                                   "unit '%s' of job '%s': element %llu is registered, and was not "
-                                   "saved",
-                                   unit->name, job->name, (unsigned long long)elem);
-                elem = v->rows[k]->first + v->rows[k]->count;
-            }
-        }
-        if (have != want)
-            return zb_fail(err, -EINVAL,
-                           "unit '%s' of job '%s': %llu elements are registered, and %llu were "
-                           "saved",
-                           unit->name, job->name, (unsigned long long)want,
-                           (unsigned long long)have);
-    }
-    return 0;
-}
-
 void zsd_load_start(struct zsd_job *job, struct zsd_version *v,
                     void (*done)(struct zsd_job *job, const struct zb_err *err))
 {

@@ -10,7 +10,5 @@
  * done: err NULL, every shard has the values of v; the caller continues from there. */
 void zsd_load_start(struct zsd_job *job, struct zsd_version *v,
                     void (*done)(struct zsd_job *job, const struct zb_err *err));
-/** 0; -EINVAL: the job's shards do not cover the elements of the version. */
-int zsd_load_check(const struct zsd_job *job, const struct zsd_version *v, struct zb_err *err);
 
 #endif

@@ -13,15 +13,17 @@
 #include "daemon/op/member.h"
 #include "daemon/op/note.h"
 #include "daemon/op/requests.h"
+#include "daemon/op/resume.h"
 #include "daemon/op/room.h"
 #include "daemon/op/step.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/job_arena.h"
 #include "daemon/plan/place.h"
+#include "daemon/plan/tables.h"
 #include "proto/shard.pb-c.h"
 
 static void ready_all(struct zsd_job *job);
-static void job_arena_opened(struct zsd_arena_task *t);
+static void ready_tabled(struct zsd_job *job, const struct zb_err *err);
 
 static void ready_answer(struct zsd_job *job)
 {
@@ -159,47 +161,41 @@ static int ready_notes(struct zsd_job *job, const struct zsd_version *v)
     return rc;
 }
 
-static void ready_load(struct zsd_job *job, struct zsd_version *v)
+/* The job is LOADING job->from. */
+static void ready_load(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
 
-    zsd_job_to(job, ZSD_LOADING);
-    job->from = zsd_version_ref(v);
-    if (ready_notes(job, v) < 0) {
+    if (ready_notes(job, job->from) < 0) {
         (void)zb_fail(&err, -ENOMEM, "the notes of job '%s': %m", job->name);
         ready_loaded(job, &err);
         return;
     }
-    zsd_load_start(job, v, ready_loaded);
+    zsd_load_start(job, job->from, ready_loaded);
 }
 
-static bool ready_fits(const struct zsd_version *v, const struct zsd_shard *s)
+/* It has let go of what it had. */
+static void ready_rewound(struct zsd_job *job, const struct zb_err *err)
 {
-    uint32_t i = zsd_version_find(v, s->unit->index, s->first);
-
-    return i < v->nrows && zsd_row_fits(v->rows[i], s);
+    if (job->state == ZSD_ENDED)
+        return;
+    if (err)
+        zsd_job_end(job, err);
+    else
+        ready_load(job);
 }
 
 /* The job in memory resumes from another of its points: what it has beyond is forgotten, and what
  * was pushed, or stepped early, for the step behind that. */
 static void ready_rewind(struct zsd_job *job, struct zsd_version *v)
 {
-    struct zb_err err = { 0 };
-    bool fits = true;
-
     zb_log(ZB_LOG_INFO, "job-rewind", "job=\"%s\" from=%llu to=%llu", job->name,
            (unsigned long long)job->iterations, (unsigned long long)v->iterations);
     zsd_early_drop(job);
     ready_again(job);
-    for (uint32_t i = 0; i < job->nshards; i++)
-        zsd_shard_forget(job->shards[i]);
-    for (uint32_t i = 0; i < job->nshards; i++)
-        fits = fits && ready_fits(v, job->shards[i]);
-    if (!fits && zsd_saved_reserve(job->saved, &err) < 0) { /* it is written anew beside v */
-        zsd_job_end(job, &err);
-        return;
-    }
-    ready_load(job, v);
+    zsd_job_to(job, ZSD_LOADING);
+    job->from = zsd_version_ref(v);
+    zsd_resume_rewind(job, v, ready_rewound);
 }
 
 /* Every rank of a job that is in memory is ready again. */
@@ -239,14 +235,12 @@ static void ready_present(struct zsd_job *job)
 void zsd_place_again(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
-    struct zsd_arena_task *t;
     int rc;
 
     job->place_waits = zsd_params_wait(job);
     if (job->place_waits)
         return; /* zsd_room_changed() comes as it comes back */
-    t = zsd_arena_task_new(job, ZSD_ARENA_OPEN, job_arena_opened);
-    rc = t ? zsd_place(job, false, &err) : zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
+    rc = zsd_place(job, false, &err);
     zsd_want_end(job->core, &job->want);
     job->place_waits = rc == -ENOSPC && (zsd_core_make_room(job->core, job) ||
                                          zsd_want_begin(job->core, &job->want, job->place_least));
@@ -255,21 +249,21 @@ void zsd_place_again(struct zsd_job *job)
         rc = zsd_place(job, true, &err);
         job->place_waits = rc == -ENOSPC && zsd_want_begin(job->core, &job->want, job->place_least);
     }
-    if (rc < 0) {
-        zsd_arena_task_free(t);
-        if (!job->place_waits)
-            zsd_job_end(job, &err);
-        return;
-    }
-    t->bytes = job->arena_bytes;
-    t->memory_bytes = job->memory_bytes;
-    if (zsd_replan_ranges(job, &t->ranges, &t->nranges) < 0) {
-        zsd_arena_task_free(t);
-        (void)zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
+    if (rc == 0)
+        zsd_tables_make(job, ready_tabled);
+    else if (!job->place_waits)
         zsd_job_end(job, &err);
+}
+
+/* Its shards are what the version has, or not. */
+static void ready_checked(struct zsd_job *job, const struct zb_err *err)
+{
+    if (job->state == ZSD_ENDED)
         return;
-    }
-    zsd_arena_task_start(t);
+    if (err)
+        zsd_job_end(job, err);
+    else
+        zsd_place_again(job);
 }
 
 /* Every rank is ready: for a new job, place it and make its memory. */
@@ -284,16 +278,18 @@ static void ready_all(struct zsd_job *job)
         ready_present(job);
         return;
     }
-    if (job->again) {
-        v = ready_version(job, &err);
-        if (!v || zsd_load_check(job, v, &err) < 0) {
-            zsd_job_end(job, &err);
-            return;
-        }
-        job->from = zsd_version_ref(v);
+    v = job->again ? ready_version(job, &err) : NULL;
+    if (err.code != 0) {
+        zsd_job_end(job, &err);
+        return;
     }
     zsd_job_to(job, ZSD_PLACING);
-    zsd_place_again(job);
+    if (!v) {
+        zsd_place_again(job);
+        return;
+    }
+    job->from = zsd_version_ref(v);
+    zsd_resume_check(job, v, ready_checked);
 }
 
 /* The device had no memory for its parameters, others use it, too; or it shares none, or failed. */
@@ -301,34 +297,18 @@ static void ready_without_gpu(struct zsd_job *job, const struct zb_err *err)
 {
     zsd_params_bar(job, err->text);
     zsd_unplace(job);
+    zsd_tables_again(job);
     zsd_place_again(job);
 }
 
-static void job_arena_opened(struct zsd_arena_task *t)
+/* Its memory is made, and its shards know where theirs is. */
+static void ready_attached(struct zsd_job *job, const struct zb_err *err)
 {
-    struct zsd_job *job = t->job;
     const struct zsd_account *nvme = zsd_job_nvme(job);
-    struct zsd_version *v = job->from;
 
-    if (t->gpu_err.code == -EIO || t->gpu_err.code == -EFAULT)
-        zsd_gpu_fail(job->core, &t->gpu_err);
-    if (t->gpu_err.code != 0 && job->state != ZSD_ENDED) {
-        ready_without_gpu(job, &t->gpu_err);
-        return;
-    }
-    if (t->err.code != 0) {
-        zsd_job_end(job, &t->err);
-        return;
-    }
+    (void)err; /* there is none */
     if (job->state == ZSD_ENDED)
         return; /* zsd_job_forget_if_over() ends the memory */
-    if (zsd_params_there(job) && job->core->tiers.gpu_err.code != 0) { /* it has failed since */
-        zsd_job_end(job, &job->core->tiers.gpu_err);
-        return;
-    }
-    if (zsd_gpu_pins_early(job))
-        zsd_gpu_pinned(job, &t->pin_err);
-    zsd_place_attach(job);
     zsd_paths_register(job->core->daemon, job->arena.base, job->arena_bytes);
     zsd_replan_attach(job);
     zb_log(ZB_LOG_INFO, "job-ready",
@@ -343,15 +323,63 @@ static void job_arena_opened(struct zsd_arena_task *t)
            (unsigned long long)nvme->used[ZSD_USE_GRAD],
            (unsigned long long)nvme->used[ZSD_USE_STATE],
            (unsigned long long)nvme->used[ZSD_USE_RING], (int)job->early_room);
-    if (v) {
-        job->from = NULL;
-        ready_load(job, v);
-        zsd_version_unref(v);
+    if (job->from) {
+        zsd_job_to(job, ZSD_LOADING);
+        ready_load(job);
         return;
     }
     zsd_job_to(job, ZSD_READY);
     ready_answer(job);
     zsd_replan(job->core);
+}
+
+static void job_arena_opened(struct zsd_arena_task *t)
+{
+    struct zsd_job *job = t->job;
+
+    if (t->gpu_err.code == -EIO || t->gpu_err.code == -EFAULT)
+        zsd_gpu_fail(job->core, &t->gpu_err);
+    if (t->gpu_err.code != 0 && job->state != ZSD_ENDED) {
+        ready_without_gpu(job, &t->gpu_err);
+        return;
+    }
+    if (t->err.code != 0) {
+        zsd_job_end(job, &t->err);
+        return;
+    }
+    if (job->state == ZSD_ENDED)
+        return;                                                        /* as in ready_attached() */
+    if (zsd_params_there(job) && job->core->tiers.gpu_err.code != 0) { /* it has failed since */
+        zsd_job_end(job, &job->core->tiers.gpu_err);
+        return;
+    }
+    if (zsd_gpu_pins_early(job))
+        zsd_gpu_pinned(job, &t->pin_err);
+    zsd_tables_attach(job, ready_attached);
+}
+
+/* Its shards have their tables: a task makes its memory. */
+static void ready_tabled(struct zsd_job *job, const struct zb_err *err)
+{
+    struct zsd_arena_task *t;
+    struct zb_err why = { 0 };
+
+    if (job->state == ZSD_ENDED)
+        return;
+    if (err) {
+        zsd_job_end(job, err);
+        return;
+    }
+    t = zsd_arena_task_new(job, ZSD_ARENA_OPEN, job_arena_opened);
+    if (!t || zsd_replan_ranges(job, &t->ranges, &t->nranges) < 0) {
+        zsd_arena_task_free(t);
+        (void)zb_fail(&why, -ENOMEM, "job '%s': %m", job->name);
+        zsd_job_end(job, &why);
+        return;
+    }
+    t->bytes = job->arena_bytes;
+    t->memory_bytes = job->memory_bytes;
+    zsd_arena_task_start(t);
 }
 
 static void ready_expire(struct zsd_timed *timed)

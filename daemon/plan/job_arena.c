@@ -10,6 +10,7 @@
 #include "daemon/disk/paths.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/place.h"
+#include "daemon/plan/tables.h"
 #include "daemon/run/gpu_tier.h"
 
 /* Addresses for all of it, and memory for what is to be used. */
@@ -60,6 +61,12 @@ static void arena_run(struct zsd_task *task)
     }
 }
 
+static void arena_gone(struct zsd_job *job)
+{
+    zsd_tables_leave(job); /* first: what is leaving is not missing where a promise is made */
+    zsd_unplace(job);
+}
+
 static void arena_done(struct zsd_task *task)
 {
     struct zsd_arena_task *t = zb_container_of(task, struct zsd_arena_task, task);
@@ -81,7 +88,7 @@ static void arena_done(struct zsd_task *task)
         break;
     case ZSD_ARENA_CLOSE:
         job->core->planner->closing--;
-        zsd_unplace(job);
+        arena_gone(job);
         break;
     }
     zsd_room_changed(job->core);
@@ -141,7 +148,7 @@ void zsd_arena_end(struct zsd_job *job, enum zsd_arena_what what, struct zsd_are
     if (what == ZSD_STAGING_CLOSE)
         zsd_unplace_staging(job, booked);
     else
-        zsd_unplace(job);
+        arena_gone(job);
 }
 
 void zsd_job_arena_end(struct zsd_job *job)

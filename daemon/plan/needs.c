@@ -25,6 +25,12 @@ struct zb_place_shard *zsd_place_shards(const struct zsd_job *job)
     return shards;
 }
 
+/* While it is PLACING, tables are still being made. */
+static bool needs_places(const struct zsd_shard *s, enum zb_plane plane)
+{
+    return s->planes[plane].extents || (s->job->state == ZSD_PLACING && zsd_plane_tables(s, plane));
+}
+
 int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, struct zb_needs *ret)
 {
     struct zb_needs streamed[ZB_PLANES] = { 0 }, early[ZB_PLANES] = { 0 };
@@ -36,7 +42,7 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, s
         uint32_t low;
 
         for (int p = 0; p < ZB_PLANES && rc == 0; p++) {
-            if (!s->planes[p].extents)
+            if (!needs_places(s, p))
                 continue;
             low = zsd_plane_low(s, p);
             if (p == ZB_GRAD) /* nothing saved holds any */

@@ -3,8 +3,9 @@
  *
  * MODEL. The opening comment of base/place.h has the rules and the arithmetic. Here its inputs come
  * from the daemon (what the accounts leave, what a saved job already holds), and its result is
- * booked at once: the accounts, the promise of places on the data file (disk/extents.h), the tables
- * of pages, the offsets in the arena. Nothing of the job changes before it is known to fit.
+ * booked at once: the accounts, the promise of places on the data file (disk/extents.h), how many pages
+ * of each shard are in memory. Nothing of the job changes before it is known to fit. What takes as
+ * long as there are pages comes behind that, in parts: plan/tables.c.
  */
 #include "daemon/plan/place.h"
 
@@ -13,18 +14,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/disk/leaving.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/host.h"
 #include "daemon/plan/needs.h"
 #include "daemon/plan/replan.h"
 
-#define PLACE_NOW 16u /* pages of a shard whose places go back at once */
-
 /* The job has places of the data file, or may come to have them. */
 static bool place_holds(const struct zsd_job *job)
 {
-    return job->nshards > 0 && job->shards[0]->planes[ZB_PARAM].extents;
+    return job->nshards > 0 && zsd_plane_tables(job->shards[0], ZB_PARAM);
 }
 
 /* What its own limit lets the job take of the host tier. */
@@ -191,119 +189,6 @@ static void place_pages(struct zsd_job *job, const struct zb_place *plan)
     }
 }
 
-/* Tables for the pages of one plane, when any of them goes to the data file, or may. */
-static int place_tables(struct zsd_shard *s, enum zb_plane p)
-{
-    struct zsd_plane *plane = &s->planes[p];
-    bool moves = p == ZB_STATE && zsd_state_moves(s->job);
-    bool saved = p != ZB_GRAD && s->job->durable;
-
-    if (plane->block_bytes == 0 || (plane->resident == s->npages && !saved && !moves))
-        return 0;
-    plane->crcs_per_page = zn_crc_count(
-        (uint32_t)zb_page_bytes(plane->block_bytes, s->job->core->page_elems), plane->crc_bytes);
-    plane->extents = malloc(s->npages * sizeof(*plane->extents));
-    for (uint32_t i = 0; plane->extents && i < s->npages; i++) /* zsd_unplace() looks at them */
-        plane->extents[i] = (struct zsd_extent){ .at = ZB_NO_PLACE };
-    plane->crcs = calloc((size_t)s->npages * plane->crcs_per_page, sizeof(*plane->crcs));
-    return plane->extents && plane->crcs ? 0 : -ENOMEM;
-}
-
-/* The places of a shard's pages, on their way back: disk/leaving.h. */
-struct place_pages {
-    struct zsd_leaving leaving;
-    uint32_t npages, let_go;
-    struct zsd_extent *extents[ZB_PLANES];
-    uint32_t bytes[ZB_PLANES], last_bytes[ZB_PLANES];
-};
-
-static bool pages_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
-{
-    struct place_pages *pages = zb_container_of(l, struct place_pages, leaving);
-
-    for (; *left > 0 && pages->let_go < pages->npages; pages->let_go++, --*left) {
-        uint32_t i = pages->let_go;
-
-        for (int p = 0; p < ZB_PLANES; p++)
-            if (pages->extents[p] && pages->extents[p][i].at != ZB_NO_PLACE)
-                zsd_extent_unref(core, pages->extents[p][i].at,
-                                 i + 1 == pages->npages ? pages->last_bytes[p] : pages->bytes[p]);
-    }
-    if (pages->let_go < pages->npages)
-        return false;
-    for (int p = 0; p < ZB_PLANES; p++)
-        free(pages->extents[p]);
-    free(pages);
-    return true;
-}
-
-/* Places of many pages go back in parts; without memory for that, at once. */
-static void place_leave(struct zsd_shard *s)
-{
-    struct place_pages *pages = s->npages > PLACE_NOW ? calloc(1, sizeof(*pages)) : NULL;
-
-    if (!pages)
-        return; /* zsd_shard_forget() sees to them */
-    pages->npages = s->npages;
-    for (int p = 0; p < ZB_PLANES; p++) {
-        pages->extents[p] = s->planes[p].extents;
-        pages->bytes[p] = zsd_page_bytes(s, p, 0);
-        pages->last_bytes[p] = zsd_page_bytes(s, p, s->npages - 1);
-        s->planes[p].extents = NULL;
-    }
-    zsd_leave(s->job->core, &pages->leaving, pages_part);
-}
-
-/* Lets go of the places of all pages, and of the tables. */
-static void place_give_extents(struct zsd_job *job)
-{
-    if (job->saved)
-        job->saved->needs = NULL;
-    for (uint32_t i = 0; i < job->nshards; i++) {
-        struct zsd_shard *s = job->shards[i];
-
-        place_leave(s);
-        zsd_shard_forget(s);
-        for (int p = 0; p < ZB_PLANES; p++) {
-            struct zsd_plane *plane = &s->planes[p];
-
-            free(plane->extents);
-            free(plane->crcs);
-            plane->extents = NULL;
-            plane->crcs = NULL;
-        }
-    }
-    zsd_turn_count(job->core, job->nshards);
-}
-
-/* Offsets in the arena: the resident shards in order, then the ring's places. Where parameters go
- * to the GPU, likewise in its memory. */
-static int place_arena(struct zsd_job *job, const struct zb_place *plan, uint64_t gpu)
-{
-    uint64_t at = 0;
-    int rc = 0;
-
-    for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
-        struct zsd_shard *s = job->shards[i];
-
-        if (i < plan->params_resident) {
-            s->arena_at = at;
-            at += zsd_param_bytes(s);
-        } else {
-            rc = zb_slots_count(&job->ring, zsd_param_bytes(s), s->rank, &s->ring_class);
-        }
-    }
-    for (uint32_t i = 0; i < job->ring.nclasses && rc == 0; i++) {
-        struct zb_slot_class *c = &job->ring.classes[i];
-
-        rc = zb_slots_lay(c, (uint32_t)zb_min_u64(c->users, ZB_RING_PINS));
-        for (uint32_t n = 0; rc == 0 && n < c->total; n++, at += c->bytes)
-            zb_slots_give(c, at);
-    }
-    assert(rc < 0 || at == plan->param_bytes + plan->ring_bytes + gpu);
-    return rc;
-}
-
 /* The saved side of a job that is placed for the first time: 0 or -ENOMEM. */
 static int place_saved(struct zsd_job *job, struct zb_err *err)
 {
@@ -365,14 +250,6 @@ int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
     rc = place_plan(job, spill, &plan, &gpu, err);
     if (rc == 0)
         place_pages(job, &plan);
-    for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
-        struct zsd_shard *s = job->shards[i];
-
-        for (enum zb_plane p = 0; p < ZB_PLANES && rc == 0; p++)
-            rc = place_tables(s, p);
-    }
-    if (rc == 0)
-        rc = place_arena(job, &plan, gpu);
     if (rc == 0 && job->core->disk->extents)
         rc = place_promise(job, &plan, err);
     if (rc < 0) {
@@ -399,38 +276,11 @@ int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
     return 0;
 }
 
-void zsd_place_attach(struct zsd_job *job)
-{
-    uint8_t *at = job->memory;
-
-    for (uint32_t i = 0; i < job->nshards; i++) {
-        struct zsd_shard *s = job->shards[i];
-        struct zsd_plane *grad = &s->planes[ZB_GRAD];
-
-        if (zsd_shard_resident(s) && !zsd_params_there(job))
-            s->planes[ZB_PARAM].mem = job->arena.base + s->arena_at;
-        if (grad->block_bytes > 0 && grad->resident > 0)
-            grad->mem = at;
-        for (uint32_t p = 0; p < grad->resident; p++)
-            at += zsd_page_bytes(s, ZB_GRAD, p);
-    }
-    for (uint32_t i = 0; i < job->nshards; i++) {
-        struct zsd_plane *state = &job->shards[i]->planes[ZB_STATE];
-
-        if (state->block_bytes == 0)
-            continue;
-        state->mem = at;
-        at += zb_layout_bytes(&job->shards[i]->unit->layout, ZB_STATE, job->core->page_elems,
-                              job->shards[i]->count);
-    }
-    assert(at == job->memory + job->memory_bytes);
-}
-
 void zsd_unplace(struct zsd_job *job)
 {
-    place_give_extents(job);
+    if (job->saved)
+        job->saved->needs = NULL;
     place_grads(job, 0);
-    zb_slots_done(&job->ring);
     for (int use = 0; use < ZSD_USES; use++) {
         if (use == ZSD_USE_STAGING) /* booked and returned with the rank */
             continue;

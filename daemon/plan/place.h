@@ -19,9 +19,8 @@ int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);
  *  readers, which may use the kept memory, have to close. */
 bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes, uint64_t *ret_lacks);
 void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes);
-/** Points the planes into the memory that was allocated for the layout. */
-void zsd_place_attach(struct zsd_job *job);
-/** Unbooks everything that zsd_place() booked, except what the saved job needs. */
+/** Unbooks everything that zsd_place() booked, except what the saved job needs. plan/tables.h unbooks what
+ * its shards have. */
 void zsd_unplace(struct zsd_job *job);
 /** Bytes of the job on the data file, by use. */
 const struct zsd_account *zsd_job_nvme(const struct zsd_job *job);

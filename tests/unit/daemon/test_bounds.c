@@ -16,6 +16,7 @@
 
 #define SHARDS 150000u
 
+/* Of the first unit, each of a block. */
 static int ranges_register(struct world *w, const uint64_t *firsts, uint32_t n)
 {
     static Zp__Range ranges[ZP_SHARDS_MAX], *list[ZP_SHARDS_MAX];
@@ -31,6 +32,20 @@ static int ranges_register(struct world *w, const uint64_t *firsts, uint32_t n)
     q.n_ranges = n;
     q.ranges = list;
     return call(w, 0, zsd_shard_register, &q);
+}
+
+/* So many, from the first block on. */
+static void blocks_register(struct world *w, uint32_t n)
+{
+    uint64_t firsts[ZP_SHARDS_MAX];
+
+    for (uint32_t done = 0; done < n;) {
+        uint32_t some = (uint32_t)zb_min_u64(ZP_SHARDS_MAX, n - done);
+
+        for (uint32_t i = 0; i < some; i++)
+            firsts[i] = done++ * (uint64_t)ZB_BLOCK_ELEMS;
+        assert_int_equal(ranges_register(w, firsts, some), 0);
+    }
 }
 
 /* The newest first: each goes before all others. */
@@ -90,6 +105,7 @@ struct big {
     struct world w;
     char catalog[80];
     uint32_t pages;
+    uint32_t blocks; /* shards of a page that the frozen unit is registered as; 0: one has all */
     uint64_t step;
 };
 
@@ -160,8 +176,8 @@ static const struct unit trained_unit = { .name = "trained",
                                           .tensors = { { .count = ZB_BLOCK_ELEMS } },
                                           .ntensors = 1 };
 
-/* A frozen shard of all those pages, and one that is trained. */
-static void big_attach(struct big *b, bool again)
+/* A frozen unit of all those pages, and one that is trained: every rank is ready. */
+static void big_attach_ask(struct big *b, bool again)
 {
     const struct unit units[2] = { frozen_unit(big_elems(b)), trained_unit };
     const struct open_args args = { .keep = true, .durable = true, .attach = again };
@@ -171,10 +187,16 @@ static void big_attach(struct big *b, bool again)
         fail_msg("%s", answers[0].text);
     for (uint32_t u = 0; u < 2; u++) {
         assert_int_equal(unit_define(&b->w, 0, u, &units[u]), 0);
-        c->count[u] = units[u].elems;
+        c->count[u] = u == 0 && b->blocks > 0 ? 0 : units[u].elems;
     }
+    blocks_register(&b->w, b->blocks);
     assert_int_equal(shards_register(&b->w, 0, 2), 0);
     job_ready_ask(&b->w, 0, 0);
+}
+
+static void big_attach(struct big *b, bool again)
+{
+    big_attach_ask(b, again);
     if (b->w.answer(&b->w, 0) != 0)
         fail_msg("%s", answers[0].text);
     zb_close_fd(&answers[0].fd);
@@ -193,7 +215,7 @@ static void big_write(struct big *b, uint32_t u, uint64_t elems)
     }
 }
 
-static void big_step(struct big *b)
+static void big_step_with(struct big *b, enum zsd_commit_what commit)
 {
     Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[1] = { &g };
     Zp__Push push = ZP__PUSH__INIT;
@@ -212,9 +234,14 @@ static void big_step(struct big *b)
     step.scale = 1;
     step.n_groups = 1;
     step.groups = groups;
-    step.commit = ZSD_COMMIT;
+    step.commit = commit;
     if (call(&b->w, 0, zsd_step, &step) != 0)
         fail_msg("%s", answers[0].text);
+}
+
+static void big_step(struct big *b)
+{
+    big_step_with(b, ZSD_COMMIT);
 }
 
 /* The daemon starts again. */
@@ -243,7 +270,10 @@ static void many_pages(void **state)
 
     (void)state;
     big_open(&b);
-    big_attach(&b, false);
+    big_attach_ask(&b, false);
+    assert_null(job_of(&b.w, 0)->shards[0]->planes[ZB_PARAM].extents); /* for the next turns */
+    assert_int_equal(b.w.answer(&b.w, 0), 0);
+    zb_close_fd(&answers[0].fd);
     bounded(&b, "define");
     big_write(&b, 0, big_elems(&b));
     big_write(&b, 1, ZB_BLOCK_ELEMS);
@@ -274,29 +304,29 @@ static void many_pages(void **state)
 
 #define MANY 9000u /* shards of a block: more than two turns look at */
 
+/* Nobody looks at the bytes. */
+static void shards_filled(struct zsd_job *job)
+{
+    for (uint32_t i = 0; i < job->nshards; i++)
+        zsd_shard_written(job->shards[i], job->shards[i]->npages);
+}
+
 static void many_open(struct world *w)
 {
     const struct unit units[2] = { frozen_unit((uint64_t)MANY * ZB_BLOCK_ELEMS), trained_unit };
-    uint64_t firsts[ZP_SHARDS_MAX], done = 0;
 
     world_open(w, UINT64_C(1) << 30, NULL, 3);
     assert_int_equal(job_open(w, 0), 0);
     for (uint32_t u = 0; u < 2; u++)
         assert_int_equal(unit_define(w, 0, u, &units[u]), 0);
-    while (done < MANY) {
-        uint32_t n = (uint32_t)zb_min_u64(ZP_SHARDS_MAX, MANY - done);
-
-        for (uint32_t i = 0; i < n; i++)
-            firsts[i] = done++ * ZB_BLOCK_ELEMS;
-        assert_int_equal(ranges_register(w, firsts, n), 0);
-    }
+    blocks_register(w, MANY);
     w->clients[0].count[1] = ZB_BLOCK_ELEMS;
     assert_int_equal(shards_register(w, 0, 2), 0);
     job_ready_ask(w, 0, 0);
     assert_int_equal(w->answer(w, 0), 0);
     zb_close_fd(&answers[0].fd);
-    for (uint32_t i = 0; i < job_of(w, 0)->nshards; i++) /* nobody looks at the bytes */
-        zsd_shard_written(job_of(w, 0)->shards[i], job_of(w, 0)->shards[i]->npages);
+    assert_in_range(w->daemon.stats.turn_max_work, 1000, ZSD_TURN_WORK);
+    shards_filled(job_of(w, 0));
 }
 
 static double many_norm(struct world *w, uint64_t step)
@@ -381,6 +411,184 @@ static void many_shards(void **state)
     world_close(&w);
 }
 
+/* ---- a saved job of many shards */
+
+/* Turns until the job is placed: how many. */
+static uint32_t turns_placed(struct big *b)
+{
+    const struct zsd_job *job = job_of(&b->w, 0);
+    uint32_t turns = 0;
+
+    for (; !job->placed && answers[0].rc == NONE; turns++)
+        world_turn(&b->w);
+    return turns;
+}
+
+/* Pages that have an extent. */
+static uint32_t saved_pages(const struct zsd_job *job)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < job->nshards; i++)
+        for (uint32_t p = 0; p < job->shards[i]->npages; p++)
+            n += job->shards[i]->planes[ZB_PARAM].extents[p].at != ZB_NO_PLACE;
+    return n;
+}
+
+/* Shards that have a table of pages; that have their memory. */
+static uint32_t with_tables(const struct zsd_job *job)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < job->nshards; i++)
+        n += job->shards[i]->planes[ZB_PARAM].extents != NULL;
+    return n;
+}
+
+static uint32_t with_memory(const struct zsd_job *job)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < job->nshards; i++)
+        n += job->shards[i]->planes[ZB_PARAM].mem != NULL;
+    return n;
+}
+
+/* By how many it changes in a turn at most, from `had` on, until rank 0 is answered, or so many turns
+ * have passed. */
+static uint32_t most_in_a_turn(struct big *b, uint32_t had, uint32_t turns,
+                               uint32_t (*count)(const struct zsd_job *job))
+{
+    uint32_t most = 0, have;
+
+    for (uint32_t turn = 0; turn < turns; turn++, had = have) {
+        have = count(job_of(&b->w, 0));
+        most = (uint32_t)zb_max_u64(most, have > had ? have - had : had - have);
+        if (answers[0].rc != NONE)
+            break;
+        world_turn(&b->w);
+    }
+    return most;
+}
+
+/* The rank comes back, and goes on from a step. */
+static uint32_t rewind_ask(struct big *b, uint64_t step, uint32_t turns)
+{
+    const struct open_args args = { .keep = true, .durable = true, .attach = true };
+    Zp__Ready q = ZP__READY__INIT;
+    uint32_t had;
+
+    client_gone(&b->w, 0);
+    world_settle(&b->w);
+    assert_int_equal(job_open_with(&b->w, 0, &args), 0);
+    had = saved_pages(job_of(&b->w, 0));
+    assert_true(had > MANY - 1);
+    q.job = b->w.clients[0].job;
+    q.at_point = true;
+    q.iterations = b->step = step;
+    ask(&b->w, 0, zsd_ready, &q);
+    return most_in_a_turn(b, had, turns, saved_pages);
+}
+
+static void answered(struct big *b, const char *what)
+{
+    if (b->w.answer(&b->w, 0) != 0)
+        fail_msg("%s: %s", what, answers[0].text);
+    zb_close_fd(&answers[0].fd);
+    bounded(b, what);
+}
+
+/* The rank dies in the middle of the checks, or when some shards have what is counted, and others not. */
+static void end_in_attach(struct big *b, uint32_t (*count)(const struct zsd_job *job))
+{
+    big_attach_ask(b, true);
+    world_turn(&b->w);
+    while (count && count(job_of(&b->w, 0)) == 0)
+        world_turn(&b->w);
+    if (count)
+        assert_in_range(count(job_of(&b->w, 0)), 1, MANY - 1);
+    else
+        assert_false(job_of(&b->w, 0)->placed);
+    client_gone(&b->w, 0);
+    world_settle(&b->w);
+    bounded(b, "end in an attach");
+}
+
+/* Placement, checks before a load, and a rewind look at a part of the shards each turn; and what an
+ * ended job had goes in parts. */
+static void many_saved(void **state)
+{
+    Zp__JobName name = ZP__JOB_NAME__INIT;
+    char job[] = "j";
+    struct big b;
+
+    (void)state;
+    big_open_pages(&b, MANY);
+    b.blocks = MANY;
+    big_attach_ask(&b, false);
+    assert_in_range(most_in_a_turn(&b, 0, UINT32_MAX, with_tables), 1000, ZSD_TURN_WORK);
+    answered(&b, "place");
+    shards_filled(job_of(&b.w, 0));
+    big_step(&b);
+    big_again(&b);
+    big_attach_ask(&b, true);
+    assert_in_range(turns_placed(&b), 4, 40); /* MANY rows, and MANY shards */
+    assert_in_range(most_in_a_turn(&b, 0, UINT32_MAX, with_memory), 1000, ZSD_TURN_WORK);
+    answered(&b, "attach");
+    big_step_with(&b, ZSD_COMMIT_NONE);
+    assert_in_range(rewind_ask(&b, 1, UINT32_MAX), 1000, ZSD_TURN_WORK);
+    answered(&b, "rewind");
+    assert_int_equal(job_of(&b.w, 0)->iterations, 1);
+    big_step_with(&b, ZSD_COMMIT_NONE);
+    (void)rewind_ask(&b, 1, 2);
+    assert_int_equal(answers[0].rc, NONE);
+    client_gone(&b.w, 0); /* in the middle of it: the job is made anew */
+    world_settle(&b.w);
+    bounded(&b, "end in a rewind");
+    end_in_attach(&b, NULL);
+    end_in_attach(&b, with_tables);
+    end_in_attach(&b, with_memory);
+    b.blocks--; /* one is not there: the last row has no shard */
+    big_attach_ask(&b, true);
+    assert_int_equal(b.w.answer(&b.w, 0), -EINVAL);
+    assert_non_null(strstr(answers[0].text, "elements are registered, and"));
+    client_gone(&b.w, 0);
+    world_settle(&b.w);
+    bounded(&b, "attach of others");
+    name.name = job;
+    assert_int_equal(call(&b.w, 1, zsd_job_destroy, &name), 0);
+    world_settle(&b.w);
+    big_close(&b);
+}
+
+/* Of one shard, too, a rewind looks at a part of the pages each turn. */
+static void rewound_pages(void **state)
+{
+    Zp__JobName name = ZP__JOB_NAME__INIT;
+    char job[] = "j";
+    struct big b;
+
+    (void)state;
+    big_open_pages(&b, MANY);
+    big_attach(&b, false);
+    shards_filled(job_of(&b.w, 0));
+    big_step(&b);
+    big_step_with(&b, ZSD_COMMIT_NONE);
+    assert_in_range(rewind_ask(&b, 1, UINT32_MAX), 1000, ZSD_TURN_WORK);
+    answered(&b, "rewind");
+    assert_int_equal(job_of(&b.w, 0)->iterations, 1);
+    big_step_with(&b, ZSD_COMMIT_NONE);
+    (void)rewind_ask(&b, 1, 2);
+    assert_int_equal(answers[0].rc, NONE);
+    client_gone(&b.w, 0); /* in the middle of the shard */
+    world_settle(&b.w);
+    bounded(&b, "end in a rewind");
+    name.name = job;
+    assert_int_equal(call(&b.w, 1, zsd_job_destroy, &name), 0);
+    world_settle(&b.w);
+    big_close(&b);
+}
+
 /* Of jobs with many ranks, each turn looks at some. */
 static void many_ranks(void **state)
 {
@@ -448,7 +656,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(descending),    cmocka_unit_test(many_pages),
-        cmocka_unit_test(many_shards),   cmocka_unit_test(many_ranks),
+        cmocka_unit_test(many_shards),   cmocka_unit_test(many_saved),
+        cmocka_unit_test(rewound_pages), cmocka_unit_test(many_ranks),
         cmocka_unit_test(push_in_parts),
     };
 

@@ -1,0 +1,199 @@
+/*
+ * resume.c - what comes before a load (op/load.c): whether a version has the elements of a job that
+ * attaches, and what a job in memory lets go of, when it resumes from another of its points.
+ *
+ * MODEL. Either looks at every shard of the job, and at the rows of the version or at the pages of
+ * the shard. A turn looks at as many as it has room for; the job is held meanwhile, and in a state
+ * (PLACING, LOADING) in which its shards do not change otherwise. When the job ends in the middle,
+ * so does the walk: what a shard still has goes with its place (plan/place.h).
+ *
+ *     zsd_resume_check()   unit by unit: the rows of the unit are counted, then its shards, and of
+ *                          each the rows that hold it
+ *     zsd_resume_rewind()  shard by shard: the extents of its pages, then its row. In the end, room
+ *                          for it to be written anew beside the version, if it is cut otherwise
+ */
+#include "daemon/op/resume.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/job/shard.h"
+#include "daemon/run/turn.h"
+
+struct resume_op {
+    struct zsd_job *job;
+    struct zsd_version *version;
+    struct zb_err err;
+    struct zsd_work work;
+    bool (*part)(struct resume_op *op); /* the next ones; true: it is over */
+    zsd_resumed *done;
+    /* check: */
+    uint32_t unit, row;      /* the next ones */
+    struct zb_sorted_pos at; /* of the next shard of the unit */
+    uint64_t covered;        /* elements of that shard, from its first, that rows hold */
+    uint64_t have, want;     /* elements of the unit that were saved, that are registered */
+    /* rewind: */
+    uint32_t shard, page; /* the next ones */
+    bool differs;         /* a shard is cut in another way than its row */
+};
+
+/* The turn looks at one more; false: it has no room left. */
+static bool resume_look(const struct resume_op *op)
+{
+    if (zsd_turn_left(op->job->core) == 0)
+        return false;
+    zsd_turn_count(op->job->core, 1);
+    return true;
+}
+
+static void resume_on_work(struct zsd_work *work)
+{
+    struct resume_op *op = zb_container_of(work, struct resume_op, work);
+    struct zsd_job *job = op->job;
+
+    if (job->state != ZSD_ENDED && !op->part(op)) {
+        zsd_defer(job->core, work);
+        return;
+    }
+    op->done(job, op->err.code != 0 ? &op->err : NULL);
+    zsd_version_unref(op->version);
+    free(op);
+    zsd_job_unhold(job);
+}
+
+static struct resume_op *resume_new(struct zsd_job *job, struct zsd_version *v, zsd_resumed *done,
+                                    bool (*part)(struct resume_op *op))
+{
+    struct resume_op *op = calloc(1, sizeof(*op));
+    struct zb_err err = { 0 };
+
+    if (!op) {
+        (void)zb_fail(&err, -ENOMEM, "loading job '%s': %m", job->name);
+        zsd_job_fail(job, &err);
+        return NULL;
+    }
+    op->job = job;
+    op->version = zsd_version_ref(v);
+    op->part = part;
+    op->done = done;
+    op->work.run = resume_on_work;
+    zsd_job_hold(job);
+    zsd_defer(job->core, &op->work);
+    return op;
+}
+
+/* ---- the elements are the same */
+
+/* Begins with the unit that is next, if there is one. */
+static void check_unit_begin(struct resume_op *op)
+{
+    op->have = op->want = op->covered = 0;
+    if (op->unit < op->job->nunits)
+        op->at = zb_sorted_at(&op->job->units[op->unit]->shards, 0);
+}
+
+/* The rows that hold the next shard of the unit. 1: it is saved; 0: the rest is for the next turn;
+ * or -EINVAL. */
+static int check_shard(struct resume_op *op, const struct zsd_shard *s)
+{
+    const struct zsd_version *v = op->version;
+
+    while (op->covered < s->count) {
+        uint64_t elem = s->first + op->covered;
+        uint32_t k;
+
+        if (!resume_look(op))
+            return 0;
+        k = zsd_version_find(v, op->unit, elem);
+        if (k == v->nrows)
+            return zb_fail(&op->err, -EINVAL,
+                           "unit '%s' of job '%s': element %llu is registered, and was not saved",
+                           s->unit->name, op->job->name, (unsigned long long)elem);
+        op->covered = v->rows[k]->first + v->rows[k]->count - s->first;
+    }
+    op->want += s->count;
+    op->covered = 0;
+    return 1;
+}
+
+/* The next unit. As above. */
+static int check_unit(struct resume_op *op)
+{
+    const struct zsd_unit *unit = op->job->units[op->unit];
+    const struct zsd_version *v = op->version;
+    const struct zsd_shard *s;
+
+    for (; op->row < v->nrows && v->rows[op->row]->unit == op->unit; op->row++) {
+        if (!resume_look(op))
+            return 0;
+        op->have += v->rows[op->row]->count;
+    }
+    while ((s = zb_sorted_get(&unit->shards, op->at)) != NULL) {
+        int rc = check_shard(op, s);
+
+        if (rc <= 0)
+            return rc;
+        op->at = zb_sorted_next(&unit->shards, op->at);
+    }
+    if (op->have != op->want)
+        return zb_fail(&op->err, -EINVAL,
+                       "unit '%s' of job '%s': %llu elements are registered, and %llu were saved",
+                       unit->name, op->job->name, (unsigned long long)op->want,
+                       (unsigned long long)op->have);
+    return 1;
+}
+
+static bool check_part(struct resume_op *op)
+{
+    int rc = 1;
+
+    while (op->unit < op->job->nunits && resume_look(op) && (rc = check_unit(op)) > 0) {
+        op->unit++;
+        check_unit_begin(op);
+    }
+    return rc < 0 || op->unit == op->job->nunits;
+}
+
+void zsd_resume_check(struct zsd_job *job, struct zsd_version *v, zsd_resumed *done)
+{
+    struct resume_op *op = resume_new(job, v, done, check_part);
+
+    if (op)
+        check_unit_begin(op);
+}
+
+/* ---- the job goes back */
+
+static bool rewind_fits(const struct zsd_version *v, const struct zsd_shard *s)
+{
+    uint32_t i = zsd_version_find(v, s->unit->index, s->first);
+
+    return i < v->nrows && zsd_row_fits(v->rows[i], s);
+}
+
+static bool rewind_part(struct resume_op *op)
+{
+    struct zsd_job *job = op->job;
+
+    while (op->shard < job->nshards) {
+        struct zsd_shard *s = job->shards[op->shard];
+        uint64_t left = zsd_turn_left(job->core), before = left;
+
+        if (left == 0 || !zsd_shard_forget(s, &op->page, &left)) {
+            zsd_turn_count(job->core, before - left);
+            return false;
+        }
+        zsd_turn_count(job->core, zb_max_u64(before - left, 1)); /* it may have no pages there */
+        op->differs = op->differs || !rewind_fits(op->version, s);
+        op->shard++;
+        op->page = 0;
+    }
+    if (op->differs) /* it is written anew beside the version */
+        (void)zsd_saved_reserve(job->saved, &op->err);
+    return true;
+}
+
+void zsd_resume_rewind(struct zsd_job *job, struct zsd_version *v, zsd_resumed *done)
+{
+    (void)resume_new(job, v, done, rewind_part);
+}

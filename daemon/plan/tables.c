@@ -1,0 +1,259 @@
+/*
+ * tables.c - what the shards of a job have while it is placed: made after zsd_place(), and let go of
+ * when the job has ended.
+ *
+ * MODEL. There is as much of it as a job has shards and pages, so each of these walks does a part of
+ * it a turn, and holds the job meanwhile (J1):
+ *
+ *     zsd_tables_make()    the tables of the pages of each plane that has pages on the data file, or
+ *                          may come to have some; offsets in the arena: resident shards in order,
+ *                          then the ring's places
+ *     zsd_tables_attach()  the memory is there: gradients of all shards, then state
+ *     zsd_tables_leave()   the places of the pages, and the tables: disk/leaving.h
+ *
+ * A job that ends in the middle of a walk ends the walk. A table is in its plane when it is whole.
+ */
+#include "daemon/plan/tables.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/disk/leaving.h"
+#include "daemon/plan/gpu_params.h"
+
+struct tables {
+    struct zsd_job *job;
+    struct zsd_work work;
+    bool (*part)(struct tables *t); /* the next ones; true: it is over */
+    zsd_tabled *done;
+    struct zb_err err;
+    uint32_t shard, page;       /* the next ones */
+    enum zb_plane plane;        /* of that shard; or of all shards */
+    struct zsd_extent *extents; /* of that plane: the table, while it is being made */
+    uint64_t at;                /* where in the arena the next shard is; or in job->memory */
+};
+
+static void tables_on_work(struct zsd_work *work)
+{
+    struct tables *t = zb_container_of(work, struct tables, work);
+    struct zsd_job *job = t->job;
+
+    if (job->state != ZSD_ENDED && !t->part(t)) {
+        zsd_defer(job->core, work);
+        return;
+    }
+    t->done(job, t->err.code != 0 ? &t->err : NULL);
+    free(t->extents);
+    free(t);
+    zsd_job_unhold(job);
+}
+
+static void tables_begin(struct zsd_job *job, zsd_tabled *done, bool (*part)(struct tables *t),
+                         enum zb_plane plane)
+{
+    struct tables *t = calloc(1, sizeof(*t));
+    struct zb_err err = { 0 };
+
+    if (!t) {
+        (void)zb_fail(&err, -ENOMEM, "placement of job '%s': %m", job->name);
+        zsd_job_fail(job, &err);
+        return;
+    }
+    t->job = job;
+    t->part = part;
+    t->plane = plane;
+    t->done = done;
+    t->work.run = tables_on_work;
+    zsd_job_hold(job);
+    zsd_defer(job->core, &t->work);
+}
+
+/* ---- they are made */
+
+static int tables_no_memory(struct tables *t)
+{
+    return zb_fail(&t->err, -ENOMEM, "placement of job '%s': %m", t->job->name);
+}
+
+static void table_free(struct zsd_plane *plane)
+{
+    free(plane->extents);
+    free(plane->crcs);
+    plane->extents = NULL;
+    plane->crcs = NULL;
+}
+
+/* Of the next plane. 1: it has its tables; 0: the rest is for the next turn; or -ENOMEM. */
+static int make_plane(struct tables *t, struct zsd_shard *s)
+{
+    struct zsd_plane *plane = &s->planes[t->plane];
+    struct zsd_core *core = t->job->core;
+    uint32_t to;
+
+    if (!zsd_plane_tables(s, t->plane))
+        table_free(plane); /* of the last time */
+    if (!zsd_plane_tables(s, t->plane) || plane->extents)
+        return 1;
+    if (!t->extents)
+        t->extents = malloc(s->npages * sizeof(*t->extents));
+    if (!t->extents)
+        return tables_no_memory(t);
+    to = t->page + (uint32_t)zb_min_u64(zsd_turn_left(core), s->npages - t->page);
+    zsd_turn_count(core, to - t->page);
+    for (; t->page < to; t->page++)
+        t->extents[t->page] = (struct zsd_extent){ .at = ZB_NO_PLACE };
+    if (to < s->npages)
+        return 0;
+    plane->crcs_per_page = zn_crc_count(
+        (uint32_t)zb_page_bytes(plane->block_bytes, core->page_elems), plane->crc_bytes);
+    plane->crcs = calloc((size_t)s->npages * plane->crcs_per_page, sizeof(*plane->crcs));
+    if (!plane->crcs)
+        return tables_no_memory(t);
+    plane->extents = t->extents;
+    t->extents = NULL;
+    t->page = 0;
+    return 1;
+}
+
+/* Of the next shard. As above. */
+static int make_shard(struct tables *t, struct zsd_shard *s)
+{
+    int rc = 1;
+
+    while (t->plane < ZB_PLANES && (rc = make_plane(t, s)) > 0)
+        t->plane++;
+    if (rc <= 0)
+        return rc;
+    t->plane = 0;
+    if (zsd_shard_resident(s)) {
+        s->arena_at = t->at;
+        t->at += zsd_param_bytes(s);
+    } else if (zb_slots_count(&t->job->ring, zsd_param_bytes(s), s->rank, &s->ring_class) < 0) {
+        return tables_no_memory(t);
+    } else {
+        s->arena_at = ZB_NO_PLACE; /* it was placed in another way before */
+    }
+    return 1;
+}
+
+/* Behind the resident shards: 0 or -ENOMEM. */
+static int make_ring(struct tables *t)
+{
+    struct zsd_job *job = t->job;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < job->ring.nclasses && rc == 0; i++) {
+        struct zb_slot_class *c = &job->ring.classes[i];
+
+        rc = zb_slots_lay(c, (uint32_t)zb_min_u64(c->users, ZB_RING_PINS));
+        for (uint32_t n = 0; rc == 0 && n < c->total; n++, t->at += c->bytes)
+            zb_slots_give(c, t->at);
+    }
+    assert(rc < 0 || t->at == job->arena_bytes + job->params->bytes);
+    return rc < 0 ? tables_no_memory(t) : 0;
+}
+
+static bool make_part(struct tables *t)
+{
+    struct zsd_job *job = t->job;
+
+    for (; t->shard < job->nshards; t->shard++) {
+        uint64_t left = zsd_turn_left(job->core);
+        int rc = left > 0 ? make_shard(t, job->shards[t->shard]) : 0;
+
+        if (rc <= 0)
+            return rc < 0;
+        if (zsd_turn_left(job->core) == left) /* it has no tables */
+            zsd_turn_count(job->core, 1);
+    }
+    (void)make_ring(t);
+    return true;
+}
+
+void zsd_tables_make(struct zsd_job *job, zsd_tabled *done)
+{
+    tables_begin(job, done, make_part, ZB_PARAM);
+}
+
+void zsd_tables_again(struct zsd_job *job)
+{
+    zb_slots_done(&job->ring);
+}
+
+/* ---- the memory is there */
+
+static void attach_grad(struct tables *t, struct zsd_shard *s)
+{
+    struct zsd_plane *grad = &s->planes[ZB_GRAD];
+    uint64_t page_elems = t->job->core->page_elems;
+
+    if (zsd_shard_resident(s) && !zsd_params_there(t->job))
+        s->planes[ZB_PARAM].mem = t->job->arena.base + s->arena_at;
+    if (grad->block_bytes == 0 || grad->resident == 0)
+        return;
+    grad->mem = t->job->memory + t->at;
+    t->at += zb_plane_bytes(grad->block_bytes, page_elems,
+                            zb_min_u64(s->count, grad->resident * page_elems));
+}
+
+static void attach_state(struct tables *t, struct zsd_shard *s)
+{
+    if (!zsd_state_is(s))
+        return;
+    s->planes[ZB_STATE].mem = t->job->memory + t->at;
+    t->at += zsd_state_bytes(s, s->npages);
+}
+
+/* Gradients first: what is behind them is laid out for all of the state. */
+static bool attach_part(struct tables *t)
+{
+    struct zsd_job *job = t->job;
+
+    for (; t->plane < ZB_PLANES; t->plane++, t->shard = 0) {
+        for (; t->shard < job->nshards; t->shard++) {
+            if (zsd_turn_left(job->core) == 0)
+                return false;
+            zsd_turn_count(job->core, 1);
+            if (t->plane == ZB_GRAD)
+                attach_grad(t, job->shards[t->shard]);
+            else
+                attach_state(t, job->shards[t->shard]);
+        }
+    }
+    assert(t->at == job->memory_bytes);
+    return true;
+}
+
+void zsd_tables_attach(struct zsd_job *job, zsd_tabled *done)
+{
+    tables_begin(job, done, attach_part, ZB_GRAD);
+}
+
+/* ---- they go */
+
+static bool leave_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
+{
+    struct zsd_job *job = zb_container_of(l, struct zsd_job, leaving);
+
+    for (; job->left_shard < job->nshards; job->left_shard++) {
+        struct zsd_shard *s = job->shards[job->left_shard];
+
+        if (*left == 0 || !zsd_shard_forget(s, &job->left_page, left))
+            return false;
+        for (int p = 0; p < ZB_PLANES; p++)
+            table_free(&s->planes[p]);
+        job->left_page = 0;
+        *left -= *left > 0;
+    }
+    zb_slots_done(&job->ring);
+    zsd_room_changed(core); /* whoever waits for the end of it looks again */
+    zsd_job_unhold(job);
+    return true;
+}
+
+void zsd_tables_leave(struct zsd_job *job)
+{
+    zsd_job_hold(job);
+    zsd_leave(job->core, &job->leaving, leave_part);
+}
