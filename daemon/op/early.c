@@ -42,6 +42,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/disk/leaving.h"
 #include "daemon/op/end.h"
 #include "daemon/op/push.h"
 #include "daemon/op/requests.h"
@@ -49,6 +50,8 @@
 #include "daemon/page/held.h"
 #include "daemon/page/pageop.h"
 #include "proto/shard.pb-c.h"
+
+#define EARLY_NOW 2u /* pages of a shard that are dropped at once */
 
 static void early_work(struct zsd_job *job);
 
@@ -295,21 +298,75 @@ void zsd_early_stepped(struct zsd_shard *s)
     s->early = false;
 }
 
-static void early_drop_shard(struct zsd_shard *s)
+/* Pages of a shard that are not wanted, on their way back: disk/leaving.h. */
+struct early_gone {
+    struct zsd_leaving leaving;
+    struct zsd_shard *shard;
+    struct zsd_held **held;
+    uint32_t page, end; /* those that are left */
+};
+
+static bool gone_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
 {
-    for (uint32_t page = early_first(s); page < s->early_next && s->early_held > 0; page++) {
-        zsd_turn_count(s->job->core, 1);
-        s->job->core->daemon->stats.pages_undone += s->held[page] != NULL;
+    struct early_gone *g = zb_container_of(l, struct early_gone, leaving);
+
+    (void)core;
+    for (; *left > 0 && g->page < g->end; g->page++, --*left)
+        zsd_held_drop(g->shard, g->page, g->held[g->page]);
+    if (g->page < g->end)
+        return false;
+    zsd_job_unhold(g->shard->job);
+    free(g->held);
+    free(g);
+    return true;
+}
+
+/* What is held of its pages goes: many of them in parts; without memory for that, at once. */
+static void early_give(struct zsd_shard *s)
+{
+    uint32_t first = early_first(s);
+    struct early_gone *g = s->early_next > first + EARLY_NOW ? calloc(1, sizeof(*g)) : NULL;
+
+    s->job->core->daemon->stats.pages_undone += s->early_held;
+    if (g) {
+        g->shard = s;
+        g->held = s->held;
+        g->page = first;
+        g->end = s->early_next;
+        s->held = NULL;
+        s->early_held = 0;
+        zsd_job_hold(s->job);
+        zsd_leave(s->job->core, &g->leaving, gone_part);
+    }
+    for (uint32_t page = first; page < s->early_next && s->early_held > 0; page++) {
         s->early_held -= s->held[page] != NULL;
         zsd_held_drop(s, page, s->held[page]);
         s->held[page] = NULL;
     }
+}
+
+static void early_drop_shard(struct zsd_shard *s)
+{
+    if (s->early_held > 0)
+        early_give(s);
     zb_list_remove(&s->early_node);
     zb_list_remove(&s->early_all);
     s->early_dropped = s->early_inflight > 0;
     s->early = false;
     if (s->early_next > early_first(s)) /* E1 */
         zsd_grad_reset(s);
+}
+
+bool zsd_early_undo(struct zsd_job *job)
+{
+    struct zsd_early *e = job->early;
+
+    for (; !zb_list_empty(&e->begun); zsd_turn_count(job->core, 1)) {
+        if (zsd_turn_left(job->core) == 0)
+            return false;
+        early_drop_shard(zb_container_of(e->begun.next, struct zsd_shard, early_all));
+    }
+    return true;
 }
 
 void zsd_early_drop(struct zsd_job *job)

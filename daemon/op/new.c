@@ -66,6 +66,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     zsd_payer_init(&job->payer, q->share);
     job->share_opened = job->payer.share;
     zb_list_init(&job->members);
+    zb_list_init(&job->pushes);
     zb_list_init(&job->room_waiters);
     zb_list_init(&job->room_work.node);
     zb_list_init(&job->wake.node);

@@ -55,6 +55,7 @@ struct push {
     struct zsd_member *member;
     struct zsd_shard *shard;
     struct zb_list node;  /* in shard->push_waiters */
+    struct zb_list waits; /* in job->pushes, as long */
     struct zsd_work work; /* the rest of its pages begins */
     uint32_t begun;       /* pages that have */
     enum zsd_wait wait;
@@ -74,6 +75,22 @@ static void push_waits(struct push *p, enum zsd_wait wait)
 {
     zsd_wait_move(&p->shard->job->stats, p->wait, wait, zb_now_ns());
     p->wait = wait;
+}
+
+/* It waits in the line of its shard; and no longer. */
+static void push_wait(struct push *p)
+{
+    zb_list_push_back(&p->shard->push_waiters, &p->node);
+    zb_list_push_back(&p->shard->job->pushes, &p->waits);
+}
+
+static struct push *push_next(struct zsd_shard *s)
+{
+    struct push *p = zb_container_of(s->push_waiters.next, struct push, node);
+
+    zb_list_remove(&p->node);
+    zb_list_remove(&p->waits);
+    return p;
 }
 
 static void push_end(struct push *p, const struct zb_err *why)
@@ -111,20 +128,19 @@ static int push_lost(const struct zsd_shard *s, struct zb_err *err)
 static void push_lose(struct zsd_shard *s, int rc)
 {
     struct zb_err err = { 0 };
-    struct zb_list *node;
 
     if (s->grad_rc == 0)
         s->grad_rc = rc;
     zsd_grad_reset(s);
     (void)push_lost(s, &err);
-    while ((node = zb_list_pop_front(&s->push_waiters)) != NULL)
-        push_end(zb_container_of(node, struct push, node), &err);
+    while (!zb_list_empty(&s->push_waiters))
+        push_end(push_next(s), &err);
 }
 
 void zsd_push_resume(struct zsd_shard *s)
 {
     while (!zb_list_empty(&s->push_waiters) && s->grad_reads == 0 && s->early_inflight == 0) {
-        struct push *p = zb_container_of(s->push_waiters.next, struct push, node);
+        const struct push *p = zb_container_of(s->push_waiters.next, struct push, node);
 
         if (p->first == 0) { /* of a new micro-step */
             if (s->pushing > 0)
@@ -132,8 +148,7 @@ void zsd_push_resume(struct zsd_shard *s)
             memset(&s->grad_sum, 0, sizeof(s->grad_sum));
             s->grad_nonfinite = 0;
         }
-        zb_list_remove(&p->node);
-        push_start(p);
+        push_start(push_next(s));
     }
 }
 
@@ -359,17 +374,15 @@ ZSD_REQUEST(zsd_push, Push)
     p->member->staging_users++; /* G3 */
     zsd_job_hold(s->job);
     zsd_job_active(s->job);
-    zb_list_push_back(&s->push_waiters, &p->node);
+    push_wait(p);
     zsd_grad_changed(s);
     zsd_push_resume(s);
 }
 
 void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why)
 {
-    for (uint32_t i = 0; i < job->nshards; i++)
-        for (struct zb_list *node;
-             (node = zb_list_pop_front(&job->shards[i]->push_waiters)) != NULL;)
-            push_end(zb_container_of(node, struct push, node), why);
+    while (!zb_list_empty(&job->pushes))
+        push_end(push_next(zb_container_of(job->pushes.next, struct push, waits)->shard), why);
 }
 
 /* Refuses norms: a shard of the rank has a part of its gradient. It is named where it is found soon. */

@@ -28,11 +28,14 @@
  * A failure in PAGES ends the job: some pages have stepped and some have not, and this mix must not
  * be read. A durable job is rebuilt from its last commit when its ranks attach again.
  *
- * A skip is the same up to DRAIN, and then only drops the gradients, and what was stepped early.
+ * A skip is the same up to DRAIN, and so is a step of which a page has failed ahead of the barrier:
+ *
+ *     UNDO   what was stepped early is dropped, a part of the shards each turn, and then all
+ *            gradients are. A skip is over then; the other is refused, with that failure
  *
  * INVARIANTS
- *     S1  job->state is STEPPING exactly from DRAIN until it is over. CHECK and BEGIN look at a part of
- *         the shards each turn: of a job that drains (CHECK) nothing has changed, and from BEGIN on
+ *     S1  job->state is STEPPING exactly from DRAIN until it is over. CHECK, BEGIN and UNDO look at a
+ *         part of the shards each turn: of a job that drains (CHECK) nothing has changed, and from BEGIN on
  *         nobody pins a shard that has the old version.
  *     S2  In PAGES shard->version is job->applied + 1 when all of its pages are stepped, else
  *         job->applied; frozen shards change theirs in BEGIN.
@@ -404,24 +407,42 @@ static bool step_walked(const struct zsd_job *job, const struct zsd_step_walk *w
     return walk->next_shard == job->nshards && walk->inflight == 0;
 }
 
+/* UNDO, as far as the turn has room. */
+static void step_undo(struct zsd_job *job)
+{
+    struct zsd_step_op *op = job->step;
+    struct zb_err err = job->early->err;
+
+    if (!zsd_early_undo(job)) {
+        zsd_defer(job->core, &op->work);
+        return;
+    }
+    op->undoing = false;
+    if (op->skip) {
+        op->commit_err = (struct zb_err){ 0 };
+        zsd_notes_keep(job, op->step);
+        step_over(job, false);
+        return;
+    }
+    zsd_early_drop(job);
+    zsd_grads_reset(job);
+    job->draining = true; /* as it was when the step could still be given up */
+    zsd_step_give_up(job, &err);
+    zsd_replan(job->core);
+}
+
 static void step_pump(struct zsd_job *job)
 {
     struct zsd_step_op *op = job->step;
     struct zb_err err = { 0 };
     int rc;
 
-    if (job->draining && op->skip) {
+    if (job->draining && (op->skip || job->early->err.code != 0)) {
         job->draining = false;
-        op->commit_err = (struct zb_err){ 0 };
-        zsd_notes_keep(job, job->step->step);
-        step_over(job, false);
-        return;
+        op->undoing = true;
     }
-    if (job->draining && job->early->err.code != 0) {
-        err = job->early->err;
-        zsd_early_drop(job);
-        zsd_grads_reset(job);
-        zsd_step_give_up(job, &err);
+    if (op->undoing) {
+        step_undo(job);
         return;
     }
     if (job->draining && zsd_saved_room(job->saved, &err) < 0) { /* it was there when they asked */

@@ -26,6 +26,7 @@ struct zsd_step_op {
     bool check;       /* gradients of a rank were too many to check when it asked */
     uint32_t checked; /* number of shards that CHECK has handled */
     uint32_t begun;   /* number of shards that BEGIN has handled */
+    bool undoing;     /* it will not be made: what was done early is undone */
     bool committing;  /* all pages are stepped */
     struct zsd_step_walk {
         uint32_t next_shard, next_page;

@@ -652,13 +652,194 @@ static void push_in_parts(void **state)
     world_close(&w);
 }
 
+/* ---- a step that was begun ahead of its barrier, and is not made */
+
+#define AHEAD        900u /* pages: more than a turn looks at beside requests */
+#define AHEAD_PUSHED 60u  /* of them in one request */
+
+static const struct unit ahead_unit = { .name = "u",
+                                        .elems = (uint64_t)AHEAD * ZB_BLOCK_ELEMS,
+                                        .dtype = ZB_BF16,
+                                        .grad_dtype = ZB_F32,
+                                        .tensors = { { .count = (uint64_t)AHEAD *
+                                                                ZB_BLOCK_ELEMS } },
+                                        .ntensors = 1 };
+
+/* Values, or the gradient, of all pages of all shards. */
+static void ahead_send(struct world *w, bool values)
+{
+    const struct zsd_job *job = job_of(w, 0);
+    Zp__Write write = ZP__WRITE__INIT;
+    Zp__Push push = ZP__PUSH__INIT;
+
+    write.what = ZK_MASTER;
+    push.step = 1;
+    push.mode = ZP_PUSH_SET;
+    push.dtype = ZB_F32;
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        uint64_t count = zb_min_u64(job->shards[i]->count, AHEAD_PUSHED * ZB_BLOCK_ELEMS);
+
+        write.shard = push.shard = job->shards[i]->id;
+        write.count = push.count = count;
+        for (uint64_t at = 0; at < job->shards[i]->count; at += count) {
+            write.first = push.first = at;
+            assert_int_equal(values ? call(w, 0, zsd_write, &write) : call(w, 0, zsd_push, &push),
+                             0);
+        }
+    }
+}
+
+/* Every page whose state is on NVMe is stepped ahead. */
+static void ahead_open(struct world *w, uint32_t shards)
+{
+    const struct open_args args = { .early = true };
+    Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[1] = { &g };
+    Zp__StepBegin begin = ZP__STEP_BEGIN__INIT;
+
+    world_open_sized(w, 28 << 20, "threads", 1, 128 << 20, ZB_BLOCK_ELEMS);
+    w->staging_bytes = AHEAD_PUSHED * sizeof(float) * ZB_BLOCK_ELEMS;
+    assert_int_equal(job_open_with(w, 0, &args), 0);
+    assert_int_equal(unit_define(w, 0, 0, &ahead_unit), 0);
+    w->clients[0].count[0] = ahead_unit.elems;
+    if (shards == 1)
+        assert_int_equal(shards_register(w, 0, 1), 0);
+    else
+        blocks_register(w, shards);
+    job_ready_ask(w, 0, 0);
+    if (w->answer(w, 0) != 0)
+        fail_msg("%s", answers[0].text);
+    zb_close_fd(&answers[0].fd);
+    ahead_send(w, true);
+    g.lr = 1e-2;
+    g.beta1 = g.beta2 = 0.9;
+    g.eps = 1e-8;
+    begin.job = w->clients[0].job;
+    begin.step = begin.micros = 1;
+    begin.scale = 1;
+    begin.n_groups = 1;
+    begin.groups = groups;
+    assert_int_equal(call(w, 0, zsd_step_begin, &begin), 0);
+    ahead_send(w, false);
+    assert_true(w->daemon.stats.pages_early > AHEAD - 200);
+}
+
+/* Places that are in use. */
+static uint64_t places_used(struct world *w)
+{
+    struct zsd_places_copy copy;
+    uint64_t n;
+
+    assert_int_equal(zsd_places_copy(w->daemon.core, &copy), 0);
+    n = copy.nplaces;
+    zsd_places_copy_done(&copy);
+    return n;
+}
+
+/* And shards that are stepped ahead. */
+static uint64_t ahead_count(struct world *w, bool places)
+{
+    const struct zsd_job *job = job_of(w, 0);
+    uint64_t n = 0;
+
+    if (places)
+        return places_used(w);
+    for (uint32_t i = 0; i < job->nshards; i++)
+        n += job->shards[i]->early;
+    return n;
+}
+
+/* Requests fill each turn: what the rest of it undoes of the step, at most, in one of so many turns. */
+static void ahead_undone(struct world *w, uint32_t turns)
+{
+    uint64_t most[2] = { 0 }, had[2], had_first = ahead_count(w, true);
+
+    for (uint32_t t = 0; t < turns && (answers[0].rc == NONE || zsd_core_busy(&w->daemon) > 0);
+         t++) {
+        for (unsigned i = 0; i < 2; i++)
+            had[i] = ahead_count(w, i);
+        zsd_turn_count(w->daemon.core, ZSD_TURN_WORK);
+        world_turn(w);
+        for (unsigned i = 0; i < 2; i++)
+            most[i] = zb_max_u64(most[i], had[i] - ahead_count(w, i));
+    }
+    assert_in_range(most[0], 1, ZSD_TURN_WORKS);
+    assert_in_range(most[1], 0, ZSD_TURN_WORKS);
+    if (turns == UINT32_MAX)
+        assert_in_range(had_first - ahead_count(w, true), AHEAD - 200, AHEAD);
+}
+
+/* The job ends: the places of its pages go back in parts, too. */
+static void ahead_gone(struct world *w)
+{
+    uint64_t most = 0, had_first = places_used(w);
+
+    client_gone(w, 0);
+    while (zsd_core_busy(&w->daemon) > 0) {
+        uint64_t had = places_used(w);
+
+        zsd_turn_count(w->daemon.core, ZSD_TURN_WORK);
+        world_turn(w);
+        most = zb_max_u64(most, had - places_used(w));
+    }
+    assert_in_range(had_first, AHEAD - 200, 2 * AHEAD);
+    assert_in_range(most, 1, ZSD_TURN_WORKS);
+    assert_int_equal(places_used(w), 0);
+    world_close(w);
+}
+
+static void ahead_skipped(struct world *w, uint32_t shards, uint32_t turns)
+{
+    Zp__Skip skip = ZP__SKIP__INIT;
+
+    ahead_open(w, shards);
+    skip.job = w->clients[0].job;
+    skip.step = 1;
+    ask(w, 0, zsd_skip, &skip);
+    ahead_undone(w, turns);
+}
+
+/* Its pages and its shards are given up in parts: when it is skipped, when one of them has failed. */
+static void ahead_of_nothing(void **state)
+{
+    Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[1] = { &g };
+    Zp__Step step = ZP__STEP__INIT;
+    struct world w;
+
+    (void)state;
+    ahead_skipped(&w, 1, UINT32_MAX);
+    assert_int_equal(answers[0].rc, 0);
+    ahead_gone(&w);
+    ahead_skipped(&w, AHEAD, UINT32_MAX);
+    assert_int_equal(answers[0].rc, 0);
+    ahead_gone(&w);
+    ahead_skipped(&w, AHEAD, 1); /* the rank dies in the middle */
+    assert_int_equal(answers[0].rc, NONE);
+    world_close(&w);
+    ahead_open(&w, AHEAD);
+    (void)zb_fail(&job_of(&w, 0)->early->err, -EIO, "a page has failed");
+    g.lr = 1e-2;
+    g.beta1 = g.beta2 = 0.9;
+    g.eps = 1e-8;
+    step.job = w.clients[0].job;
+    step.step = 1;
+    step.scale = 1;
+    step.n_groups = 1;
+    step.groups = groups;
+    ask(&w, 0, zsd_step, &step);
+    ahead_undone(&w, UINT32_MAX);
+    assert_int_equal(answers[0].rc, -EIO);
+    assert_int_equal(job_of(&w, 0)->state, ZSD_READY);
+    ahead_send(&w, false); /* it begins anew */
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(descending),    cmocka_unit_test(many_pages),
         cmocka_unit_test(many_shards),   cmocka_unit_test(many_saved),
         cmocka_unit_test(rewound_pages), cmocka_unit_test(many_ranks),
-        cmocka_unit_test(push_in_parts),
+        cmocka_unit_test(push_in_parts), cmocka_unit_test(ahead_of_nothing),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
