@@ -279,9 +279,9 @@ struct zsd_job {
     struct zsd_req *commit_req;   /* the request for it, if there was one */
     bool prepares;                /* its trainer commits in two phases */
     bool rewritten;               /* values were written since the last commit or load */
-    bool retiring; /* saves its state, then ends: another world, or others need memory */
-    bool stays;    /* it could not be saved, and is not retired again */
-    struct zb_list pushes;       /* those that wait in the queues of their shards */
+    bool retiring;         /* saves its state, then ends: another world, or others need memory */
+    bool stays;            /* it could not be saved, and is not retired again */
+    struct zb_list pushes; /* those that wait in the queues of their shards */
     struct zb_list room_waiters; /* fills that wait for a place in the ring */
     struct zsd_work room_work;
     uint64_t fetched_bytes, pushed_bytes;
