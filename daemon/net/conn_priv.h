@@ -116,7 +116,14 @@ int zsd_link_pidfd(int fd, pid_t pid);
 int zsd_link_admit(struct zsd_link *link);
 /** One link's part of zsd_server_turn(). */
 bool zsd_link_turn(struct zsd_link *link);
-/** server.c: whether this half of the turn has time for connections; its first call begins it. */
-bool zsd_server_has_time(struct zsd_server *server);
+/** Whether this half of the turn has time for connections; its first call begins it. */
+static inline bool zsd_server_has_time(struct zsd_server *server)
+{
+    uint64_t now_ns = zb_now_ns();
+
+    if (server->end_ns == 0)
+        server->end_ns = now_ns + server->most_ns;
+    return now_ns < server->end_ns;
+}
 
 #endif

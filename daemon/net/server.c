@@ -354,15 +354,6 @@ void zsd_server_close(struct zsd *daemon)
 
 /* ---- the turn */
 
-bool zsd_server_has_time(struct zsd_server *s)
-{
-    uint64_t now_ns = zb_now_ns();
-
-    if (s->end_ns == 0)
-        s->end_ns = now_ns + s->most_ns;
-    return now_ns < s->end_ns;
-}
-
 bool zsd_server_turn(struct zsd *daemon)
 {
     struct zsd_server *s = daemon->server;
