@@ -215,7 +215,7 @@ static void copies_equal(const struct zsd_places_copy *a, const struct zsd_place
 }
 
 /* Whatever changes while it is made, and the map grows: it is what there was at its beginning. */
-static void a_copy_in_parts_is_of_one_moment(void **state)
+static void a_copy_in_parts(void **state)
 {
     struct zb_needs now = { 0 };
     struct lent l = { { 0 }, { 0 } };
@@ -266,6 +266,37 @@ static void a_copy_in_parts_is_of_one_moment(void **state)
             zsd_extent_unref(core, l.at[i], sizes[i % 2]);
     no_promise(core, &now);
     world_close(&w);
+}
+
+/* Wherever the copy is when the map grows, it misses no place that goes to where it has been (K1). */
+static void copied_while_it_grows(void **state)
+{
+    (void)state;
+    for (uint64_t units = 1; units < 128; units += 4) {
+        struct zsd_places_copy then, copy;
+        uint64_t at[700], left = units;
+        struct zb_needs now = { 0 };
+        struct world w;
+
+        world_open(&w, HOST, "threads", 1);
+        assert_int_equal(promise(w.daemon.core, &now, 700, 0, 0), 0);
+        for (size_t i = 0; i < ZB_COUNT(at); i++)
+            at[i] = zsd_extent_take(w.daemon.core, sizes[0]);
+        assert_int_equal(zsd_places_copy(w.daemon.core, &then), 0);
+        assert_int_equal(zsd_places_copy_begin(w.daemon.core, &copy), 0);
+        assert_false(zsd_places_copy_part(w.daemon.core, &copy, &left));
+        assert_int_equal(promise(w.daemon.core, &now, 900, 0, 0), 0);
+        assert_true(zsd_places_copy_part(w.daemon.core, &copy, &(uint64_t){ UINT64_MAX }));
+        assert_int_equal(copy.slots, 2 * then.slots);
+        assert_true(zsd_places_copy_end(&copy) == 0 && zsd_places_copy_sort(&copy) == 0);
+        copies_equal(&copy, &then);
+        zsd_places_copy_done(&copy);
+        zsd_places_copy_done(&then);
+        for (size_t i = 0; i < ZB_COUNT(at); i++)
+            zsd_extent_unref(w.daemon.core, at[i], sizes[0]);
+        no_promise(w.daemon.core, &now);
+        world_close(&w);
+    }
 }
 
 /* No room: too few bytes, or enough of them in pieces. Nothing has changed then. */
@@ -557,16 +588,12 @@ static void memory_runs_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(needs_are_sorted),
-        cmocka_unit_test(places_are_lent),
-        cmocka_unit_test(a_promise_shrinks_first),
-        cmocka_unit_test(a_copy_in_parts_is_of_one_moment),
-        cmocka_unit_test(no_room),
-        cmocka_unit_test(sizes_exchange),
-        cmocka_unit_test(places_are_adopted),
-        cmocka_unit_test(without_a_data_file),
-        cmocka_unit_test(jobs_in_any_order),
-        cmocka_unit_test(memory_runs_out),
+        cmocka_unit_test(needs_are_sorted),        cmocka_unit_test(places_are_lent),
+        cmocka_unit_test(a_promise_shrinks_first), cmocka_unit_test(a_copy_in_parts),
+        cmocka_unit_test(copied_while_it_grows),   cmocka_unit_test(no_room),
+        cmocka_unit_test(sizes_exchange),          cmocka_unit_test(places_are_adopted),
+        cmocka_unit_test(without_a_data_file),     cmocka_unit_test(jobs_in_any_order),
+        cmocka_unit_test(memory_runs_out)
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
