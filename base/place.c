@@ -44,6 +44,33 @@ int zb_needs_add(struct zb_needs *p, uint64_t bytes, uint64_t count)
     return 0;
 }
 
+int zb_needs_sum(struct zb_needs *p, const struct zb_needs *other, uint64_t times)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0; i < other->n && rc == 0; i++)
+        rc = zb_needs_add(p, other->needs[i].bytes, other->needs[i].count * times);
+    return rc;
+}
+
+void zb_needs_take(struct zb_needs *p, const struct zb_needs *other)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0, k = 0; i < p->n; i++) {
+        struct zb_need need = p->needs[i];
+
+        if (k < other->n && other->needs[k].bytes == need.bytes) {
+            assert(other->needs[k].count <= need.count);
+            need.count -= other->needs[k++].count;
+        }
+        assert(k == other->n || other->needs[k].bytes > need.bytes);
+        if (need.count > 0)
+            p->needs[n++] = need;
+    }
+    p->n = n;
+}
+
 int zb_needs_pages(struct zb_needs *p, const struct zb_layout *layout, enum zb_plane plane,
                    uint64_t count, uint32_t page_elems, uint32_t from, uint64_t times)
 {

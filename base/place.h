@@ -93,6 +93,10 @@ struct zb_needs {
 int zb_needs_reserve(struct zb_needs *p, uint32_t n);
 /** 0 or -ENOMEM. bytes is a multiple of ZB_PAGE_ALIGN. */
 int zb_needs_add(struct zb_needs *p, uint64_t bytes, uint64_t count);
+/** Adds all of another, `times` times: 0 or -ENOMEM. */
+int zb_needs_sum(struct zb_needs *p, const struct zb_needs *other, uint64_t times);
+/** Subtracts another, which is part of it. */
+void zb_needs_take(struct zb_needs *p, const struct zb_needs *other);
 /** The pages [from, end) of one plane of a shard of `count` elements, `times` times. */
 int zb_needs_pages(struct zb_needs *p, const struct zb_layout *layout, enum zb_plane plane,
                    uint64_t count, uint32_t page_elems, uint32_t from, uint64_t times);

@@ -206,7 +206,9 @@ static int commit_shard(struct zsd_commit_op *op, struct zsd_shard *s)
         s->row = op->row;
         op->row = NULL;
     }
-    zsd_version_put(op->fresh, op->nrows++, s->row);
+    if (zsd_version_put(op->fresh, op->nrows, s->row) < 0)
+        return -ENOMEM;
+    op->nrows++;
     return 1;
 }
 
@@ -446,18 +448,26 @@ static int resolve_plan(struct zsd_delta *d, struct zb_err *err)
     return 0;
 }
 
+/* The next commit may be asked for before this is over. */
+static void resolve_applied(struct zsd_delta *d)
+{
+    const struct commit_wait *w = zb_container_of(d, struct commit_wait, delta);
+    struct zsd_saved *saved = d->saved;
+
+    if (w->what == ZSD_RESOLVE)
+        zsd_snap_next(saved); /* snapshots of this one */
+    else if (saved->job)
+        saved->job->rewritten = true; /* it may have what was written */
+}
+
 static void resolve_done(struct zsd_delta *d, const struct zb_err *err)
 {
     struct commit_wait *w = zb_container_of(d, struct commit_wait, delta);
     struct zsd_saved *saved = d->saved;
 
     commit_reply(w->req, saved->committed, err);
-    if (!err && w->what == ZSD_RESOLVE)
-        zsd_snap_next(saved);
-    if (saved->job) {
-        saved->job->rewritten |= !err && w->what == ZSD_DROP; /* it may have what was written */
+    if (saved->job)
         zsd_job_committed(saved->job);
-    }
     free(w);
 }
 
@@ -489,8 +499,9 @@ static void commit_resolve(struct zsd_req *req, struct zsd_job *job, enum zsd_co
     w->req = req;
     w->what = what;
     w->iterations = iterations;
-    w->delta =
-        (struct zsd_delta){ .saved = job->saved, .plan = resolve_plan, .done = resolve_done };
+    w->delta = (struct zsd_delta){
+        .saved = job->saved, .plan = resolve_plan, .applied = resolve_applied, .done = resolve_done
+    };
     zsd_delta_start(&w->delta);
 }
 

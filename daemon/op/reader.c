@@ -52,11 +52,8 @@ static void reader_drop(struct zsd_reader *r)
 static int reader_cover(struct zsd_reader *r, struct zb_err *err)
 {
     const uint64_t planes[ZB_PLANES] = { 0 };
-    const struct zsd_version *v = r->version;
-    int rc = v->needs_rc;
+    int rc = zsd_nvme_promise(r->core, &r->nvme_held, &r->promise, &r->version->needs, planes, err);
 
-    rc = rc < 0 ? zb_fail(err, rc, "%m")
-                : zsd_nvme_promise(r->core, &r->nvme_held, &r->promise, &v->needs, planes, err);
     if (rc < 0)
         zb_needs_done(&r->promise);
     r->covered = rc == 0;
@@ -173,8 +170,8 @@ int zsd_readers_promised(const struct zsd_core *core, struct zb_needs *promise,
     {
         const struct zsd_reader *r = zb_container_of(pos, struct zsd_reader, node);
 
-        for (uint32_t i = 0; i < r->promise.n && rc == 0; i++)
-            rc = zb_needs_add(promise, r->promise.needs[i].bytes, r->promise.needs[i].count);
+        if (rc == 0)
+            rc = zb_needs_sum(promise, &r->promise, 1);
         for (int use = 0; use < ZSD_USES; use++)
             held->used[use] += r->nvme_held.used[use];
     }

@@ -188,6 +188,7 @@ static bool rewind_part(struct resume_op *op)
         op->shard++;
         op->page = 0;
     }
+    zsd_saved_planned(job->saved);
     if (op->differs) /* it is written anew beside the version */
         (void)zsd_saved_reserve(job->saved, &op->err);
     return true;
@@ -195,5 +196,6 @@ static bool rewind_part(struct resume_op *op)
 
 void zsd_resume_rewind(struct zsd_job *job, struct zsd_version *v, zsd_resumed *done)
 {
+    zsd_saved_planned(job->saved);
     (void)resume_new(job, v, done, rewind_part);
 }

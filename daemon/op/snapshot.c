@@ -55,23 +55,9 @@ struct zsd_saved *zsd_snap_saved(struct zsd_req *req, const char *name, bool unk
     return NULL;
 }
 
-/* Bytes that nobody else holds. */
-static uint64_t snap_own_bytes(const struct zsd_snap *snap)
-{
-    const struct zsd_version *v = snap->version;
-    uint64_t sum = 0;
-
-    if (v->snapshots > 1 || v == v->saved->committed || v == v->saved->prepared)
-        return 0;
-    for (uint32_t i = 0; i < v->nrows; i++)
-        if (v->rows[i]->refs == 1)
-            sum += zsd_row_bytes(v->rows[i]);
-    return sum;
-}
-
 /* snap NULL: a commit. */
 static void snap_row(const struct zsd_saved *saved, const struct zsd_version *v,
-                     const struct zsd_snap *snap, Zp__SnapshotRow *row)
+                     const struct zsd_snap *snap, uint64_t own_bytes, Zp__SnapshotRow *row)
 {
     zp__snapshot_row__init(row);
     row->job = zp_str(saved->name);
@@ -80,7 +66,7 @@ static void snap_row(const struct zsd_saved *saved, const struct zsd_version *v,
     row->applied = v->applied;
     row->created_unix = snap ? snap->created_unix : v->created_unix;
     row->bytes = v->bytes;
-    row->own_bytes = snap ? snap_own_bytes(snap) : 0;
+    row->own_bytes = own_bytes;
     row->world = v->world;
 }
 
@@ -89,7 +75,7 @@ void zsd_snap_reply(struct zsd_req *req, const struct zsd_saved *saved, const st
 {
     Zp__SnapshotRow row;
 
-    snap_row(saved, v, snap, &row);
+    snap_row(saved, v, snap, 0, &row); /* it is the commit, too */
     zsd_reply(req, &row.base, -1);
 }
 
@@ -264,11 +250,24 @@ static void snaps_insert(const struct zsd_snap **snaps, size_t *n, const struct 
     snaps[at] = snap;
 }
 
-/* The oldest from `cursor` on, which is an id: as many as fit, and one more. */
-static size_t snaps_find(const struct zsd_req *req, const char *job, uint64_t cursor,
-                         const struct zsd_snap **snaps)
+/* A request for the list. What each snapshot alone holds is counted in parts; meanwhile snapshots may
+ * come and go. */
+struct snap_list {
+    struct zsd_work work;
+    struct zsd_core *core;
+    struct zsd_req *req;
+    char *job; /* "": all jobs */
+    uint64_t cursor;
+    uint64_t ids[SNAP_ROWS], own[SNAP_ROWS]; /* that are counted */
+    size_t n;
+    uint64_t id, sum; /* the next one, and its rows so far */
+    uint32_t nrows;
+};
+
+/* The oldest from the cursor on, which is an id: as many as fit, and one more. */
+static size_t list_find(const struct snap_list *op, const struct zsd_snap **snaps)
 {
-    struct zsd_store *store = req->daemon->core->store;
+    struct zsd_store *store = op->core->store;
     size_t n = 0;
 
     if (!store)
@@ -277,48 +276,129 @@ static size_t snaps_find(const struct zsd_req *req, const char *job, uint64_t cu
     {
         const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
 
-        if (s->gone || !zsd_may(req->conn, s->uid) || (*job && strcmp(job, s->name) != 0))
+        if (s->gone || !zsd_may(op->req->conn, s->uid) ||
+            (*op->job && strcmp(op->job, s->name) != 0))
             continue;
         zb_list_each(at, &s->snaps)
         {
             const struct zsd_snap *snap = zb_container_of(at, struct zsd_snap, node);
 
-            if (snap->id >= cursor)
+            if (snap->id >= op->cursor)
                 snaps_insert(snaps, &n, snap);
         }
     }
     return n;
 }
 
-ZSD_REQUEST(zsd_snapshots, SnapshotsRequest)
+/* Forgets what was counted of snapshots that are gone. */
+static void list_keep(struct snap_list *op, const struct zsd_snap *const *snaps, size_t nsnaps)
 {
-    const struct zsd_snap *snaps[SNAP_ROWS + 1];
+    size_t n = 0;
+
+    for (size_t i = 0, at = 0; i < op->n; i++) {
+        while (at < nsnaps && snaps[at]->id < op->ids[i])
+            at++;
+        if (at == nsnaps || snaps[at]->id > op->ids[i])
+            continue;
+        op->ids[n] = op->ids[i];
+        op->own[n++] = op->own[i];
+    }
+    op->n = n;
+}
+
+/* Bytes of the next snapshot that nobody else holds. True: of all its rows. */
+static bool list_count(struct snap_list *op, const struct zsd_snap *snap)
+{
+    const struct zsd_version *v = snap->version;
+    bool shared = v->snapshots > 1 || v == v->saved->committed || v == v->saved->prepared;
+
+    if (op->id != snap->id || op->nrows == 0) {
+        op->id = snap->id;
+        op->sum = op->nrows = 0;
+    }
+    for (; !shared && op->nrows < v->nrows; op->nrows++) {
+        if (zsd_turn_left(op->core) == 0)
+            return false;
+        zsd_turn_count(op->core, 1);
+        if (v->rows[op->nrows]->refs == 1)
+            op->sum += zsd_row_bytes(v->rows[op->nrows]);
+    }
+    op->ids[op->n] = snap->id;
+    op->own[op->n++] = shared ? 0 : op->sum;
+    op->nrows = 0;
+    return true;
+}
+
+static void list_free(struct snap_list *op)
+{
+    free(op->job);
+    free(op);
+}
+
+static void list_reply(const struct snap_list *op, const struct zsd_snap *const *snaps, size_t n)
+{
     Zp__SnapshotRow rows[SNAP_ROWS], *list[SNAP_ROWS];
     Zp__SnapshotsReply reply = ZP__SNAPSHOTS_REPLY__INIT;
+
+    if (n > op->n)
+        reply.cursor = snaps[op->n]->id;
+    for (size_t i = 0; i < op->n; i++) {
+        snap_row(snaps[i]->version->saved, snaps[i]->version, snaps[i], op->own[i], &rows[i]);
+        list[i] = &rows[i];
+    }
+    reply.n_rows = op->n;
+    reply.rows = list;
+    zsd_reply(op->req, &reply.base, -1);
+}
+
+static void list_on_work(struct zsd_work *work)
+{
+    struct snap_list *op = zb_container_of(work, struct snap_list, work);
+    const struct zsd_snap *snaps[SNAP_ROWS + 1];
+    size_t n;
+
+    if (!op->req->conn) {
+        zsd_refuse(op->req, -ENOTCONN, "the client has gone");
+        list_free(op);
+        return;
+    }
+    n = list_find(op, snaps);
+    list_keep(op, snaps, n);
+    while (op->n < n && op->n < SNAP_ROWS) {
+        if (!list_count(op, snaps[op->n])) {
+            zsd_defer(op->core, &op->work);
+            return;
+        }
+    }
+    list_reply(op, snaps, n);
+    list_free(op);
+}
+
+ZSD_REQUEST(zsd_snapshots, SnapshotsRequest)
+{
     const struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->job);
     const struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->job);
-    size_t n;
+    struct snap_list *op;
 
     if (*q->job && q->cursor == 0 && !(saved && zsd_may(req->conn, saved->uid)) &&
         !(job && zsd_may(req->conn, job->uid))) {
         zsd_refuse(req, -ENOENT, "there is no job '%s'", q->job);
         return;
     }
-    n = snaps_find(req, q->job, q->cursor, snaps);
-    if (n > SNAP_ROWS)
-        reply.cursor = snaps[--n]->id;
-    for (size_t i = 0; i < n; i++) {
-        snap_row(snaps[i]->version->saved, snaps[i]->version, snaps[i], &rows[i]);
-        list[i] = &rows[i];
-        zsd_turn_count(req->daemon->core, snaps[i]->version->nrows);
-        if (i + 1 < n && zsd_turn_full(req->daemon)) { /* the rest is asked for */
-            n = i + 1;
-            reply.cursor = snaps[n]->id;
-        }
+    op = calloc(1, sizeof(*op));
+    if (op)
+        op->job = strdup(q->job);
+    if (!op || !op->job) {
+        free(op);
+        zsd_refuse(req, -ENOMEM, "the list of snapshots");
+        return;
     }
-    reply.n_rows = n;
-    reply.rows = list;
-    zsd_reply(req, &reply.base, -1);
+    op->core = req->daemon->core;
+    op->req = req;
+    op->cursor = q->cursor;
+    op->work.run = list_on_work;
+    zb_list_init(&op->work.node);
+    list_on_work(&op->work);
 }
 
 /* ---- snapshot-destroy */
@@ -398,10 +478,11 @@ struct clone {
     struct zsd_req *req;
     struct zsd_saved *from; /* held */
     struct zsd_version *fresh;
+    uint32_t nrows;             /* of it, so far */
     char name[ZP_NAME_MAX + 1]; /* of the snapshot */
 };
 
-/* The same rows and notes, as a version of another job. NULL: no memory. */
+/* A version of another job, with the same notes, and room for the rows. NULL: no memory. */
 static struct zsd_version *clone_version(struct zsd_saved *saved, const struct zsd_version *from)
 {
     struct zsd_version *v = zsd_version_new(saved, from->world, from->nrows);
@@ -413,29 +494,46 @@ static struct zsd_version *clone_version(struct zsd_saved *saved, const struct z
         zsd_version_unref(v);
         return NULL;
     }
-    for (uint32_t i = 0; i < from->nrows; i++)
-        zsd_version_put(v, i, from->rows[i]);
     v->iterations = from->iterations;
     v->applied = from->applied;
     return v;
+}
+
+/* The next rows: 0: all are there; 1: the rest is for the next turn; -ENOMEM. */
+static int clone_rows(struct clone *op, const struct zsd_version *from)
+{
+    struct zsd_core *core = from->core;
+
+    for (; op->nrows < from->nrows; op->nrows++) {
+        if (zsd_turn_left(core) == 0)
+            return 1;
+        zsd_turn_count(core, 1);
+        if (zsd_version_put(op->fresh, op->nrows, from->rows[op->nrows]) < 0)
+            return -ENOMEM;
+    }
+    return 0;
 }
 
 static int clone_plan(struct zsd_delta *d, struct zb_err *err)
 {
     struct clone *op = zb_container_of(d, struct clone, delta);
     const struct zsd_version *from;
+    int rc;
 
     if (op->from->gone)
         return zb_fail(err, -ENOENT, "job '%s' was destroyed", op->from->name);
+    /* the same in each part: only changes change it */
     from = zsd_snap_version(op->from, op->name, err);
     if (!from)
         return err->code;
-    op->fresh = clone_version(d->saved, from);
     if (!op->fresh)
-        return zb_fail(err, -ENOMEM, "job '%s': %m", d->saved->name);
+        op->fresh = clone_version(d->saved, from);
+    rc = op->fresh ? clone_rows(op, from) : -ENOMEM;
+    if (rc < 0)
+        return zb_fail(err, rc, "job '%s': %m", d->saved->name);
     d->committed = op->fresh;
     d->grows = true;
-    return 0;
+    return rc;
 }
 
 static void clone_done(struct zsd_delta *d, const struct zb_err *err)

@@ -31,43 +31,52 @@ static bool needs_places(const struct zsd_shard *s, enum zb_plane plane)
     return s->planes[plane].extents || (s->job->state == ZSD_PLACING && zsd_plane_tables(s, plane));
 }
 
-int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, struct zb_needs *ret)
+/* Of one shard. What is trained is needed `times` in any case, unless it is 0. */
+static int needs_shard(const struct zsd_shard *s, unsigned times, bool going,
+                       struct zsd_needs_walk *w)
 {
-    struct zb_needs streamed[ZB_PLANES] = { 0 }, early[ZB_PLANES] = { 0 };
+    const struct zsd_job *job = s->job;
+    const struct zb_layout *layout = &s->unit->layout;
+    uint32_t page_elems = job->core->page_elems;
+    bool trained = job->durable && !layout->frozen;
     int rc = 0;
 
-    for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
-        const struct zsd_shard *s = job->shards[i];
-        unsigned held = s->row && s->row->stamp == stamp ? 0 : 1;
+    if (!trained)
+        times = 0;
+    if (times == 0 && !(s->row && job->saved && zsd_saved_has(job->saved, going, s->row, &w->at)))
+        times = 1; /* no row holds it */
+    for (int p = 0; p < ZB_PLANES && rc == 0; p++) {
         uint32_t low;
 
-        for (int p = 0; p < ZB_PLANES && rc == 0; p++) {
-            if (!needs_places(s, p))
-                continue;
-            low = zsd_plane_low(s, p);
-            if (p == ZB_GRAD) /* nothing saved holds any */
-                rc = zb_needs_pages(ret, &s->unit->layout, p, s->count, job->core->page_elems, low,
-                                    1);
-            else
-                rc = zb_needs_pages(
-                    ret, &s->unit->layout, p, s->count, job->core->page_elems,
-                    job->durable ? 0 : low,
-                    s->unit->layout.frozen || !job->durable ? held : zb_max_u64(times, held));
-            if (rc == 0)
-                rc = zb_needs_pages(&streamed[p], &s->unit->layout, p, s->count,
-                                    job->core->page_elems, low, 1);
-            if (rc == 0 && job->early_room && p != ZB_GRAD && !s->unit->layout.frozen)
-                rc = zb_needs_pages(&early[p], &s->unit->layout, p, s->count, job->core->page_elems,
-                                    low, 1);
-        }
-    }
-    for (int p = 0; p < ZB_PLANES; p++) {
+        if (!needs_places(s, p))
+            continue;
+        low = zsd_plane_low(s, p);
+        if (p == ZB_GRAD) /* nothing saved holds any */
+            rc = zb_needs_pages(&w->sum, layout, p, s->count, page_elems, low, 1);
+        else
+            rc = zb_needs_pages(&w->sum, layout, p, s->count, page_elems, job->durable ? 0 : low,
+                                times);
         if (rc == 0)
-            rc = zb_needs_spares(ret, &streamed[p], &early[p], job->core->disk->nbuffers);
-        zb_needs_done(&streamed[p]);
-        zb_needs_done(&early[p]);
+            rc = zb_needs_pages(&w->streamed[p], layout, p, s->count, page_elems, low, 1);
+        if (rc == 0 && job->early_room && p != ZB_GRAD && !layout->frozen)
+            rc = zb_needs_pages(&w->early[p], layout, p, s->count, page_elems, low, 1);
     }
+    w->at++; /* shards are in the order of rows, as a rule */
     return rc;
+}
+
+int zsd_place_needs(const struct zsd_job *job, unsigned times, bool going, struct zsd_needs_walk *w,
+                    uint64_t left)
+{
+    int rc = 0;
+
+    for (; w->shard < job->nshards && left > 0 && rc == 0; w->shard++, left--)
+        rc = needs_shard(job->shards[w->shard], times, going, w);
+    if (rc < 0 || w->shard < job->nshards)
+        return rc;
+    for (int p = 0; p < ZB_PLANES && rc == 0; p++)
+        rc = zb_needs_spares(&w->sum, &w->streamed[p], &w->early[p], job->core->disk->nbuffers);
+    return rc < 0 ? rc : 1;
 }
 
 /* Streamed bytes of its state, as the account has them (R3). */
@@ -89,19 +98,21 @@ int zsd_replan_promise(struct zsd_job *job, bool more, struct zb_err *err)
     struct zsd_account *held = saved ? &saved->nvme_held : &job->nvme_held;
     const uint64_t planes[ZB_PLANES] = { held->used[ZSD_USE_PARAM], job->grads_nvme_bytes,
                                          saved ? held->used[ZSD_USE_STATE] : replan_streamed(job) };
-    struct zb_needs want = { 0 };
+    struct zsd_needs_walk w = { 0 };
     int rc;
 
+    if (saved)
+        zsd_saved_planned(saved);
     if (saved && (zsd_saved_kept(saved) || saved->doubt)) {
         if (more)
-            return zsd_saved_raise(saved, saved->committed, err);
+            return zsd_saved_raise(saved, err);
         return zsd_saved_changes(saved) ? 0 : zsd_saved_reserve(saved, err);
     }
-    rc = zsd_place_needs(job, 2, UINT64_MAX, &want);
+    rc = zsd_place_needs(job, 2, true, &w, UINT64_MAX);
     if (rc < 0)
         (void)zb_fail(err, rc, "places for job '%s': %m", job->name);
     else
-        rc = zsd_nvme_promise(job->core, held, job->promise, &want, planes, err);
-    zb_needs_done(&want);
+        rc = zsd_nvme_promise(job->core, held, job->promise, &w.sum, planes, err);
+    zsd_needs_walk_done(&w);
     return rc;
 }

@@ -128,7 +128,7 @@ static int place_try(struct zsd_job *job, struct zb_place_job *in, bool early,
     in->early = job->early_room = early;
     if (job->again) { /* what a saved version holds is counted in its rows */
         in->times = (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1);
-        rc = zsd_saved_holds(job->saved, &plan->nvme);
+        rc = zb_needs_sum(&plan->nvme, &job->saved->held, 1);
     }
     return rc < 0 ? rc : zb_place(in, plan);
 }
@@ -228,8 +228,10 @@ static int place_promise(struct zsd_job *job, const struct zb_place *plan, struc
         if (!job->promise)
             return zb_fail(err, -ENOMEM, "placement of job '%s': %m", job->name);
     }
-    if (job->saved)
+    if (job->saved) {
         job->saved->needs = place_holds(job) ? zsd_place_needs : NULL;
+        zsd_saved_planned(job->saved);
+    }
     return zsd_nvme_promise(core, job->durable ? &job->saved->nvme_held : &job->nvme_held,
                             job->promise, &plan->nvme, planes, err);
 }
@@ -278,8 +280,10 @@ int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
 
 void zsd_unplace(struct zsd_job *job)
 {
-    if (job->saved)
+    if (job->saved) {
         job->saved->needs = NULL;
+        zsd_saved_planned(job->saved);
+    }
     place_grads(job, 0);
     for (int use = 0; use < ZSD_USES; use++) {
         if (use == ZSD_USE_STAGING) /* booked and returned with the rank */

@@ -232,6 +232,15 @@ void zsd_tables_attach(struct zsd_job *job, zsd_tabled *done)
 
 /* ---- they go */
 
+/* Its saved job needs what its newest version says; a count of its shards is void. */
+static void leave_planned(struct zsd_job *job)
+{
+    if (!job->saved)
+        return;
+    job->saved->needs = NULL;
+    zsd_saved_planned(job->saved);
+}
+
 static bool leave_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
 {
     struct zsd_job *job = zb_container_of(l, struct zsd_job, leaving);
@@ -247,6 +256,7 @@ static bool leave_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *l
         *left -= *left > 0;
     }
     zb_slots_done(&job->ring);
+    leave_planned(job);
     zsd_room_changed(core); /* whoever waits for the end of it looks again */
     zsd_job_unhold(job);
     return true;
@@ -255,5 +265,6 @@ static bool leave_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *l
 void zsd_tables_leave(struct zsd_job *job)
 {
     zsd_job_hold(job);
+    leave_planned(job);
     zsd_leave(job->core, &job->leaving, leave_part);
 }

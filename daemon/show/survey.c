@@ -40,12 +40,8 @@ static void *take_array(size_t n, size_t size)
 static int take_promise(struct zsd_survey_job *to, const struct zb_needs *promise,
                         const struct zsd_account *held)
 {
-    int rc = 0;
-
-    for (uint32_t i = 0; promise && i < promise->n && rc == 0; i++)
-        rc = zb_needs_add(&to->promise, promise->needs[i].bytes, promise->needs[i].count);
     to->held = *held;
-    return rc;
+    return promise ? zb_needs_sum(&to->promise, promise, 1) : 0;
 }
 
 /* Its index + 1; of NULL 0. */

@@ -28,6 +28,7 @@ enum change_state {
     CHANGE_CATALOG,
     CHANGE_SLOT,
     CHANGE_SLOT_FLUSH,
+    CHANGE_SETTLE,
     CHANGE_OVER
 };
 
@@ -100,22 +101,38 @@ static bool change_begin(struct zsd_change *c)
     return rc <= 0;
 }
 
+/* It is durable, or has failed. */
+static void change_durable(struct zsd_change *c)
+{
+    struct zsd_store *store = c->core->store;
+
+    c->settling = true;
+    if (c->err.code == 0 && !c->looks)
+        store->sequence = c->slot.sequence;
+    else if (c->err.code != 0 && c->poisons && store->poisoned.code == 0) {
+        store->poisoned = c->err;
+        zb_log(ZB_LOG_ERROR, "store-poisoned", "why=\"%s\"", c->err.text);
+    }
+    zn_txn_free(c->txn);
+    c->txn = NULL;
+    zsd_hold_end(c->core);
+}
+
+/* True: all of it is settled. */
+static bool change_settle(struct zsd_change *c)
+{
+    if (!c->settling)
+        change_durable(c);
+    return !c->settle || c->settle(c, c->err.code != 0 ? &c->err : NULL);
+}
+
 static void change_over(struct zsd_change *c)
 {
     struct zsd_core *core = c->core;
     struct zsd_store *store = core->store;
     struct zb_err err = c->err;
 
-    if (err.code == 0 && !c->looks)
-        store->sequence = c->slot.sequence;
-    else if (err.code != 0 && c->poisons && store->poisoned.code == 0) {
-        store->poisoned = err;
-        zb_log(ZB_LOG_ERROR, "store-poisoned", "why=\"%s\"", err.text);
-    }
-    zn_txn_free(c->txn);
-    c->txn = NULL;
     zb_list_remove(&c->node);
-    zsd_hold_end(core);
     core->in_progress--;
     if (!zb_list_empty(&store->line))
         zsd_defer(core, &zb_container_of(store->line.next, struct zsd_change, node)->work);
@@ -125,8 +142,8 @@ static void change_over(struct zsd_change *c)
 static void change_run(struct zsd_change *c)
 {
     for (;;) {
-        if (c->err.code != 0)
-            c->state = CHANGE_OVER;
+        if (c->err.code != 0 && c->state < CHANGE_SETTLE)
+            c->state = CHANGE_SETTLE;
         switch ((enum change_state)c->state) {
         case CHANGE_BEGIN:
             if (!change_begin(c)) {
@@ -142,7 +159,7 @@ static void change_run(struct zsd_change *c)
             change_io(c, ZN_FLUSH);
             return;
         case CHANGE_CATALOG:
-            c->state = c->looks ? CHANGE_OVER : CHANGE_SLOT;
+            c->state = c->looks ? CHANGE_SETTLE : CHANGE_SLOT;
             c->task = (struct zsd_task){ .run = change_run_task, .done = change_on_task };
             zsd_compute_post(c->core->daemon->catalog_thread, &c->task);
             return;
@@ -151,9 +168,16 @@ static void change_run(struct zsd_change *c)
             change_io(c, ZN_SLOT);
             return;
         case CHANGE_SLOT_FLUSH:
-            c->state = CHANGE_OVER;
+            c->state = CHANGE_SETTLE;
             change_io(c, ZN_FLUSH);
             return;
+        case CHANGE_SETTLE:
+            if (!change_settle(c)) {
+                zsd_defer(c->core, &c->work);
+                return;
+            }
+            c->state = CHANGE_OVER;
+            break;
         case CHANGE_OVER:
             change_over(c);
             return;
@@ -175,7 +199,7 @@ void zsd_change_start(struct zsd_core *core, struct zsd_change *c)
 
     c->core = core;
     c->state = CHANGE_BEGIN;
-    c->poisons = c->doubt = false;
+    c->poisons = c->doubt = c->settling = false;
     atomic_init(&c->asked, false);
     c->err = (struct zb_err){ 0 };
     c->txn = NULL;

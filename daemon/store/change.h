@@ -1,12 +1,14 @@
 /*
  * change.h - the queue of changes: one durable change of the catalog after the other.
  *
- *     BEGIN ---> SYNC ---> CATALOG ---> SLOTS ---> over     done() gets the result
+ *     BEGIN ---> SYNC ---> CATALOG ---> SLOTS ---> SETTLE ---> over     done() gets the result
  *
- *     BEGIN    begin() decides the transaction, by the current state
+ *     BEGIN    begin() decides the transaction, by the current state: in parts, if that is long;
+ *              meanwhile no other change begins
  *     SYNC     flushes the data file, for changes that set `sync`
  *     CATALOG  fill() adds long records, and the catalog commits, on the catalog's thread
  *     SLOTS    writes and flushes the commit slot of the data file
+ *     SETTLE   settle() makes it so in memory, or undoes what begin() did: in parts, too
  *
  * A change that only reads (`looks`) gives way when another change is queued: it ends with -EAGAIN,
  * and can be started again, at the end of the queue.
@@ -30,6 +32,9 @@ struct zsd_change {
     /* The catalog's thread: adds long records, from data that does not change meanwhile. NULL:
      * nothing. */
     int (*fill)(struct zsd_change *c, struct zb_err *err);
+    /* Loop thread, before the next change begins; err is NULL when it is durable. False: the rest is
+     * for the next turn, in which it is called again. NULL: nothing is to be settled. */
+    bool (*settle)(struct zsd_change *c, const struct zb_err *err);
     /* Loop thread, once, not from inside zsd_change_start(): err is NULL when it is durable. */
     void (*done)(struct zsd_change *c, const struct zb_err *err);
     struct zn_txn *txn;
@@ -40,6 +45,7 @@ struct zsd_change {
                           soon, with -EAGAIN */
     bool poisons;      /* no change is possible after this failure */
     bool doubt;        /* it may have happened all the same: the next start finds out */
+    bool settling;     /* SETTLE has begun */
     struct zb_err err;
     struct zn_slot slot;
     struct zsd_pio pio;

@@ -9,9 +9,18 @@
  *     drops   versions in the catalog that nothing of the job will hold: they are deleted, with
  *             those of their rows that no version in the catalog will hold
  *
- * From begin on, the counts of rows (row->kept) and of snapshots have their future values. If the
- * change fails, they are restored, and so is the promise, which was raised if the change needs more
- * room. The queue runs one change at a time, so no other change counts meanwhile.
+ * The counts of rows (row->kept) and of snapshots get their future values before the catalog's
+ * commit, a part of the rows each turn (delta_rows()). On the way follows which rows the saved job
+ * will hold and does not now, and the reverse: of a row that other versions have too, the versions
+ * that are now and those that will be are searched. The promise is raised if the change needs more
+ * room. The queue runs one change at a time, from its beginning until it is settled: so no other one
+ * counts meanwhile, and the versions of every saved job stay as they are.
+ *
+ *     durable   the versions and snapshots become so at once, and what the rows hold (saved->held);
+ *               then the promise, in parts
+ *     failed    what was counted is undone, in parts; then the promise likewise
+ *
+ * Only then its owner is told.
  *
  * DOUBT. A change that failed after the catalog's commit may turn out to exist at the next start.
  * So its fresh versions keep their places until then, and so do the versions that it was to
@@ -19,119 +28,201 @@
  */
 #include "daemon/store/delta.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
+#include "daemon/run/turn.h"
 #include "daemon/store/record.h"
 #include "daemon/store/store.h"
 
-static bool delta_keeps(const struct zsd_delta *d, const struct zsd_version *v)
-{
-    if (d->destroy)
-        return false;
-    if (v == d->committed || v == d->prepared || (d->snap_add && d->snap_add->version == v))
-        return true;
-    zb_list_each(pos, &d->saved->snaps)
-    {
-        const struct zsd_snap *s = zb_container_of(pos, struct zsd_snap, node);
+#define PROBES 16u /* versions that are searched for a row: a unit of work */
 
-        if (s->version == v && !s->going)
-            return true;
-    }
-    return false;
+/* ---- which versions come and go */
+
+static void delta_mark(struct zsd_version *v, uint64_t stamp)
+{
+    if (v)
+        v->stamp = stamp;
 }
 
 static void delta_fresh(struct zsd_delta *d, struct zsd_version *v)
 {
-    if (v && !v->kept && (d->nfresh == 0 || d->fresh[0] != v))
-        d->fresh[d->nfresh++] = v;
+    struct zsd_delta_run *run = &d->run;
+
+    if (v && !v->kept && (run->nfresh == 0 || run->fresh[0] != v))
+        run->fresh[run->nfresh++] = v;
 }
 
-static void delta_drop(struct zsd_delta *d, struct zsd_version *v)
+/* One that there is now, and whose stamp is `keeps` if it will be. */
+static void delta_now(struct zsd_delta *d, struct zsd_version *v, uint64_t keeps, uint64_t seen)
 {
-    if (!v || !v->kept || delta_keeps(d, v))
+    struct zsd_delta_run *run = &d->run;
+
+    if (!v || v->stamp == seen)
         return;
-    for (uint32_t i = 0; i < d->ndrops; i++)
-        if (d->drops[i] == v)
-            return;
-    d->drops[d->ndrops++] = v;
+    if (v->stamp == keeps)
+        run->stays[run->nstays++] = v;
+    else if (v->kept)
+        run->drops[run->ndrops++] = v;
+    v->stamp = seen;
 }
 
-/* Which versions come and go. */
+/* 0 or -ENOMEM. */
 static int delta_versions(struct zsd_delta *d)
 {
     struct zsd_saved *saved = d->saved;
+    struct zsd_delta_run *run = &d->run;
+    uint64_t keeps = ++saved->store->stamp, seen = ++saved->store->stamp, nputs = 0, ndels = 0;
     uint32_t room = 2;
 
-    zb_list_each(pos, &saved->snaps) room++;
-    d->drops = calloc(room, sizeof(struct zsd_version *));
-    if (!d->drops)
-        return -ENOMEM;
-    if (!d->destroy) {
-        delta_fresh(d, d->committed);
-        delta_fresh(d, d->prepared);
-    }
-    delta_drop(d, saved->committed);
-    delta_drop(d, saved->prepared);
     zb_list_each(pos, &saved->snaps)
     {
         struct zsd_snap *s = zb_container_of(pos, struct zsd_snap, node);
 
-        if (s->going || d->destroy)
-            delta_drop(d, s->version);
+        room++;
+        if (!s->going && !d->destroy)
+            delta_mark(s->version, keeps);
     }
+    run->drops = calloc(room, sizeof(struct zsd_version *));
+    run->stays = calloc(room, sizeof(struct zsd_version *));
+    if (!run->drops || !run->stays)
+        return -ENOMEM;
+    if (!d->destroy) {
+        delta_mark(d->committed, keeps);
+        delta_mark(d->prepared, keeps);
+        delta_mark(d->snap_add ? d->snap_add->version : NULL, keeps);
+        delta_fresh(d, d->committed);
+        delta_fresh(d, d->prepared);
+    }
+    delta_now(d, saved->committed, keeps, seen);
+    delta_now(d, saved->prepared, keeps, seen);
+    zb_list_each(pos, &saved->snaps)
+        delta_now(d, zb_container_of(pos, struct zsd_snap, node)->version, keeps, seen);
+    for (uint32_t i = 0; i < run->nfresh; i++)
+        nputs += run->fresh[i]->nrows;
+    for (uint32_t i = 0; i < run->ndrops; i++)
+        ndels += run->drops[i]->nrows;
+    run->puts = calloc(zb_max_u64(nputs, 1), sizeof(struct zsd_row *));
+    run->dels = calloc(zb_max_u64(ndels, 1), sizeof(*run->dels));
+    return run->puts && run->dels ? 0 : -ENOMEM;
+}
+
+/* ---- which rows */
+
+static struct zsd_version *delta_list(const struct zsd_delta *d, uint32_t i)
+{
+    return i < d->run.nfresh ? d->run.fresh[i] : d->run.drops[i - d->run.nfresh];
+}
+
+static bool delta_has(const struct zsd_delta *d, struct zsd_version *const *versions, uint32_t n,
+                      const struct zsd_row *r)
+{
+    uint32_t at = d->run.row, i = 0;
+
+    while (i < n && !zsd_version_has(versions[i], r, &at))
+        i++;
+    zsd_turn_count(d->saved->store->core, i / PROBES);
+    return i < n;
+}
+
+/* A row of fresh[i]: is it new to the saved job? */
+static int delta_comes(struct zsd_delta *d, uint32_t i, struct zsd_row *r)
+{
+    struct zsd_delta_run *run = &d->run;
+    bool had = r->kept > 0 &&
+               (delta_has(d, run->stays, run->nstays, r) ||
+                delta_has(d, run->drops, run->ndrops, r) || delta_has(d, run->fresh, i, r));
+
+    if (!had && zsd_row_needs(&run->come, r, 1) < 0)
+        return -ENOMEM;
+    if (r->kept++ == 0)
+        run->puts[run->nputs++] = r;
     return 0;
 }
 
-/* Counts the rows as they will be, and notes which come and go. */
+/* A row of drops[i]: does the saved job lose it? */
+static int delta_goes(struct zsd_delta *d, uint32_t i, struct zsd_row *r)
+{
+    struct zsd_delta_run *run = &d->run;
+    bool has = r->kept > 1 && (delta_has(d, run->fresh, run->nfresh, r) ||
+                               delta_has(d, run->stays, run->nstays, r) ||
+                               delta_has(d, run->drops + i + 1, run->ndrops - i - 1, r));
+
+    if (!has && zsd_row_needs(&run->go, r, 1) < 0)
+        return -ENOMEM;
+    if (--r->kept == 0)
+        run->dels[run->ndels++] = r->id;
+    return 0;
+}
+
+static void delta_flag(struct zsd_delta *d, bool flag)
+{
+    struct zsd_delta_run *run = &d->run;
+
+    for (uint32_t i = 0; i < run->nfresh; i++)
+        run->fresh[i]->kept = flag;
+    for (uint32_t i = 0; i < run->ndrops; i++)
+        run->drops[i]->kept = !flag;
+    run->flagged = flag;
+}
+
+/* Counts the next rows as they will be, and notes which come and go. 0: all are counted; 1: the rest is
+ * for the next turn; -ENOMEM. */
 static int delta_rows(struct zsd_delta *d)
 {
-    uint64_t nputs = 0, ndels = 0;
+    struct zsd_delta_run *run = &d->run;
+    struct zsd_core *core = d->saved->store->core;
 
-    for (uint32_t i = 0; i < d->nfresh; i++)
-        nputs += d->fresh[i]->nrows;
-    for (uint32_t i = 0; i < d->ndrops; i++)
-        ndels += d->drops[i]->nrows;
-    d->puts = calloc(zb_max_u64(nputs, 1), sizeof(struct zsd_row *));
-    d->dels = calloc(zb_max_u64(ndels, 1), sizeof(*d->dels));
-    if (!d->puts || !d->dels)
-        return -ENOMEM;
-    for (uint32_t i = 0; i < d->nfresh; i++) {
-        for (uint32_t r = 0; r < d->fresh[i]->nrows; r++)
-            if (d->fresh[i]->rows[r]->kept++ == 0)
-                d->puts[d->nputs++] = d->fresh[i]->rows[r];
-        d->fresh[i]->kept = true;
+    while (run->list < run->nfresh + run->ndrops) {
+        const struct zsd_version *v = delta_list(d, run->list);
+        int rc;
+
+        if (run->row == v->nrows) {
+            run->list++;
+            run->row = 0;
+            continue;
+        }
+        if (zsd_turn_left(core) == 0)
+            return 1;
+        zsd_turn_count(core, 1);
+        rc = run->list < run->nfresh ? delta_comes(d, run->list, v->rows[run->row])
+                                     : delta_goes(d, run->list - run->nfresh, v->rows[run->row]);
+        if (rc < 0)
+            return rc;
+        run->row++;
     }
-    for (uint32_t i = 0; i < d->ndrops; i++) {
-        for (uint32_t r = 0; r < d->drops[i]->nrows; r++)
-            if (--d->drops[i]->rows[r]->kept == 0)
-                d->dels[d->ndels++] = d->drops[i]->rows[r]->id;
-        d->drops[i]->kept = false;
-    }
+    if (!run->flagged)
+        delta_flag(d, true);
     return 0;
 }
 
-/* The counts as they were. */
-static void delta_undo(struct zsd_delta *d)
+/* The counts as they were. True: of all that were counted. */
+static bool delta_undo(struct zsd_delta *d)
 {
-    if (d->counted)
-        d->snap_add->version->snapshots--;
-    for (uint32_t i = 0; i < d->nfresh; i++) {
-        if (!d->fresh[i]->kept)
+    struct zsd_delta_run *run = &d->run;
+    struct zsd_core *core = d->saved->store->core;
+
+    while (run->list > 0 || run->row > 0) {
+        struct zsd_row *r;
+
+        if (run->row == 0) {
+            run->row = delta_list(d, --run->list)->nrows;
             continue;
-        for (uint32_t r = 0; r < d->fresh[i]->nrows; r++)
-            d->fresh[i]->rows[r]->kept--;
-        d->fresh[i]->kept = false;
+        }
+        if (zsd_turn_left(core) == 0)
+            return false;
+        zsd_turn_count(core, 1);
+        r = delta_list(d, run->list)->rows[--run->row];
+        if (run->list < run->nfresh)
+            r->kept--;
+        else
+            r->kept++;
     }
-    for (uint32_t i = 0; i < d->ndrops; i++) {
-        if (d->drops[i]->kept)
-            continue;
-        for (uint32_t r = 0; r < d->drops[i]->nrows; r++)
-            d->drops[i]->rows[r]->kept++;
-        d->drops[i]->kept = true;
-    }
-    zb_list_each(pos, &d->saved->snaps) zb_container_of(pos, struct zsd_snap, node)->going = false;
+    return true;
 }
+
+/* ---- what it is */
 
 /* The short records. */
 static int delta_records(struct zsd_delta *d)
@@ -149,8 +240,7 @@ static int delta_records(struct zsd_delta *d)
     else if (rc == 0)
         rc = zsd_record_put_job(t, saved, d->committed ? d->committed->id : 0,
                                 d->prepared ? d->prepared->id : 0);
-    for (uint32_t i = 0; i < saved->nunits && !zsd_saved_kept(saved) && !d->destroy && rc == 0; i++)
-        rc = zsd_record_put_unit(t, saved->number, saved->units[i]);
+    d->run.manifest = !zsd_saved_kept(saved) && !d->destroy;
     if (rc == 0 && d->snap_add)
         rc = zsd_record_put_snap(t, saved->number, d->snap_add);
     zb_list_each(pos, &saved->snaps)
@@ -163,9 +253,9 @@ static int delta_records(struct zsd_delta *d)
     return rc;
 }
 
-static int delta_begin(struct zsd_change *c, struct zb_err *err)
+/* 0; 1: the rest of it is for the next turn; or err. */
+static int delta_decide(struct zsd_delta *d, struct zb_err *err)
 {
-    struct zsd_delta *d = zb_container_of(c, struct zsd_delta, change);
     int rc;
 
     if (d->saved->gone)
@@ -173,39 +263,77 @@ static int delta_begin(struct zsd_change *c, struct zb_err *err)
     d->committed = d->saved->committed;
     d->prepared = d->saved->prepared;
     rc = d->plan(d, err);
-    if (rc < 0)
+    if (rc != 0)
         return rc;
+    d->run.decided = true;
     if (d->snap_add) {
         d->snap_add->version->snapshots++;
-        d->counted = true;
+        d->run.counted = true;
     }
-    if (d->snap_add || d->grows)
-        rc = zsd_saved_raise(d->saved, d->committed, err);
-    if (rc < 0)
-        return rc;
-    rc = delta_versions(d);
+    return delta_versions(d);
+}
+
+/* What its rows will hold; and room for it in saved->held, so that it cannot fail later. */
+static int delta_held(const struct zsd_delta *d, struct zb_needs *ret)
+{
+    struct zb_needs *held = &d->saved->held;
+    int rc = zb_needs_reserve(held, held->n + d->run.come.n);
+
+    if (rc == 0)
+        rc = zb_needs_sum(ret, held, 1);
+    if (rc == 0)
+        rc = zb_needs_sum(ret, &d->run.come, 1);
+    if (rc == 0)
+        zb_needs_take(ret, &d->run.go);
+    return rc;
+}
+
+static int delta_raise(struct zsd_delta *d, struct zb_err *err)
+{
+    struct zb_needs held = { 0 };
+    int rc = delta_held(d, &held);
+
+    if (rc == 0 && (d->snap_add || d->grows))
+        rc = zsd_saved_raise_part(d->saved, d->committed, &held, &d->run.walk, err);
+    zb_needs_done(&held);
+    return rc;
+}
+
+static int delta_begin(struct zsd_change *c, struct zb_err *err)
+{
+    struct zsd_delta *d = zb_container_of(c, struct zsd_delta, change);
+    int rc = d->run.decided ? 0 : delta_decide(d, err);
+
     if (rc == 0)
         rc = delta_rows(d);
     if (rc == 0)
+        rc = delta_raise(d, err);
+    if (rc == 0)
         rc = delta_records(d);
-    return rc < 0 ? zb_fail(err, rc, "a change of job '%s': %m", d->saved->name) : 0;
+    return rc < 0 ? zb_fail(err, rc, "a change of job '%s': %m", d->saved->name) : rc;
 }
 
 static int delta_fill(struct zsd_change *c, struct zb_err *err)
 {
     struct zsd_delta *d = zb_container_of(c, struct zsd_delta, change);
+    const struct zsd_saved *saved = d->saved;
+    const struct zsd_delta_run *run = &d->run;
     int rc = 0;
 
-    for (uint32_t i = 0; i < d->nfresh && rc == 0; i++)
-        rc = zsd_record_put_version(c->txn, d->saved->number, d->fresh[i]);
-    for (uint32_t i = 0; i < d->nputs && rc == 0; i++)
-        rc = zsd_record_put_row(c->txn, d->puts[i]);
-    for (uint32_t i = 0; i < d->ndrops && rc == 0; i++)
-        rc = zsd_record_del_version(c->txn, d->saved->number, d->drops[i]);
-    for (uint32_t i = 0; i < d->ndels && rc == 0; i++)
-        rc = zsd_record_del_row(c->txn, d->dels[i]);
-    return rc < 0 ? zb_fail(err, rc, "a change of job '%s': %m", d->saved->name) : 0;
+    for (uint32_t i = 0; run->manifest && i < saved->nunits && rc == 0; i++)
+        rc = zsd_record_put_unit(c->txn, saved->number, saved->units[i]);
+    for (uint32_t i = 0; i < run->nfresh && rc == 0; i++)
+        rc = zsd_record_put_version(c->txn, saved->number, run->fresh[i]);
+    for (uint64_t i = 0; i < run->nputs && rc == 0; i++)
+        rc = zsd_record_put_row(c->txn, run->puts[i]);
+    for (uint32_t i = 0; i < run->ndrops && rc == 0; i++)
+        rc = zsd_record_del_version(c->txn, saved->number, run->drops[i]);
+    for (uint64_t i = 0; i < run->ndels && rc == 0; i++)
+        rc = zsd_record_del_row(c->txn, run->dels[i]);
+    return rc < 0 ? zb_fail(err, rc, "a change of job '%s': %m", saved->name) : 0;
 }
+
+/* ---- it is over */
 
 static void delta_snap_free(struct zsd_saved *saved, struct zsd_snap *s)
 {
@@ -214,6 +342,17 @@ static void delta_snap_free(struct zsd_saved *saved, struct zsd_snap *s)
     s->version->snapshots--;
     zsd_version_unref(s->version);
     free(s);
+}
+
+/* What its versions hold: room was made for it. */
+static void delta_hold(struct zsd_saved *saved, const struct zb_needs *come,
+                       const struct zb_needs *go)
+{
+    int rc = zb_needs_sum(&saved->held, come, 1);
+
+    assert(rc == 0);
+    (void)rc;
+    zb_needs_take(&saved->held, go);
 }
 
 /* It is durable: now it is so. */
@@ -226,6 +365,7 @@ static void delta_apply(struct zsd_delta *d)
         d->committed = d->prepared = NULL;
         saved->gone = !d->stays;
     }
+    delta_hold(saved, &d->run.come, &d->run.go);
     saved->committed = d->committed ? zsd_version_ref(d->committed) : NULL;
     saved->prepared = d->prepared ? zsd_version_ref(d->prepared) : NULL;
     zsd_version_unref(committed);
@@ -241,28 +381,61 @@ static void delta_apply(struct zsd_delta *d)
         (void)zsd_version_ref(d->snap_add->version); /* counted already */
         zb_list_push_back(&saved->snaps, &d->snap_add->node);
     }
+    if (d->applied)
+        d->applied(d);
+}
+
+/* It has failed: all is as it was, but for what the next start may find, and for the counts of rows. */
+static void delta_fail(struct zsd_delta *d)
+{
+    const struct zb_needs none = { 0 };
+
+    if (d->change.doubt && d->run.nfresh > 0) {
+        d->saved->doubt = zsd_version_ref(d->run.fresh[0]);
+        delta_hold(d->saved, &d->run.come, &none);
+    }
+    if (d->run.counted)
+        d->snap_add->version->snapshots--;
+    if (d->run.flagged)
+        delta_flag(d, false);
+    zb_list_each(pos, &d->saved->snaps) zb_container_of(pos, struct zsd_snap, node)->going = false;
+}
+
+static void delta_run_done(struct zsd_delta_run *run)
+{
+    free(run->drops);
+    free(run->stays);
+    free(run->puts);
+    free(run->dels);
+    zb_needs_done(&run->come);
+    zb_needs_done(&run->go);
+    zsd_needs_walk_done(&run->walk);
+    *run = (struct zsd_delta_run){ 0 };
+}
+
+static bool delta_settle(struct zsd_change *c, const struct zb_err *err)
+{
+    struct zsd_delta *d = zb_container_of(c, struct zsd_delta, change);
+
+    if (!d->run.applied) {
+        d->run.applied = true;
+        zsd_needs_walk_done(&d->run.walk);
+        if (err)
+            delta_fail(d);
+        else
+            delta_apply(d);
+    }
+    if (err && !delta_undo(d))
+        return false;
+    return d->saved->gone || zsd_saved_reserve_part(d->saved, &d->run.walk);
 }
 
 static void delta_done(struct zsd_change *c, const struct zb_err *err)
 {
     struct zsd_delta *d = zb_container_of(c, struct zsd_delta, change);
     struct zsd_saved *saved = d->saved;
-    struct zb_err none = { 0 };
 
-    if (c->doubt && d->nfresh > 0)
-        saved->doubt = zsd_version_ref(d->fresh[0]);
-    if (err)
-        delta_undo(d);
-    else
-        delta_apply(d);
-    free(d->drops);
-    free(d->puts);
-    free(d->dels);
-    d->drops = NULL;
-    d->puts = NULL;
-    d->dels = NULL;
-    if (!saved->gone)
-        (void)zsd_saved_reserve(saved, &none); /* who needs more than there is asked before */
+    delta_run_done(&d->run);
     d->done(d, err);
     zsd_saved_unhold(saved);
 }
@@ -271,12 +444,9 @@ void zsd_delta_start(struct zsd_delta *d)
 {
     d->change.begin = delta_begin;
     d->change.fill = delta_fill;
+    d->change.settle = delta_settle;
     d->change.done = delta_done;
-    d->nfresh = d->ndrops = d->nputs = d->ndels = 0;
-    d->counted = false;
-    d->drops = NULL;
-    d->puts = NULL;
-    d->dels = NULL;
+    d->run = (struct zsd_delta_run){ 0 };
     zsd_saved_hold(d->saved);
     zsd_change_start(d->saved->store->core, &d->change);
 }

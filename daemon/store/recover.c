@@ -195,8 +195,9 @@ static int recover_version_rows(const struct recovery *r, struct zsd_version *v,
             return zb_fail(err, -EBADMSG,
                            "catalog: version %llu of job '%s': row %llu is missing or misplaced",
                            (unsigned long long)v->id, s->name, (unsigned long long)ids[i]);
+        if (zsd_version_put(v, i, row) < 0)
+            return recovery_no_memory(err);
         row->kept++;
-        zsd_version_put(v, i, row);
     }
     return 0;
 }
@@ -343,29 +344,30 @@ static int store_recover(struct zsd_store *store, struct zb_err *err)
 }
 
 /* Each job is promised what it holds, before any is promised what others hold. Then what it needs:
- * one that finds no room is safe, but cannot go on until there is some: the attach says so. */
-static void store_reserve(struct zsd_store *store)
+ * one that finds no room is safe, but cannot go on until there is some: the attach says so. 0 or
+ * -ENOMEM. */
+static int store_reserve(struct zsd_store *store, struct zb_err *err)
 {
     zb_list_each(pos, &store->saved)
     {
         struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
-        struct zb_needs want = { 0 };
 
-        if (zsd_saved_holds(s, &want) == 0)
-            (void)zsd_saved_book(s, s->prepared ? s->prepared : s->committed, &want, NULL);
-        zb_needs_done(&want);
+        if (zsd_saved_recount(s) < 0)
+            return zb_fail(err, -ENOMEM, "what job '%s' holds: %m", s->name);
+        (void)zsd_saved_book(s, s->prepared ? s->prepared : s->committed, &s->held, NULL);
     }
     zb_list_each(pos, &store->saved)
     {
         struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
-        struct zb_err err = { 0 };
+        struct zb_err why = { 0 };
 
         zb_log(ZB_LOG_INFO, "job-saved", "job=\"%s\" iterations=%llu prepared=%llu", s->name,
                (unsigned long long)(s->committed ? s->committed->iterations : 0),
                (unsigned long long)(s->prepared ? s->prepared->iterations : 0));
-        if (zsd_saved_reserve(s, &err) < 0)
-            zb_log(ZB_LOG_WARN, "job-no-room", "job=\"%s\" why=\"%s\"", s->name, err.text);
+        if (zsd_saved_reserve(s, &why) < 0)
+            zb_log(ZB_LOG_WARN, "job-no-room", "job=\"%s\" why=\"%s\"", s->name, why.text);
     }
+    return 0;
 }
 
 /* ---- open and close */
@@ -477,8 +479,7 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
         rc = zsd_paths_measure(core, err); /* new places are spread by the result */
     if (rc < 0)
         return rc; /* zsd_store_close() takes it from here */
-    store_reserve(store);
-    return 0;
+    return store_reserve(store, err);
 }
 
 bool zsd_store_empty(const struct zsd_core *core)

@@ -39,65 +39,102 @@ unsigned zsd_saved_next(const struct zsd_saved *saved)
     return needs_next(saved->committed, saved->prepared);
 }
 
-/* What the versions hold, each row once; its stamp says so. */
-static int needs_held(const struct zsd_saved *saved, const struct zsd_version *committed,
-                      bool going, struct zb_needs *ret)
+int zsd_saved_recount(struct zsd_saved *saved)
 {
     uint64_t stamp = ++saved->store->stamp;
-    int rc = needs_version(ret, committed, stamp);
+    int rc = needs_version(&saved->held, saved->committed, stamp);
 
     if (rc == 0)
-        rc = needs_version(ret, saved->prepared, stamp);
-    if (rc == 0)
-        rc = needs_version(ret, saved->doubt, stamp);
+        rc = needs_version(&saved->held, saved->prepared, stamp);
     zb_list_each(pos, &saved->snaps)
     {
         const struct zsd_snap *s = zb_container_of(pos, struct zsd_snap, node);
 
-        if (rc == 0 && (going || !s->going))
-            rc = needs_version(ret, s->version, stamp);
+        if (rc == 0)
+            rc = needs_version(&saved->held, s->version, stamp);
     }
     return rc;
 }
 
-int zsd_saved_holds(const struct zsd_saved *saved, struct zb_needs *ret)
+bool zsd_saved_has(const struct zsd_saved *saved, bool going, const struct zsd_row *r, uint32_t *at)
 {
-    return needs_held(saved, saved->committed, true, ret);
+    const struct zsd_version *first[3] = { saved->prepared, saved->committed, saved->doubt };
+    bool has = false;
+
+    for (unsigned i = 0; i < ZB_COUNT(first) && !has; i++)
+        has = first[i] && zsd_version_has(first[i], r, at);
+    if (has || r->kept == 0)
+        return has;
+    zb_list_each(pos, (struct zb_list *)(uintptr_t)&saved->snaps)
+    {
+        const struct zsd_snap *s = zb_container_of(pos, struct zsd_snap, node);
+
+        if ((going || !s->going) && zsd_version_has(s->version, r, at))
+            return true;
+    }
+    return false;
 }
 
 /* Not in memory: what comes next is as the newest, and any page of it may be in flight. */
 static int needs_like(const struct zsd_saved *saved, const struct zsd_version *v, unsigned times,
                       struct zb_needs *ret)
 {
-    struct zb_needs one = { 0 };
-    int rc = 0;
+    int rc = zb_needs_sum(ret, &v->trained, times);
 
-    for (uint32_t i = 0; i < v->nrows && rc == 0; i++) {
-        if (!saved->units[v->rows[i]->unit]->layout.frozen)
-            rc = zsd_row_needs(ret, v->rows[i], times);
-        if (rc == 0)
-            rc = zsd_row_needs(&one, v->rows[i], 1);
-    }
-    for (uint32_t i = 0; i < one.n && rc == 0; i++)
-        rc = zb_needs_add(ret, one.needs[i].bytes,
-                          zb_min_u64(one.needs[i].count, saved->store->core->disk->nbuffers));
-    zb_needs_done(&one);
+    for (uint32_t i = 0; i < v->needs.n && rc == 0; i++)
+        rc = zb_needs_add(ret, v->needs.needs[i].bytes,
+                          zb_min_u64(v->needs.needs[i].count, saved->store->core->disk->nbuffers));
     return rc;
 }
 
-/* What the job must be promised, with this commit, and with or without the snapshots that are
- * going. What comes next is cut as the job in memory is, whatever its versions were cut into. */
+void zsd_needs_walk_done(struct zsd_needs_walk *w)
+{
+    zb_needs_done(&w->sum);
+    for (int p = 0; p < ZB_PLANES; p++) {
+        zb_needs_done(&w->streamed[p]);
+        zb_needs_done(&w->early[p]);
+    }
+    *w = (struct zsd_needs_walk){ 0 };
+}
+
+/* The next shards of the job in memory: 1: that was all; 0; -ENOMEM. */
+static int needs_job(const struct zsd_saved *saved, unsigned times, bool going,
+                     struct zsd_needs_walk *w, uint64_t left)
+{
+    uint32_t from;
+    int rc;
+
+    if (w->begun && w->of != saved->planned)
+        zsd_needs_walk_done(w);
+    w->begun = true;
+    w->of = saved->planned;
+    from = w->shard;
+    rc = saved->needs(saved->job, times, going, w, left);
+    if (left < UINT64_MAX)
+        zsd_turn_count(saved->store->core, w->shard - from);
+    return rc;
+}
+
+/* What the job must be promised, with this commit, when its rows hold `held`, and with or without
+ * the snapshots that are going. What comes next is cut as the job in memory is, whatever its
+ * versions were cut into. 1: *ret has all of it; 0: the rest is for later; -ENOMEM. */
 static int needs_saved(const struct zsd_saved *saved, const struct zsd_version *committed,
-                       bool going, struct zb_needs *ret)
+                       const struct zb_needs *held, bool going, struct zsd_needs_walk *w,
+                       uint64_t left, struct zb_needs *ret)
 {
     const struct zsd_version *v = saved->prepared ? saved->prepared : committed;
     unsigned times = needs_next(committed, saved->prepared);
-    int rc = needs_held(saved, committed, going, ret);
+    int rc;
 
-    if (rc < 0 || !v)
+    assert(!saved->needs || committed == saved->committed); /* whose rows its shards have */
+    rc = v && saved->needs ? needs_job(saved, times, going, w, left) : 1;
+
+    if (rc <= 0)
         return rc;
-    return saved->needs ? saved->needs(saved->job, times, saved->store->stamp, ret)
-                        : needs_like(saved, v, times, ret);
+    rc = zb_needs_sum(ret, held, 1);
+    if (rc == 0 && v)
+        rc = saved->needs ? zb_needs_sum(ret, &w->sum, 1) : needs_like(saved, v, times, ret);
+    return rc < 0 ? rc : 1;
 }
 
 /* Books `want`, with the bytes of its newest version as such, and the gradients' of the job in
@@ -107,30 +144,49 @@ int zsd_saved_book(struct zsd_saved *saved, const struct zsd_version *v,
 {
     uint64_t planes[ZB_PLANES] = { [ZB_GRAD] = saved->grads_bytes };
 
-    for (uint32_t i = 0; v && i < v->nrows; i++)
-        for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
-            planes[zsd_plane_of(p)] += zsd_row_plane_bytes(v->rows[i], p);
+    for (enum zsd_saved_plane p = 0; v && p < ZSD_SAVED_PLANES; p++)
+        planes[zsd_plane_of(p)] += v->plane_bytes[p];
     return zsd_nvme_promise(saved->store->core, &saved->nvme_held, &saved->promise, want, planes,
                             err);
 }
 
-int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err)
+/* 1: it is so; 0: the rest is for later; -ENOSPC, -ENOMEM. */
+static int saved_reserve(struct zsd_saved *saved, struct zsd_needs_walk *w, uint64_t left,
+                         struct zb_err *err)
 {
     const struct zsd_version *v = saved->prepared ? saved->prepared : saved->committed;
     struct zb_needs want = { 0 };
-    int rc = 0;
+    int rc = 1;
 
     if (!v && saved->job)
-        return 0; /* as it was placed */
+        return 1; /* as it was placed */
     if (v || saved->doubt)
-        rc = needs_saved(saved, saved->committed, true, &want);
+        rc = needs_saved(saved, saved->committed, &saved->held, true, w, left, &want);
+    if (rc == 0)
+        return 0;
     if (rc < 0)
         (void)zb_fail(err, rc, "job '%s': %m", saved->name);
     else
         rc = zsd_saved_book(saved, v, &want, err);
     zb_needs_done(&want);
     saved->lacks = rc < 0;
-    return rc;
+    return rc < 0 ? rc : 1;
+}
+
+int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err)
+{
+    struct zsd_needs_walk w = { 0 };
+    int rc = saved_reserve(saved, &w, UINT64_MAX, err);
+
+    zsd_needs_walk_done(&w);
+    return rc < 0 ? rc : 0;
+}
+
+bool zsd_saved_reserve_part(struct zsd_saved *saved, struct zsd_needs_walk *w)
+{
+    struct zb_err err = { 0 }; /* who needs more than there is asks again: zsd_saved_room() */
+
+    return saved_reserve(saved, w, zsd_turn_left(saved->store->core), &err) != 0;
 }
 
 /* Of each size, at least as many as `other` has. */
@@ -151,14 +207,18 @@ static int need_most(struct zb_needs *p, const struct zb_needs *other)
     return rc;
 }
 
-int zsd_saved_raise(struct zsd_saved *saved, const struct zsd_version *committed,
-                    struct zb_err *err)
+/* As saved_reserve(). */
+static int saved_raise(struct zsd_saved *saved, const struct zsd_version *committed,
+                       const struct zb_needs *held, bool going, struct zsd_needs_walk *w,
+                       uint64_t left, struct zb_err *err)
 {
     struct zb_needs want = { 0 };
     struct zb_err why = { 0 };
-    int rc = needs_saved(saved, committed, false, &want);
+    int rc = needs_saved(saved, committed, held, going, w, left, &want);
 
     if (rc == 0)
+        return 0;
+    if (rc > 0)
         rc = need_most(&want, &saved->promise);
     if (rc < 0)
         (void)zb_fail(err, rc, "job '%s': %m", saved->name);
@@ -166,7 +226,24 @@ int zsd_saved_raise(struct zsd_saved *saved, const struct zsd_version *committed
         rc = zb_fail(err, why.code, "job '%s' needs room for one more version: %s", saved->name,
                      why.text);
     zb_needs_done(&want);
-    return rc;
+    return rc < 0 ? rc : 1;
+}
+
+int zsd_saved_raise(struct zsd_saved *saved, struct zb_err *err)
+{
+    struct zsd_needs_walk w = { 0 };
+    int rc = saved_raise(saved, saved->committed, &saved->held, true, &w, UINT64_MAX, err);
+
+    zsd_needs_walk_done(&w);
+    return rc < 0 ? rc : 0;
+}
+
+int zsd_saved_raise_part(struct zsd_saved *saved, const struct zsd_version *committed,
+                         const struct zb_needs *held, struct zsd_needs_walk *w, struct zb_err *err)
+{
+    int rc = saved_raise(saved, committed, held, false, w, zsd_turn_left(saved->store->core), err);
+
+    return rc < 0 ? rc : !rc;
 }
 
 /* ---- saved jobs */
@@ -304,6 +381,7 @@ void zsd_saved_free(struct zsd_saved *s)
     zsd_version_unref(s->committed);
     zsd_version_unref(s->prepared);
     zsd_version_unref(s->doubt);
+    zb_needs_done(&s->held);
     zsd_nvme_unpromise(core, &s->nvme_held, &s->promise);
     for (uint32_t i = 0; i < s->nunits; i++)
         zsd_unit_free(s->units[i]);

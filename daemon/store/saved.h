@@ -9,6 +9,10 @@
  * those that its distinct rows hold, those that its next version can need, and spares for pages in
  * flight. An extent that two jobs share counts in both promises.
  *
+ * What the rows hold is a sum (saved->held), which each change of the versions keeps up (delta.c).
+ * What a job in memory needs besides is counted anew each time, shard by shard, in parts where it can
+ * wait (struct zsd_needs_walk). Any other job needs what its newest version says.
+ *
  * Loop thread only.
  */
 #ifndef ZSD_SAVED_H
@@ -21,6 +25,16 @@
 
 struct zsd_job;
 struct zsd_store;
+
+/** What a job in memory needs besides the rows of its versions, while it is counted: from the
+ * beginning, if the job is placed or planned anew meanwhile. Begins as all zero. */
+struct zsd_needs_walk {
+    bool begun;
+    uint64_t of;    /* saved->planned when it began */
+    uint32_t shard; /* the next one */
+    uint32_t at;    /* where the row of that may be in a version */
+    struct zb_needs sum, streamed[ZB_PLANES], early[ZB_PLANES];
+};
 
 struct zsd_snap {
     char name[ZP_NAME_MAX + 1];
@@ -50,6 +64,7 @@ struct zsd_saved {
     struct zsd_version *doubt; /* its change failed, but the catalog may have it: its pages stay
                                   until the daemon is restarted */
     struct zb_list snaps;
+    struct zb_needs held; /* by the distinct rows of its versions */
     struct zb_needs promise;
     struct zsd_account nvme_held; /* the promise, as booked */
     struct zsd_job *job;          /* in memory, or NULL */
@@ -62,9 +77,12 @@ struct zsd_saved {
     struct zb_list snap_waiters;  /* requests for a snapshot of the next commit (op/snapshot.c) */
     /* Tells them that no commit will come; set by the code that waits. */
     void (*snap_cancel)(struct zsd_saved *saved, const struct zb_err *why);
-    /* If the job is in memory and placed: adds its needs in addition to the rows of this stamp
-     * (zsd_place_needs()); NULL: it is not. */
-    int (*needs)(const struct zsd_job *job, unsigned times, uint64_t stamp, struct zb_needs *ret);
+    /* If the job is in memory and placed: counts its needs in addition to the rows of its versions, or
+     * of those that are not going; `left` of its shards. 1: w->sum is complete; 0: it is not;
+     * -ENOMEM (zsd_place_needs()). NULL: there is no such job. */
+    int (*needs)(const struct zsd_job *job, unsigned times, bool going, struct zsd_needs_walk *w,
+                 uint64_t left);
+    uint64_t planned;     /* how often its job was placed or planned: zsd_saved_planned() */
     uint64_t grads_bytes; /* of that job's gradients, on NVMe */
     struct zb_list node;  /* in store->saved */
 };
@@ -104,11 +122,25 @@ void zsd_saved_unhold(struct zsd_saved *saved);
  * -ENOSPC with the numbers, or -ENOMEM: then nothing changes. A promise that only shrinks never
  * fails. */
 int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err);
-/** Call before a change that raises its needs (a snapshot; the first version of a clone): sets its
- * promise to enough for the current state, and for the state after the change, with `committed` as
- * its commit and without the snapshots that are destroyed. Returns as above. */
-int zsd_saved_raise(struct zsd_saved *saved, const struct zsd_version *committed,
-                    struct zb_err *err);
+/** The same in parts. True: it is over (saved->lacks has the result). */
+bool zsd_saved_reserve_part(struct zsd_saved *saved, struct zsd_needs_walk *w);
+/** Call before its job in memory needs more: sets its promise to enough for the current state, and for
+ * the new needs. Returns as above. */
+int zsd_saved_raise(struct zsd_saved *saved, struct zb_err *err);
+/** Call before a change that raises its needs (a snapshot; the first version of a clone): likewise, for
+ * the state after the change, with `committed` as its commit, without the snapshots that are
+ * destroyed, when its rows hold `held`. In parts: 1: the rest is for the next turn. */
+int zsd_saved_raise_part(struct zsd_saved *saved, const struct zsd_version *committed,
+                         const struct zb_needs *held, struct zsd_needs_walk *w, struct zb_err *err);
+void zsd_needs_walk_done(struct zsd_needs_walk *w);
+/** The needs of its job change: a count of them that is in progress begins again. */
+static inline void zsd_saved_planned(struct zsd_saved *saved)
+{
+    saved->planned++;
+}
+/** One of its versions, or of those that are not going, has this row. *at: zsd_version_has(). */
+bool zsd_saved_has(const struct zsd_saved *saved, bool going, const struct zsd_row *r,
+                   uint32_t *at);
 /** Call before pages of its job are written again: 0; or there is no room, and err has the reason.
  */
 static inline int zsd_saved_room(struct zsd_saved *saved, struct zb_err *err)
@@ -123,7 +155,5 @@ static inline bool zsd_saved_changes(const struct zsd_saved *saved)
 /** How many times the trainable rows of the newest version are needed in addition to held places.
  */
 unsigned zsd_saved_next(const struct zsd_saved *saved);
-/** The places that its versions hold, each row once. */
-int zsd_saved_holds(const struct zsd_saved *saved, struct zb_needs *ret);
 
 #endif

@@ -10,6 +10,8 @@
 struct zsd_saved *zsd_saved_alloc(struct zsd_store *store, uint32_t nunits);
 /** Frees it, and everything that it holds. */
 void zsd_saved_free(struct zsd_saved *s);
+/** Counts what its versions hold, row by row: at the start. 0 or -ENOMEM. */
+int zsd_saved_recount(struct zsd_saved *saved);
 /** Books `want`, with the bytes of its newest version as such, and the gradients' of the job in
  * memory: 0, -ENOSPC or -ENOMEM. */
 int zsd_saved_book(struct zsd_saved *saved, const struct zsd_version *v,

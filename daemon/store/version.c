@@ -188,13 +188,23 @@ uint64_t zsd_version_table_bytes(const struct zsd_version *v)
     return sizeof(*v) + v->nrows * sizeof(*v->rows) + v->world * sizeof(*v->notes) + v->table_bytes;
 }
 
-void zsd_version_put(struct zsd_version *v, uint32_t i, struct zsd_row *r)
+int zsd_version_put(struct zsd_version *v, uint32_t i, struct zsd_row *r)
 {
+    int rc = zsd_row_needs(&v->needs, r, 1);
+
+    if (rc == 0 && !v->saved->units[r->unit]->layout.frozen)
+        rc = zsd_row_needs(&v->trained, r, 1);
+    if (rc < 0)
+        return rc;
     v->table_bytes += row_table_bytes(r);
     v->rows[i] = zsd_row_ref(r);
-    v->bytes += zsd_row_bytes(r);
-    if (v->needs_rc == 0)
-        v->needs_rc = zsd_row_needs(&v->needs, r, 1);
+    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
+        uint64_t bytes = zsd_row_plane_bytes(r, p);
+
+        v->plane_bytes[p] += bytes;
+        v->bytes += bytes;
+    }
+    return 0;
 }
 
 struct zsd_version *zsd_version_ref(struct zsd_version *v)
@@ -209,6 +219,7 @@ static void version_free(struct zsd_version *v)
         zsd_note_done(&v->notes[i]);
     zsd_note_done(&v->job_note);
     zb_needs_done(&v->needs);
+    zb_needs_done(&v->trained);
     free(v->rows);
     free(v->notes);
     free(v);
@@ -280,4 +291,16 @@ uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t f
         return v->nrows;
     r = v->rows[--at];
     return r->unit == unit && first - r->first < r->count ? at : v->nrows;
+}
+
+bool zsd_version_has(const struct zsd_version *v, const struct zsd_row *r, uint32_t *at)
+{
+    uint32_t i = *at;
+
+    if (i >= v->nrows || v->rows[i]->unit != r->unit || v->rows[i]->first != r->first)
+        i = zsd_version_find(v, r->unit, r->first);
+    if (i >= v->nrows || v->rows[i] != r)
+        return false;
+    *at = i;
+    return true;
 }

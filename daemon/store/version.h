@@ -61,11 +61,12 @@ struct zsd_version {
     uint64_t table_bytes; /* of memory: structs, extents and crcs of its rows: zsd_version_put() */
     bool charged;         /* to its job, for its snapshots: zsd_snap_charge() */
     uint32_t world, nrows;
-    uint64_t bytes;         /* of all its rows: zsd_version_put() */
-    struct zb_needs needs;  /* places of all its rows: likewise */
-    int needs_rc;           /* -ENOMEM: not all of them are counted there */
-    struct zsd_row **rows;  /* [nrows], by unit and first element */
-    struct zsd_note *notes; /* [world] */
+    /* of all its rows: zsd_version_put() */
+    uint64_t bytes, plane_bytes[ZSD_SAVED_PLANES];
+    struct zb_needs needs, trained; /* their places; of them, those of units that are trained */
+    uint64_t stamp;                 /* of the last walk over versions that met it */
+    struct zsd_row **rows;          /* [nrows], by unit and first element */
+    struct zsd_note *notes;         /* [world] */
     struct zsd_note job_note;
     uint32_t let_go; /* rows that it holds no more, once nobody holds it */
     uint32_t looks;  /* see zsd_version_look() */
@@ -76,8 +77,8 @@ struct zsd_version {
 
 /** Held once. The caller fills in its rows. NULL: no memory. */
 struct zsd_version *zsd_version_new(struct zsd_saved *saved, uint32_t world, uint32_t nrows);
-/** Sets its row i, and holds that. */
-void zsd_version_put(struct zsd_version *v, uint32_t i, struct zsd_row *r);
+/** Sets its row i, and holds that: 0 or -ENOMEM. */
+int zsd_version_put(struct zsd_version *v, uint32_t i, struct zsd_row *r);
 struct zsd_version *zsd_version_ref(struct zsd_version *v);
 /** The last call releases its rows, in parts (disk/leaving.h), and frees the extents that nothing
  * else holds. NULL is fine. */
@@ -102,6 +103,8 @@ void zsd_row_free(struct zsd_row *r);
 uint64_t zsd_version_table_bytes(const struct zsd_version *v);
 /** Index of the row that holds element `first` of a unit; nrows: there is none. */
 uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t first);
+/** The version has this row. *at: where it may be; set to where it is. */
+bool zsd_version_has(const struct zsd_version *v, const struct zsd_row *r, uint32_t *at);
 /** Adds the places of a row's pages, `times` times. 0 or -ENOMEM. */
 int zsd_row_needs(struct zb_needs *p, const struct zsd_row *r, uint64_t times);
 /** Bytes of all pages of a plane. */

@@ -200,3 +200,20 @@ int job_define(struct world *w, unsigned c, enum zb_dtype dtype)
         zb_close_fd(&answers[c].fd);
     return rc;
 }
+
+int ranges_register(struct world *w, const uint64_t *firsts, uint32_t n)
+{
+    static Zp__Range ranges[ZP_SHARDS_MAX], *list[ZP_SHARDS_MAX];
+    Zp__ShardRegister q = ZP__SHARD_REGISTER__INIT;
+
+    for (uint32_t i = 0; i < n; i++) {
+        zp__range__init(&ranges[i]);
+        ranges[i].first = firsts[i];
+        ranges[i].count = ZB_BLOCK_ELEMS;
+        list[i] = &ranges[i];
+    }
+    q.job = w->clients[0].job;
+    q.n_ranges = n;
+    q.ranges = list;
+    return call(w, 0, zsd_shard_register, &q);
+}

@@ -46,6 +46,8 @@ int job_open(struct world *w, unsigned c);
 uint32_t unit_owner(uint32_t u, uint32_t world);
 /* Defines every unit and registers those of the rank; 0 or the first code. */
 int job_register(struct world *w, unsigned c, uint32_t rank, uint32_t world, enum zb_dtype dtype);
+/* Client 0 registers a block of its first unit from each of these elements on. */
+int ranges_register(struct world *w, const uint64_t *firsts, uint32_t n);
 int job_define(struct world *w, unsigned c, enum zb_dtype dtype);
 
 #endif

@@ -16,24 +16,6 @@
 
 #define SHARDS 150000u
 
-/* Of the first unit, each of a block. */
-static int ranges_register(struct world *w, const uint64_t *firsts, uint32_t n)
-{
-    static Zp__Range ranges[ZP_SHARDS_MAX], *list[ZP_SHARDS_MAX];
-    Zp__ShardRegister q = ZP__SHARD_REGISTER__INIT;
-
-    for (uint32_t i = 0; i < n; i++) {
-        zp__range__init(&ranges[i]);
-        ranges[i].first = firsts[i];
-        ranges[i].count = ZB_BLOCK_ELEMS;
-        list[i] = &ranges[i];
-    }
-    q.job = w->clients[0].job;
-    q.n_ranges = n;
-    q.ranges = list;
-    return call(w, 0, zsd_shard_register, &q);
-}
-
 /* So many, from the first block on. */
 static void blocks_register(struct world *w, uint32_t n)
 {

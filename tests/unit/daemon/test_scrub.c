@@ -334,7 +334,7 @@ static void shared_pages_are_read_once(void **state)
     v = zsd_version_new(saved, 1, saved->committed->nrows);
     assert_non_null(v);
     for (uint32_t i = 0; i < v->nrows; i++)
-        zsd_version_put(v, i, saved->committed->rows[i]);
+        assert_int_equal(zsd_version_put(v, i, saved->committed->rows[i]), 0);
     saved->prepared = v;
     r = scrub(&s, START, FAST);
     assert_int_equal(r.total, v->bytes);
