@@ -12,10 +12,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define FROZEN_BYTES (2u * ZB_BLOCK_ELEMS) /* a page of bf16 */
-#define ALL          10u                   /* so often all pages have places */
+#define ALL          4u                    /* so often all pages have places */
+#define SMALL        (64 << 20)            /* what is allocated in memory is not larger */
 
 struct rows {
     struct world w;
@@ -23,6 +25,28 @@ struct rows {
     uint32_t n;
     uint64_t longest, total; /* turns since the last request */
 };
+
+/* ---- the data file has no bytes, however long it is */
+
+int __real_fallocate(int fd, int mode, off_t at, off_t bytes);
+int __wrap_fallocate(int fd, int mode, off_t at, off_t bytes);
+int __wrap_fstatvfs(int fd, struct statvfs *ret);
+
+int __wrap_fallocate(int fd, int mode, off_t at, off_t bytes)
+{
+    if (bytes <= SMALL)
+        return __real_fallocate(fd, mode, at, bytes); /* of memory */
+    errno = EOPNOTSUPP;
+    return -1;
+}
+
+int __wrap_fstatvfs(int fd, struct statvfs *ret)
+{
+    (void)fd;
+    (void)ret;
+    errno = ENOSYS;
+    return -1;
+}
 
 /* ---- what is counted */
 
@@ -504,6 +528,40 @@ static void drop_counts(void **state)
     rows_close(&r);
 }
 
+/* A clone that fails between two parts: nothing of it is counted, though it is promised nothing. */
+static void clone_fails(void **state)
+{
+    Zp__JobName name = ZP__JOB_NAME__INIT;
+    Zp__Clone clone = ZP__CLONE__INIT;
+    char j[] = "j", c[] = "c", none[] = "";
+    struct rows r;
+    uint64_t kept;
+
+    (void)state;
+    rows_open(&r);
+    commit(&r, ZSD_COMMIT);
+    rows_leave(&r);
+    kept = kept_sum(&r);
+    clone.job = name.name = j;
+    clone.name = c;
+    clone.snapshot = none;
+    rows_ask(&r, 1, zsd_clone, &clone);
+    while (run_until(&r, false, false)->run.row < 2 * ZSD_TURN_WORK)
+        rows_turn(&r);
+    (void)zb_fail(&r.w.daemon.core->store->poisoned, -EIO, "somebody else has failed");
+    assert_int_equal(rows_answer(&r.w, 1), -EIO);
+    r.w.daemon.core->store->poisoned = (struct zb_err){ 0 };
+    assert_null(zsd_saved_by_name(r.w.daemon.core, "c"));
+    assert_int_equal(kept_sum(&r), kept);
+    bounded(&r, "a clone that fails", 1);
+    rows_call(&r, 1, zsd_clone, &clone);
+    bounded(&r, "a clone after that", 2);
+    rows_call(&r, 1, zsd_job_destroy, &name);
+    name.name = c;
+    rows_call(&r, 1, zsd_job_destroy, &name);
+    rows_close(&r);
+}
+
 /* The daemon ends in the middle: the change is made as a whole. */
 static void daemon_ends(void **state)
 {
@@ -523,7 +581,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_change), cmocka_unit_test(job_ends),
         cmocka_unit_test(job_moves),   cmocka_unit_test(change_fails),
-        cmocka_unit_test(drop_counts), cmocka_unit_test(daemon_ends),
+        cmocka_unit_test(drop_counts), cmocka_unit_test(clone_fails),
+        cmocka_unit_test(daemon_ends),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
