@@ -5,6 +5,7 @@
 #include "tests/unit/daemon/core_fixture.h"
 
 #include "daemon/op/commit.h"
+#include "daemon/op/resume.h"
 #include "daemon/store/delta.h"
 #include "daemon/store/store.h"
 
@@ -455,6 +456,38 @@ static void job_moves(void **state)
     }
 }
 
+static void rewound(struct zsd_job *job, const struct zb_err *err)
+{
+    (void)job;
+    assert_null(err);
+}
+
+/* The job resumes from another point while its promise is counted: in the end no shard has its row. */
+static void job_rewinds(void **state)
+{
+    Zp__JobName name = ZP__JOB_NAME__INIT;
+    char j[] = "j", s[] = "s";
+
+    (void)state;
+    for (int settles = 0; settles < 2; settles++) {
+        Zp__SnapshotTake take = snap_take(s);
+        struct rows r;
+
+        rows_open(&r);
+        commit(&r, ZSD_COMMIT);
+        rows_ask(&r, 1, zsd_snapshot, &take);
+        (void)run_until(&r, settles, true);
+        zsd_resume_rewind(job_of(&r.w, 0), rows_saved(&r)->committed, rewound);
+        assert_int_equal(rows_answer(&r.w, 1), 0);
+        assert_null(job_of(&r.w, 0)->shards[0]->row);
+        counted(&r);
+        rows_leave(&r);
+        name.name = j;
+        rows_call(&r, 1, zsd_job_destroy, &name);
+        rows_close(&r);
+    }
+}
+
 static uint64_t kept_sum(struct rows *r)
 {
     uint64_t sum = 0;
@@ -579,10 +612,10 @@ static void daemon_ends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_change), cmocka_unit_test(job_ends),
-        cmocka_unit_test(job_moves),   cmocka_unit_test(change_fails),
-        cmocka_unit_test(drop_counts), cmocka_unit_test(clone_fails),
-        cmocka_unit_test(daemon_ends),
+        cmocka_unit_test(each_change),  cmocka_unit_test(job_ends),
+        cmocka_unit_test(job_moves),    cmocka_unit_test(job_rewinds),
+        cmocka_unit_test(change_fails), cmocka_unit_test(drop_counts),
+        cmocka_unit_test(clone_fails),  cmocka_unit_test(daemon_ends),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
