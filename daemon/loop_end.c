@@ -45,15 +45,15 @@ static void end_on_timer(uv_timer_t *timer)
     uint64_t now = zb_now_ns();
     bool busy = zsd_core_busy(daemon) > 0;
 
-    if (!busy)
-        e->deadline_ns = zb_min_u64(e->deadline_ns, now + ZSD_SEND_MS * NS_PER_MS);
     if (!busy && !e->told) {
         e->told = true;
         zsd_core_last(daemon);
         zsd_core_farewell(daemon);
         return; /* what that began, and what it said, is waited for like all else */
     }
-    if ((!busy && zsd_server_unsent(daemon) == 0) || now >= e->deadline_ns)
+    if (!busy && e->send_ns == 0)
+        e->send_ns = now + ZSD_SEND_MS * NS_PER_MS;
+    if ((!busy && (zsd_server_unsent(daemon) == 0 || now >= e->send_ns)) || now >= e->deadline_ns)
         end_now(daemon);
 }
 

@@ -28,6 +28,7 @@ struct zsd_ending {
     bool told;   /* the ranks of every job */
     bool forced; /* operations were in progress still */
     uint64_t deadline_ns;
+    uint64_t send_ns; /* until then answers are sent, once nothing is busy; 0: not so far */
 };
 
 /** The end of an unused daemon (loop_linger.c). */
