@@ -2,10 +2,10 @@
  * resume.c - what comes before a load (op/load.c): whether a version has the elements of a job that
  * attaches, and what a job in memory lets go of, when it resumes from another of its points.
  *
- * MODEL. Either looks at every shard of the job, and at the rows of the version or at the pages of
- * the shard. A turn looks at as many as it has room for; the job is held meanwhile, and in a state
- * (PLACING, LOADING) in which its shards do not change otherwise. When the job ends in the middle,
- * so does the walk: what a shard still has goes with its place (plan/place.h).
+ * MODEL. Either is a walk (job/walk.h) over every shard of the job, and over the rows of the version
+ * or the pages of the shard. The job is in a state (PLACING, LOADING) in which its shards do not
+ * change otherwise. When it ends in the middle, what a shard still has goes with its place
+ * (plan/place.h).
  *
  *     zsd_resume_check()   unit by unit: the rows of the unit are counted, then its shards, and of
  *                          each the rows that hold it
@@ -21,12 +21,8 @@
 #include "daemon/run/turn.h"
 
 struct resume_op {
-    struct zsd_job *job;
+    struct zsd_walk walk;
     struct zsd_version *version;
-    struct zb_err err;
-    struct zsd_work work;
-    bool (*part)(struct resume_op *op); /* the next ones; true: it is over */
-    zsd_resumed *done;
     /* check: */
     uint32_t unit, row;      /* the next ones */
     struct zb_sorted_pos at; /* of the next shard of the unit */
@@ -40,29 +36,22 @@ struct resume_op {
 /* The turn looks at one more; false: it has no room left. */
 static bool resume_look(const struct resume_op *op)
 {
-    if (zsd_turn_left(op->job->core) == 0)
+    if (zsd_turn_left(op->walk.job->core) == 0)
         return false;
-    zsd_turn_count(op->job->core, 1);
+    zsd_turn_count(op->walk.job->core, 1);
     return true;
 }
 
-static void resume_on_work(struct zsd_work *work)
+static void resume_over(struct zsd_walk *walk)
 {
-    struct resume_op *op = zb_container_of(work, struct resume_op, work);
-    struct zsd_job *job = op->job;
+    struct resume_op *op = zb_container_of(walk, struct resume_op, walk);
 
-    if (job->state != ZSD_ENDED && !op->part(op)) {
-        zsd_defer(job->core, work);
-        return;
-    }
-    op->done(job, op->err.code != 0 ? &op->err : NULL);
     zsd_version_unref(op->version);
     free(op);
-    zsd_job_unhold(job);
 }
 
-static struct resume_op *resume_new(struct zsd_job *job, struct zsd_version *v, zsd_resumed *done,
-                                    bool (*part)(struct resume_op *op))
+static struct resume_op *resume_new(struct zsd_job *job, struct zsd_version *v, zsd_walked *done,
+                                    bool (*part)(struct zsd_walk *walk))
 {
     struct resume_op *op = calloc(1, sizeof(*op));
     struct zb_err err = { 0 };
@@ -72,13 +61,9 @@ static struct resume_op *resume_new(struct zsd_job *job, struct zsd_version *v, 
         zsd_job_fail(job, &err);
         return NULL;
     }
-    op->job = job;
     op->version = zsd_version_ref(v);
-    op->part = part;
-    op->done = done;
-    op->work.run = resume_on_work;
-    zsd_job_hold(job);
-    zsd_defer(job->core, &op->work);
+    op->walk = (struct zsd_walk){ .part = part, .over = resume_over, .done = done };
+    zsd_walk_start(&op->walk, job);
     return op;
 }
 
@@ -88,8 +73,8 @@ static struct resume_op *resume_new(struct zsd_job *job, struct zsd_version *v, 
 static void check_unit_begin(struct resume_op *op)
 {
     op->have = op->want = op->covered = 0;
-    if (op->unit < op->job->nunits)
-        op->at = zb_sorted_at(&op->job->units[op->unit]->shards, 0);
+    if (op->unit < op->walk.job->nunits)
+        op->at = zb_sorted_at(&op->walk.job->units[op->unit]->shards, 0);
 }
 
 /* The rows that hold the next shard of the unit. 1: it is saved; 0: the rest is for the next turn;
@@ -106,9 +91,9 @@ static int check_shard(struct resume_op *op, const struct zsd_shard *s)
             return 0;
         k = zsd_version_find(v, op->unit, elem);
         if (k == v->nrows)
-            return zb_fail(&op->err, -EINVAL,
+            return zb_fail(&op->walk.err, -EINVAL,
                            "unit '%s' of job '%s': element %llu is registered, and was not saved",
-                           s->unit->name, op->job->name, (unsigned long long)elem);
+                           s->unit->name, op->walk.job->name, (unsigned long long)elem);
         op->covered = v->rows[k]->first + v->rows[k]->count - s->first;
     }
     op->want += s->count;
@@ -119,7 +104,7 @@ static int check_shard(struct resume_op *op, const struct zsd_shard *s)
 /* The next unit. As above. */
 static int check_unit(struct resume_op *op)
 {
-    const struct zsd_unit *unit = op->job->units[op->unit];
+    const struct zsd_unit *unit = op->walk.job->units[op->unit];
     const struct zsd_version *v = op->version;
     const struct zsd_shard *s;
 
@@ -136,25 +121,26 @@ static int check_unit(struct resume_op *op)
         op->at = zb_sorted_next(&unit->shards, op->at);
     }
     if (op->have != op->want)
-        return zb_fail(&op->err, -EINVAL,
+        return zb_fail(&op->walk.err, -EINVAL,
                        "unit '%s' of job '%s': %llu elements are registered, and %llu were saved",
-                       unit->name, op->job->name, (unsigned long long)op->want,
+                       unit->name, op->walk.job->name, (unsigned long long)op->want,
                        (unsigned long long)op->have);
     return 1;
 }
 
-static bool check_part(struct resume_op *op)
+static bool check_part(struct zsd_walk *walk)
 {
+    struct resume_op *op = zb_container_of(walk, struct resume_op, walk);
     int rc = 1;
 
-    while (op->unit < op->job->nunits && resume_look(op) && (rc = check_unit(op)) > 0) {
+    while (op->unit < op->walk.job->nunits && resume_look(op) && (rc = check_unit(op)) > 0) {
         op->unit++;
         check_unit_begin(op);
     }
-    return rc < 0 || op->unit == op->job->nunits;
+    return rc < 0 || op->unit == op->walk.job->nunits;
 }
 
-void zsd_resume_check(struct zsd_job *job, struct zsd_version *v, zsd_resumed *done)
+void zsd_resume_check(struct zsd_job *job, struct zsd_version *v, zsd_walked *done)
 {
     struct resume_op *op = resume_new(job, v, done, check_part);
 
@@ -171,9 +157,10 @@ static bool rewind_fits(const struct zsd_version *v, const struct zsd_shard *s)
     return i < v->nrows && zsd_row_fits(v->rows[i], s);
 }
 
-static bool rewind_part(struct resume_op *op)
+static bool rewind_part(struct zsd_walk *walk)
 {
-    struct zsd_job *job = op->job;
+    struct resume_op *op = zb_container_of(walk, struct resume_op, walk);
+    struct zsd_job *job = op->walk.job;
 
     while (op->shard < job->nshards) {
         struct zsd_shard *s = job->shards[op->shard];
@@ -190,11 +177,11 @@ static bool rewind_part(struct resume_op *op)
     }
     zsd_saved_planned(job->saved);
     if (op->differs) /* it is written anew beside the version */
-        (void)zsd_saved_reserve(job->saved, &op->err);
+        (void)zsd_saved_reserve(job->saved, &op->walk.err);
     return true;
 }
 
-void zsd_resume_rewind(struct zsd_job *job, struct zsd_version *v, zsd_resumed *done)
+void zsd_resume_rewind(struct zsd_job *job, struct zsd_version *v, zsd_walked *done)
 {
     zsd_saved_planned(job->saved);
     (void)resume_new(job, v, done, rewind_part);

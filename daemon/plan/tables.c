@@ -2,8 +2,8 @@
  * tables.c - what the shards of a job have while it is placed: made after zsd_place(), and let go of
  * when the job has ended.
  *
- * MODEL. There is as much of it as a job has shards and pages, so each of these walks does a part of
- * it a turn, and holds the job meanwhile (J1):
+ * MODEL. There is as much of it as a job has shards and pages, so all of it goes in parts; the first
+ * two are walks (job/walk.h):
  *
  *     zsd_tables_make()    the tables of the pages of each plane that has pages on the data file, or
  *                          may come to have some; offsets in the arena: resident shards in order,
@@ -11,7 +11,7 @@
  *     zsd_tables_attach()  the memory is there: gradients of all shards, then state
  *     zsd_tables_leave()   the places of the pages, and the tables: disk/leaving.h
  *
- * A job that ends in the middle of a walk ends the walk. A table is in its plane when it is whole.
+ * A table is in its plane when it is whole.
  */
 #include "daemon/plan/tables.h"
 
@@ -23,33 +23,22 @@
 #include "daemon/plan/gpu_params.h"
 
 struct tables {
-    struct zsd_job *job;
-    struct zsd_work work;
-    bool (*part)(struct tables *t); /* the next ones; true: it is over */
-    zsd_tabled *done;
-    struct zb_err err;
+    struct zsd_walk walk;
     uint32_t shard, page;       /* the next ones */
     enum zb_plane plane;        /* of that shard; or of all shards */
     struct zsd_extent *extents; /* of that plane: the table, while it is being made */
     uint64_t at;                /* where in the arena the next shard is; or in job->memory */
 };
 
-static void tables_on_work(struct zsd_work *work)
+static void tables_over(struct zsd_walk *walk)
 {
-    struct tables *t = zb_container_of(work, struct tables, work);
-    struct zsd_job *job = t->job;
+    struct tables *t = zb_container_of(walk, struct tables, walk);
 
-    if (job->state != ZSD_ENDED && !t->part(t)) {
-        zsd_defer(job->core, work);
-        return;
-    }
-    t->done(job, t->err.code != 0 ? &t->err : NULL);
     free(t->extents);
     free(t);
-    zsd_job_unhold(job);
 }
 
-static void tables_begin(struct zsd_job *job, zsd_tabled *done, bool (*part)(struct tables *t),
+static void tables_begin(struct zsd_job *job, zsd_walked *done, bool (*part)(struct zsd_walk *walk),
                          enum zb_plane plane)
 {
     struct tables *t = calloc(1, sizeof(*t));
@@ -60,20 +49,16 @@ static void tables_begin(struct zsd_job *job, zsd_tabled *done, bool (*part)(str
         zsd_job_fail(job, &err);
         return;
     }
-    t->job = job;
-    t->part = part;
     t->plane = plane;
-    t->done = done;
-    t->work.run = tables_on_work;
-    zsd_job_hold(job);
-    zsd_defer(job->core, &t->work);
+    t->walk = (struct zsd_walk){ .part = part, .over = tables_over, .done = done };
+    zsd_walk_start(&t->walk, job);
 }
 
 /* ---- they are made */
 
 static int tables_no_memory(struct tables *t)
 {
-    return zb_fail(&t->err, -ENOMEM, "placement of job '%s': %m", t->job->name);
+    return zb_fail(&t->walk.err, -ENOMEM, "placement of job '%s': %m", t->walk.job->name);
 }
 
 static void table_free(struct zsd_plane *plane)
@@ -88,7 +73,7 @@ static void table_free(struct zsd_plane *plane)
 static int make_plane(struct tables *t, struct zsd_shard *s)
 {
     struct zsd_plane *plane = &s->planes[t->plane];
-    struct zsd_core *core = t->job->core;
+    struct zsd_core *core = t->walk.job->core;
     uint32_t to;
 
     if (!zsd_plane_tables(s, t->plane))
@@ -129,7 +114,8 @@ static int make_shard(struct tables *t, struct zsd_shard *s)
     if (zsd_shard_resident(s)) {
         s->arena_at = t->at;
         t->at += zsd_param_bytes(s);
-    } else if (zb_slots_count(&t->job->ring, zsd_param_bytes(s), s->rank, &s->ring_class) < 0) {
+    } else if (zb_slots_count(&t->walk.job->ring, zsd_param_bytes(s), s->rank, &s->ring_class) <
+               0) {
         return tables_no_memory(t);
     } else {
         s->arena_at = ZB_NO_PLACE; /* it was placed in another way before */
@@ -140,7 +126,7 @@ static int make_shard(struct tables *t, struct zsd_shard *s)
 /* Behind the resident shards: 0 or -ENOMEM. */
 static int make_ring(struct tables *t)
 {
-    struct zsd_job *job = t->job;
+    struct zsd_job *job = t->walk.job;
     int rc = 0;
 
     for (uint32_t i = 0; i < job->ring.nclasses && rc == 0; i++) {
@@ -154,9 +140,10 @@ static int make_ring(struct tables *t)
     return rc < 0 ? tables_no_memory(t) : 0;
 }
 
-static bool make_part(struct tables *t)
+static bool make_part(struct zsd_walk *walk)
 {
-    struct zsd_job *job = t->job;
+    struct tables *t = zb_container_of(walk, struct tables, walk);
+    struct zsd_job *job = t->walk.job;
 
     for (; t->shard < job->nshards; t->shard++) {
         uint64_t left = zsd_turn_left(job->core);
@@ -171,7 +158,7 @@ static bool make_part(struct tables *t)
     return true;
 }
 
-void zsd_tables_make(struct zsd_job *job, zsd_tabled *done)
+void zsd_tables_make(struct zsd_job *job, zsd_walked *done)
 {
     tables_begin(job, done, make_part, ZB_PARAM);
 }
@@ -186,13 +173,13 @@ void zsd_tables_again(struct zsd_job *job)
 static void attach_grad(struct tables *t, struct zsd_shard *s)
 {
     struct zsd_plane *grad = &s->planes[ZB_GRAD];
-    uint64_t page_elems = t->job->core->page_elems;
+    uint64_t page_elems = t->walk.job->core->page_elems;
 
-    if (zsd_shard_resident(s) && !zsd_params_there(t->job))
-        s->planes[ZB_PARAM].mem = t->job->arena.base + s->arena_at;
+    if (zsd_shard_resident(s) && !zsd_params_there(t->walk.job))
+        s->planes[ZB_PARAM].mem = t->walk.job->arena.base + s->arena_at;
     if (grad->block_bytes == 0 || grad->resident == 0)
         return;
-    grad->mem = t->job->memory + t->at;
+    grad->mem = t->walk.job->memory + t->at;
     t->at += zb_plane_bytes(grad->block_bytes, page_elems,
                             zb_min_u64(s->count, grad->resident * page_elems));
 }
@@ -201,14 +188,15 @@ static void attach_state(struct tables *t, struct zsd_shard *s)
 {
     if (!zsd_state_is(s))
         return;
-    s->planes[ZB_STATE].mem = t->job->memory + t->at;
+    s->planes[ZB_STATE].mem = t->walk.job->memory + t->at;
     t->at += zsd_state_bytes(s, s->npages);
 }
 
 /* Gradients first: what is behind them is laid out for all of the state. */
-static bool attach_part(struct tables *t)
+static bool attach_part(struct zsd_walk *walk)
 {
-    struct zsd_job *job = t->job;
+    struct tables *t = zb_container_of(walk, struct tables, walk);
+    struct zsd_job *job = t->walk.job;
 
     for (; t->plane < ZB_PLANES; t->plane++, t->shard = 0) {
         for (; t->shard < job->nshards; t->shard++) {
@@ -225,21 +213,12 @@ static bool attach_part(struct tables *t)
     return true;
 }
 
-void zsd_tables_attach(struct zsd_job *job, zsd_tabled *done)
+void zsd_tables_attach(struct zsd_job *job, zsd_walked *done)
 {
     tables_begin(job, done, attach_part, ZB_GRAD);
 }
 
 /* ---- they go */
-
-/* Its saved job needs what its newest version says; a count of its shards is void. */
-static void leave_planned(struct zsd_job *job)
-{
-    if (!job->saved)
-        return;
-    job->saved->needs = NULL;
-    zsd_saved_planned(job->saved);
-}
 
 static bool leave_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
 {
@@ -256,7 +235,6 @@ static bool leave_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *l
         *left -= *left > 0;
     }
     zb_slots_done(&job->ring);
-    leave_planned(job);
     zsd_room_changed(core); /* whoever waits for the end of it looks again */
     zsd_job_unhold(job);
     return true;
@@ -265,6 +243,5 @@ static bool leave_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *l
 void zsd_tables_leave(struct zsd_job *job)
 {
     zsd_job_hold(job);
-    leave_planned(job);
     zsd_leave(job->core, &job->leaving, leave_part);
 }
