@@ -82,40 +82,19 @@ static int commit_step(struct commit_bench *b, enum zc_commit commit, double *re
     return rc;
 }
 
-/* A counter of the daemon, since its start. */
-static int commit_counter(struct commit_bench *b, const char *name, uint64_t *ret)
-{
-    struct zc_counter *rows = NULL;
-    size_t n = 0;
-    int rc = zc_stat_wait(b->rig.c, &rows, &n);
-
-    if (rc < 0)
-        return zbench_rig_failed(&b->rig, rc);
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(rows[i].name, name) == 0)
-            *ret = rows[i].value;
-    zc_rows_free(rows);
-    return 0;
-}
-
 /* How long the turns of the daemon's loop were in all of that. */
 static int commit_turns(struct commit_bench *b, const char *name)
 {
-    uint64_t turns = 0, work = 0, cpu_ns = 0, wall_ns = 0;
-    int rc = commit_counter(b, "turns", &turns);
+    static const char *const names[] = { "turns", "turn_max_work", "turn_max_ns", "turn_p999_ns" };
+    uint64_t v[ZB_COUNT(names)];
+    int rc = zbench_counters(b->z, b->rig.c, names, ZB_COUNT(names), v);
 
-    if (rc == 0)
-        rc = commit_counter(b, "turn_max_work", &work);
-    if (rc == 0)
-        rc = commit_counter(b, "turn_max_ns", &cpu_ns);
-    if (rc == 0)
-        rc = commit_counter(b, "turn_p999_ns", &wall_ns);
     if (rc == 0)
         zbench_note(b->z,
                     "%s: the longest of %" PRIu64 " turns of the loop handled %" PRIu64
                     " pages, rows and shards; the longest took %.2f ms of its CPU time; 99.9 %% "
                     "took at most %.2f ms by the clock",
-                    name, turns, work, (double)cpu_ns / 1e6, (double)wall_ns / 1e6);
+                    name, v[0], v[1], (double)v[2] / 1e6, (double)v[3] / 1e6);
     return rc;
 }
 
@@ -179,8 +158,9 @@ static int snapshot_take(struct commit_bench *b, struct zc_client *other, double
 /* How long page writes waited for changes of the catalog, since the daemon's start. */
 static int snapshot_held(struct commit_bench *b, double *ret_ms)
 {
+    static const char *const name = "write_hold_us";
     uint64_t us = 0;
-    int rc = commit_counter(b, "write_hold_us", &us);
+    int rc = zbench_counters(b->z, b->rig.c, &name, 1, &us);
 
     *ret_ms = (double)us / 1e3;
     return rc;

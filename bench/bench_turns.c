@@ -221,23 +221,16 @@ static int turn_phase(struct turn_bench *b, enum turn_phase phase)
 /* The turns since the last time. */
 static int turn_look(struct turn_bench *b, struct zc_client *look, double ret[TURN_VALUES])
 {
-    static const struct {
-        const char *name;
-        double unit;
-    } counters[TURN_VALUES] = { { "turn_recent_work", 1 },
-                                { "turn_recent_ns", 1e6 },
-                                { "turn_recent_p999_ns", 1e6 } };
-    struct zc_counter *rows = NULL;
-    size_t n = 0;
-    int rc = zc_stat_wait(look, &rows, &n);
+    static const char *const names[TURN_VALUES] = { "turn_recent_work", "turn_recent_ns",
+                                                    "turn_recent_p999_ns" };
+    uint64_t v[TURN_VALUES];
+    int rc = zbench_counters(b->z, look, names, TURN_VALUES, v);
 
     if (rc < 0)
-        return zb_fail(&b->z->err, rc, "%s", zc_error(look));
-    for (size_t i = 0; i < n; i++)
-        for (unsigned v = 0; v < TURN_VALUES; v++)
-            if (strcmp(rows[i].name, counters[v].name) == 0)
-                ret[v] = (double)rows[i].value / counters[v].unit;
-    zc_rows_free(rows);
+        return rc;
+    ret[UNITS] = (double)v[UNITS];
+    ret[CPU_MS] = (double)v[CPU_MS] / 1e6;
+    ret[P999_MS] = (double)v[P999_MS] / 1e6;
     return 0;
 }
 

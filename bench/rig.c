@@ -12,6 +12,25 @@ const struct zc_group zbench_group = {
     .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
 };
 
+int zbench_counters(struct zbench *z, struct zc_client *c, const char *const *names, unsigned n,
+                    uint64_t *ret)
+{
+    struct zc_counter *rows = NULL;
+    size_t nrows = 0;
+    int rc = zc_stat_wait(c, &rows, &nrows);
+
+    if (rc < 0)
+        return zb_fail(&z->err, rc, "%s", zc_error(c));
+    for (unsigned k = 0; k < n; k++) {
+        ret[k] = 0;
+        for (size_t i = 0; i < nrows; i++)
+            if (strcmp(rows[i].name, names[k]) == 0)
+                ret[k] = rows[i].value;
+    }
+    zc_rows_free(rows);
+    return 0;
+}
+
 int zbench_rig_failed(struct zbench_rig *r, int rc)
 {
     return zb_fail(&r->z->err, rc, "%s", r->c ? zc_error(r->c) : zc_strerror(rc));

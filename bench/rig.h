@@ -43,6 +43,9 @@ int zbench_rig_push(struct zbench_rig *r);
 int zbench_rig_step(struct zbench_rig *r, enum zc_commit commit, double *ret_s);
 /** What the daemon counts of the job. */
 int zbench_rig_row(struct zbench_rig *r, struct zc_job_row *ret);
+/** The daemon's counters of these names: 0 of one that it does not have. */
+int zbench_counters(struct zbench *z, struct zc_client *c, const char *const *names, unsigned n,
+                    uint64_t *ret);
 /** Records what the client says of `rc`, which is returned. */
 int zbench_rig_failed(struct zbench_rig *r, int rc);
 /** Closes the job where `rc` is 0, and ends the client and the daemon. Returns rc, or what failed. */
