@@ -99,7 +99,7 @@ bool zsd_places_copy_part(const struct zsd_core *core, struct zsd_places_copy *c
         c->slots = e->held.slots;
         c->slot = c->nplaces = 0;
     }
-    for (; c->slot<c->slots && * left> 0; --*left)
+    for (; *left > 0 && c->slot < c->slots; --*left)
         for (unsigned i = 0; i < SLOTS_UNIT && c->slot < c->slots; i++)
             copy_slot(e, c, c->slot++);
     return c->slot == c->slots;

@@ -91,7 +91,7 @@ void zsd_turns_tell(struct zsd *daemon)
     struct zsd_turns *t = &daemon->turns;
     struct zsd_stats *s = &daemon->stats;
 
-    s->turn_p999_ns = walls_quantile(t->counts, 999);
+    s->turn_p999_ns = zsd_turns_quantile(t, 999);
     s->turn_recent_work = t->recent_work;
     s->turn_recent_ns = t->recent_ns;
     s->turn_recent_p999_ns = walls_quantile(t->recent, 999);

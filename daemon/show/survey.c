@@ -228,12 +228,12 @@ static int take_job_works(struct zsd_survey *s, const struct zsd_job *job, uint6
     int rc = 0;
 
     s->moving = s->moving || job->inflight > 0;
-    for (; s->at_shard<job->nshards && * left> 0; s->at_shard++, s->at_page = 0, --*left) {
+    for (; *left > 0 && s->at_shard < job->nshards; s->at_shard++, s->at_page = 0, --*left) {
         const struct zsd_shard *shard = job->shards[s->at_shard];
 
         if (!shard_places(shard))
             continue;
-        for (; s->at_page<shard->npages && * left> 0 && rc == 0; s->at_page++, --*left)
+        for (; *left > 0 && s->at_page < shard->npages && rc == 0; s->at_page++, --*left)
             rc = take_page(s, shard, s->at_page, index);
         if (rc < 0 || s->at_page < shard->npages || *left == 0)
             return rc;
