@@ -496,12 +496,22 @@ static void end_in_attach(struct big *b, uint32_t (*count)(const struct zsd_job 
     bounded(b, "end in an attach");
 }
 
+/* Another client destroys the saved job, and the daemon ends. */
+static void big_destroy(struct big *b)
+{
+    Zp__JobName name = ZP__JOB_NAME__INIT;
+    char job[] = "j";
+
+    name.name = job;
+    assert_int_equal(call(&b->w, 1, zsd_job_destroy, &name), 0);
+    world_settle(&b->w);
+    big_close(b);
+}
+
 /* Placement, checks before a load, and a rewind look at a part of the shards each turn; and what an
  * ended job had goes in parts. */
 static void many_saved(void **state)
 {
-    Zp__JobName name = ZP__JOB_NAME__INIT;
-    char job[] = "j";
     struct big b;
 
     (void)state;
@@ -537,17 +547,12 @@ static void many_saved(void **state)
     client_gone(&b.w, 0);
     world_settle(&b.w);
     bounded(&b, "attach of others");
-    name.name = job;
-    assert_int_equal(call(&b.w, 1, zsd_job_destroy, &name), 0);
-    world_settle(&b.w);
-    big_close(&b);
+    big_destroy(&b);
 }
 
 /* Of one shard, too, a rewind looks at a part of the pages each turn. */
 static void rewound_pages(void **state)
 {
-    Zp__JobName name = ZP__JOB_NAME__INIT;
-    char job[] = "j";
     struct big b;
 
     (void)state;
@@ -565,10 +570,7 @@ static void rewound_pages(void **state)
     client_gone(&b.w, 0); /* in the middle of the shard */
     world_settle(&b.w);
     bounded(&b, "end in a rewind");
-    name.name = job;
-    assert_int_equal(call(&b.w, 1, zsd_job_destroy, &name), 0);
-    world_settle(&b.w);
-    big_close(&b);
+    big_destroy(&b);
 }
 
 /* Of jobs with many ranks, each turn looks at some. */
