@@ -88,7 +88,7 @@ int zctl_main(int argc, char **argv, FILE *out, FILE *err)
         rc = zctl_version.run(&z, 0, NULL);
     else if (rc == 0)
         rc = dispatch(&z, cmd, words, argv + 1);
-    if (rc < 0)
+    if (rc < 0 && !z.unread)
         (void)fprintf(err, "zctl: %s\n", z.err.text);
     zc_close(z.client);
     free(z.opts.values);

@@ -258,6 +258,12 @@ def output_that_breaks():
             done = subprocess.run([program("zctl"), *words], env=d.env(), stdout=full, text=True,
                                   stderr=subprocess.PIPE, timeout=150, check=False)
             check(done.returncode == 1 and "write the output" in done.stderr, f"{words}: {done}")
+            reads, writes = os.pipe()
+            os.close(reads)  # as `zctl tiers | head` does
+            done = subprocess.run([program("zctl"), *words], env=d.env(), stdout=writes, text=True,
+                                  stderr=subprocess.PIPE, timeout=150, check=False)
+            os.close(writes)
+            check(done.returncode == 1 and done.stderr == "", f"{words}: {done}")
 
 
 if __name__ == "__main__":

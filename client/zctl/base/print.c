@@ -336,14 +336,12 @@ static json_t *table_json(const struct table *t)
                      sentences_json(t));
 }
 
-static int json_print(FILE *out, const struct table *t)
+int zctl_dump(FILE *out, json_t *all, size_t flags)
 {
-    json_t *all = table_json(t);
     int rc = all ? 0 : -ENOMEM;
 
-    if (rc == 0 && (json_dumpf(all, out, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) < 0 ||
-                    fputc('\n', out) == EOF))
-        rc = -EIO;
+    if (all && (json_dumpf(all, out, flags) < 0 || fputc('\n', out) == EOF) && !ferror(out))
+        rc = -ENOMEM;
     json_decref(all);
     return rc;
 }
@@ -363,13 +361,23 @@ struct json_t *zctl_row_json(const struct zctl_column *columns, size_t ncolumns,
     return row_json(&t, 0);
 }
 
+int zctl_written(struct zctl *z)
+{
+    bool failed = ferror(z->out) != 0;
+
+    errno = 0;
+    if (fflush(z->out) == 0 && !failed)
+        return 0;
+    z->unread = errno == EPIPE;
+    return zb_fail(&z->err, -EIO, "write the output: %m");
+}
+
 static int print(struct zctl *z, const struct table *t)
 {
-    int rc = z->json ? json_print(z->out, t) : table_print(z->out, t);
+    int rc = z->json ? zctl_dump(z->out, table_json(t), JSON_INDENT(2) | JSON_REAL_PRECISION(6))
+                     : table_print(z->out, t);
 
-    if (rc == 0 && (fflush(z->out) != 0 || ferror(z->out)))
-        rc = -EIO;
-    return rc < 0 ? zb_fail(&z->err, rc, "write the output: %m") : 0;
+    return rc < 0 ? zb_fail(&z->err, rc, "the output: %m") : zctl_written(z);
 }
 
 int zctl_print(struct zctl *z, const struct zctl_column *columns, size_t ncolumns, const void *rows,

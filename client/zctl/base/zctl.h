@@ -43,6 +43,7 @@ struct zctl {
     struct zc_client *client; /* NULL until zctl_connect() */
     struct zb_opts opts; /* of the command: opts.values is its struct, zeros but for defaults */
     int status;          /* the exit status, where a code does not say it; 0: it does */
+    bool unread; /* whoever read the output has ended (`zctl ls | head`): no error message */
     struct zb_err err;
 };
 
@@ -92,6 +93,9 @@ struct zctl_column {
     size_t width_max;    /* of a text, in the table; 0: as wide as it is, if the line has room */
 };
 
+/** Call after the last write to `out`: 0, or -EIO with z->err. */
+int zctl_written(struct zctl *z);
+
 /** The whole output of a command. 0, -ENOMEM, or -EIO where it cannot be written. */
 int zctl_print(struct zctl *z, const struct zctl_column *columns, size_t ncolumns, const void *rows,
                size_t nrows, size_t row_bytes);
@@ -116,5 +120,8 @@ struct json_t;
 int zctl_table(FILE *out, const struct zctl_column *columns, size_t ncolumns, const void *rows,
                size_t nrows, size_t row_bytes);
 struct json_t *zctl_row_json(const struct zctl_column *columns, size_t ncolumns, const void *row);
+/** Writes a line or lines of JSON, with jansson's flags, and frees it: 0, or -ENOMEM (also for NULL). A write
+ * that fails is zctl_written()'s. */
+int zctl_dump(FILE *out, struct json_t *all, size_t flags);
 
 #endif

@@ -58,26 +58,20 @@ static void help_all(const struct zctl *z)
                 z->out);
 }
 
-static int written(struct zctl *z)
-{
-    return fflush(z->out) != 0 || ferror(z->out) ? zb_fail(&z->err, -EIO, "write the output: %m")
-                                                 : 0;
-}
-
 int zctl_show_help(struct zctl *z, const struct zctl_cmd *cmd)
 {
     char begin[64];
 
     if (!cmd) {
         help_all(z);
-        return written(z);
+        return zctl_written(z);
     }
     (void)snprintf(begin, sizeof(begin), "usage: zctl %s%s%s", cmd->name, *cmd->args ? " " : "",
                    cmd->args);
     zb_opt_usage(z->out, begin, cmd->options);
     (void)fprintf(z->out, "\n%s\n%s", cmd->help, cmd->options ? "\n" : "");
     zb_opt_help(z->out, cmd->options);
-    return written(z);
+    return zctl_written(z);
 }
 
 static int help(struct zctl *z, int argc, char **argv)
@@ -108,7 +102,7 @@ static int version(struct zctl *z, int argc, char **argv)
     if (z->json)
         return zctl_print(z, columns, ZB_COUNT(columns), ZSHARD_VERSION, 1, sizeof(ZSHARD_VERSION));
     (void)fputs("zctl " ZSHARD_VERSION "\n", z->out);
-    return written(z);
+    return zctl_written(z);
 }
 
 const struct zctl_cmd zctl_version = {
@@ -179,7 +173,7 @@ static int completion(struct zctl *z, int argc, char **argv)
                 "}\n"
                 "complete -F _zctl zctl\n",
                 z->out);
-    return written(z);
+    return zctl_written(z);
 }
 
 const struct zctl_cmd zctl_completion = {

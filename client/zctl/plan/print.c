@@ -103,13 +103,9 @@ static int print_json(const struct zctl_plan *p, const struct zb_forecast *f)
         tiers_json(p, f), "step", step_json(f), "node", node_json(p), "hide_tokens",
         real(f->hide_tokens), "written_bytes_day", real(f->written_day), "endurance_years",
         real(f->endurance_years));
-    int rc = all ? 0 : zb_fail(&p->z->err, -ENOMEM, "the output: %m");
+    int rc = zctl_dump(p->z->out, all, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
 
-    if (rc == 0 && (json_dumpf(all, p->z->out, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) < 0 ||
-                    fputc('\n', p->z->out) == EOF))
-        rc = zb_fail(&p->z->err, -EIO, "write the output: %m");
-    json_decref(all);
-    return rc;
+    return rc < 0 ? zb_fail(&p->z->err, rc, "the output: %m") : zctl_written(p->z);
 }
 
 /* ---- people */
@@ -242,5 +238,5 @@ int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f)
     people_node(p, f);
     people_step(p, f);
     (void)fprintf(out, "\n%s\n", f->fits ? "It fits." : "It does not fit.");
-    return fflush(out) != 0 || ferror(out) ? zb_fail(&p->z->err, -EIO, "write the output: %m") : 0;
+    return zctl_written(p->z);
 }

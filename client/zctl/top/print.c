@@ -200,7 +200,6 @@ int top_json(FILE *out, const struct top_view *v)
 {
     struct top_verdict why;
     json_t *all;
-    int rc;
 
     top_why(v, &why);
     all = json_pack("{s:i, s:s, s:s, s:f, s:o, s:o, s:o, s:o, s:o, s:o}", "schema", ZCTL_SCHEMA,
@@ -212,11 +211,5 @@ int top_json(FILE *out, const struct top_view *v)
                     v->oldest.pid == 0
                         ? json_null()
                         : zctl_row_json(oldest_columns, ZB_COUNT(oldest_columns), &v->oldest));
-    if (!all)
-        return -ENOMEM;
-    rc = json_dumpf(all, out, JSON_COMPACT | JSON_REAL_PRECISION(6)) < 0 || fputc('\n', out) == EOF
-             ? -EIO
-             : 0;
-    json_decref(all);
-    return rc;
+    return zctl_dump(out, all, JSON_COMPACT | JSON_REAL_PRECISION(6));
 }

@@ -90,7 +90,7 @@ static int top_show(struct top *t, const struct top_view *v, bool first, char **
     if (!first && !t->json)
         (void)fputc('\n', out);
     rc = t->json ? top_json(out, v) : top_table(out, v);
-    return rc == 0 && (fflush(out) != 0 || ferror(out)) ? -EIO : rc;
+    return rc == 0 ? zctl_written(t->z) : rc;
 }
 
 /* Until the time; what is on the screen is drawn again when its size changes. 1: the end. */
