@@ -1,6 +1,6 @@
 /*
- * job.c - jobs and their ranks: finding, moving between states, holding, telling. See job.h for the
- * states and invariants. How they come to be: op/open.c, op/define.c, op/ready.c; how they end: op/end.c.
+ * job.c - jobs and their ranks: lookup, states, holds, events. See job.h for the states and
+ * invariants. op/open.c, op/define.c and op/ready.c set up a job; op/end.c ends it.
  */
 #include "daemon/job/job.h"
 
@@ -14,7 +14,7 @@
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
 
-/* ---- finding */
+/* ---- lookup */
 
 struct zsd_job *zsd_job_by_name(struct zsd_core *core, const char *name)
 {
@@ -43,7 +43,8 @@ bool zsd_job_name_coming(const struct zsd_core *core, const char *name)
     return false;
 }
 
-/* The rank that this connection is, of a job that is alive: else NULL and err. */
+/* The rank of this connection. NULL and err: it has none, or its job has ended, or it is still being
+ * opened. */
 static struct zsd_member *member_alive(struct zsd_conn *conn, struct zb_err *err)
 {
     struct zsd_member *m = conn->member;
@@ -130,7 +131,7 @@ void *zsd_staging_at(struct zsd_member *m, uint64_t off, uint64_t len_bytes)
     return m->staging.base + off;
 }
 
-/* ---- holding */
+/* ---- holds and states */
 
 void zsd_job_hold(struct zsd_job *job)
 {

@@ -15,8 +15,8 @@
  *               op/commit.c
  *     ENDED     a rank of a job that is not kept was lost, its last rank left, a device failed, or
  *               it was destroyed. Every request is rejected with `why`. Its memory is freed when
- *               nothing is in flight, the struct when its last rank has left, too. Its name is free
- *               at once
+ *               nothing is in flight, and the struct when its last rank has left too. Its name can
+ *               be used again at once
  *
  * A DURABLE job is the incarnation of a struct zsd_saved (store/saved.h), which exists from PLACING
  * on, and outlives it after the first commit. State that was not committed is lost with the
@@ -84,7 +84,7 @@ struct zsd_shard {
     uint64_t id; /* job number << 32 | index */
     struct zsd_job *job;
     struct zsd_unit *unit;
-    uint32_t rank;         /* that registered it */
+    uint32_t rank;         /* the one that registered it */
     uint64_t first, count; /* elements of the unit; multiples of the block */
     uint32_t npages;
     uint64_t version; /* steps applied */
@@ -115,23 +115,23 @@ struct zsd_shard {
     struct zb_list waiters;  /* fetches that wait for this shard: struct zsd_work */
 
     /* the gradient of iteration job->iterations + 1 */
-    uint32_t micro;          /* micro-step being received */
-    uint64_t grad_next;      /* elements of it that have arrived */
-    uint32_t pushing;        /* pages in flight */
-    int grad_rc;             /* of a failed page: pushes end with it until none is in flight */
+    uint32_t micro;     /* micro-step being received */
+    uint64_t grad_next; /* elements of it that were accepted */
+    uint32_t pushing;   /* pages in flight */
+    int grad_rc;        /* error of a failed page: pushes fail with it until none is in flight */
     struct zk_xsum grad_sum; /* of the result of this micro-step */
     uint64_t grad_nonfinite;
-    uint32_t grad_reads;         /* reads of it in progress: no push begins */
+    uint32_t grad_reads;         /* reads of it in progress; no push begins meanwhile */
     struct zb_list push_waiters; /* pushes that may not begin yet, in order */
     bool grad_begun, grad_whole; /* a part exists; it is complete: as counted in struct zsd_rank */
-    uint64_t grad_of;            /* job->grads_of of its gradient; an older value: it has none */
+    uint64_t grad_of;            /* job->grads_of when it was set; older: there is no gradient */
 
-    /* its step before the barrier: op/early.c */
+    /* stepping it before the barrier: op/early.c */
     bool early;          /* begun: its gradient is complete, and belongs to the step */
     bool early_dropped;  /* results of operations in flight are to be discarded */
     uint32_t early_next; /* pages from the first one with streamed state up to here were begun */
-    uint32_t early_inflight; /* page operations: no push begins */
-    struct zsd_held **held;  /* [npages] new bytes of pages, not published; NULL: none so far */
+    uint32_t early_inflight; /* early page operations in flight; no push begins meanwhile */
+    struct zsd_held **held;  /* [npages] results that are not published; NULL: none so far */
     uint32_t early_held;     /* number of these */
     struct zb_list early_node;
     struct zb_list early_all; /* in early->begun, while `early` */
@@ -164,7 +164,7 @@ struct zsd_member {
     struct zsd_arena staging;
     uint32_t staging_users; /* tasks that read or write it */
     struct zb_list pins;
-    struct zsd_unit *defining; /* a unit of which parts are still missing */
+    struct zsd_unit *defining; /* a unit that has not arrived completely */
     struct zsd_req *open_req;  /* job-open, not answered yet: no other request is accepted */
     bool ready, writable;      /* called ready; may write to the parameter arena */
     struct zsd_req *ready_req;
@@ -223,7 +223,7 @@ struct zsd_job {
     uint32_t active, pins;
     struct zsd_rank *ranks; /* [world] */
     uint32_t live, writing; /* number of shards with values, and of those being written */
-    uint32_t micro_most;    /* the highest micro-step of which a gradient has arrived */
+    uint32_t micro_most;    /* the highest micro-step for which a gradient has arrived */
     uint64_t grads_of;      /* grows when all gradients are dropped: zsd_grads_reset() */
     struct zb_list members;
     struct zb_list node; /* in core->jobs->list */
@@ -234,10 +234,10 @@ struct zsd_job {
 
     /* ---- plan/: where its bytes are */
     bool placed;
-    uint64_t place_least;    /* minimum of host memory that is missing, if others could free it;
+    uint64_t place_least;    /* the least host memory that it lacks, if others could free that much;
                                 else 0 */
     struct zsd_want want;    /* its request for that memory, which others free for it */
-    struct zsd_saved *saved; /* of a durable job that was placed, or was loaded */
+    struct zsd_saved *saved; /* durable: since placement; made again: from the start */
     struct zsd_arena arena;  /* parameters: the resident ones, then the ring */
     uint64_t arena_bytes, ring_bytes;
     uint8_t *memory; /* resident gradients, then state: addresses for all of it, memory for the
@@ -250,20 +250,20 @@ struct zsd_job {
     /* its part of the core's accounts; the budget is not used. `saved` has what a durable job holds
      * on the data file. */
     struct zsd_account host_held, nvme_held;
-    uint64_t staging_most; /* maximum that its ranks had at one time: kept for returning ranks */
+    uint64_t staging_most; /* maximum that its ranks had at one time; kept for ranks that rejoin */
     struct zsd_replan *replan;      /* plan/replan.h */
     struct zsd_job_gpu *gpu;        /* plan/gpu_plan.h */
     struct zsd_job_params *params;  /* plan/gpu_params.h */
-    struct zsd_leaving leaving;     /* of its shards' tables, when it has ended: plan/tables.h */
-    uint32_t left_shard, left_page; /* that are next */
+    struct zsd_leaving leaving;     /* frees its shards' places when it has ended: plan/tables.h */
+    uint32_t left_shard, left_page; /* the next ones to free */
 
     /* ---- op/: requests of its ranks */
-    bool seen;     /* by a rank whose open was not rejected at once */
-    bool writable; /* a rank got a writable arena: it can write, or may have written, since then */
-    uint32_t left; /* number of ranks that closed in order */
-    bool at_point; /* the ranks chose where to resume: iterations `point` */
+    bool seen;     /* an open of it was not rejected at once */
+    bool writable; /* a rank got a writable arena: it may write at any time, or has written */
+    uint32_t left; /* number of ranks that closed the job properly */
+    bool at_point; /* the ranks chose to resume from iteration `point` */
     uint64_t point;
-    bool regained;    /* a rank came back: gradients are dropped when every rank is ready */
+    bool regained;    /* a rank has rejoined: gradients are dropped when every rank is ready */
     bool ready_waits; /* every rank is ready again, but the last pushes or a step still run */
     bool place_waits; /* PLACING: no room yet, but memory is being freed */
     struct zsd_version *from; /* PLACING, LOADING: the version to load; held */
@@ -287,10 +287,10 @@ struct zsd_job {
     uint64_t fetched_bytes, pushed_bytes;
     struct zsd_payer payer; /* its share of shared resources, and its places in their queues */
 
-    /* ---- show/: whether its pages are in the survey in progress, of fsck, of df */
+    /* ---- show/: whether the survey in progress has its pages: fsck's, df's */
     bool surveyed[2];
 
-    /* ---- each counts its own: counters of run/stats.h */
+    /* ---- counters: each is written where it counts (run/stats.h) */
     struct zsd_job_stats stats;
 };
 
@@ -304,7 +304,7 @@ struct zsd_member *zsd_member_of(struct zsd_req *req, uint64_t job);
 /** A shard of the connection's job, which must be READY or STEPPING; else req is answered. */
 struct zsd_shard *zsd_shard_of(struct zsd_req *req, uint64_t id);
 /** The same, and one that this rank registered: only its rank writes and pushes to a shard.
- * `verb`: what for, in the error message. */
+ * `verb`: the action, for the error message. */
 struct zsd_shard *zsd_shard_own(struct zsd_req *req, uint64_t id, const char *verb);
 /** As zsd_shard_of(), without a request: NULL and err. */
 struct zsd_shard *zsd_shard_find(struct zsd_conn *conn, uint64_t id, struct zb_err *err);

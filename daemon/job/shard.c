@@ -1,5 +1,5 @@
 /*
- * shard.c - shards: making them, pinning them, what they hold. See job.h for the model.
+ * shard.c - shards: creation, pins, cached parameters, places, gradients. See job.h for the model.
  */
 #include "daemon/job/shard.h"
 
@@ -102,7 +102,7 @@ int zsd_pin(struct zsd_shard *s, struct zsd_member *m)
     return 0;
 }
 
-/* Drops `count` pins of one rank. The last of a streamed shard leaves it cached, the youngest. */
+/* Drops `count` pins of one rank. A streamed shard without pins stays cached, as the newest. */
 static void pin_drop(struct zsd_pin *pin, uint32_t count)
 {
     struct zsd_shard *s = pin->shard;
@@ -161,7 +161,7 @@ void zsd_shard_uncache(struct zsd_shard *s)
     s->arena_at = ZB_NO_PLACE;
 }
 
-/* Of one page of all planes. */
+/* Releases the extents of one page, in all planes. */
 static void shard_forget_page(struct zsd_shard *s, uint32_t page)
 {
     for (int p = 0; p < ZB_PLANES; p++) {
@@ -221,7 +221,7 @@ void zsd_grad_look(struct zsd_shard *s)
         return;
     assert(s->pushing == 0);
     grad_none(s);
-    s->grad_begun = s->grad_whole = false; /* and not counted */
+    s->grad_begun = s->grad_whole = false; /* zsd_grads_reset() has reset the counts */
     s->grad_of = s->job->grads_of;
 }
 
@@ -262,7 +262,7 @@ void zsd_grad_reset(struct zsd_shard *s)
     zsd_grad_look(s);
     s->micro = 0;
     s->grad_next = 0;
-    zsd_grad_changed(s); /* the sum goes with it */
+    zsd_grad_changed(s); /* subtracts its sum from that of the rank */
     grad_none(s);
 }
 

@@ -9,7 +9,7 @@
 #include "base/slots.h"
 #include "daemon/job/job.h"
 
-#define ZSD_PINS_MAX (UINT32_C(1) << 24) /* of a job: far below an overflow of the counts */
+#define ZSD_PINS_MAX (UINT32_C(1) << 24) /* of a job: the counts cannot overflow */
 
 /** Whether the row has the same elements and pages as the shard. */
 static inline bool zsd_row_fits(const struct zsd_row *r, const struct zsd_shard *s)
@@ -30,7 +30,7 @@ static inline uint32_t zsd_page_bytes(const struct zsd_shard *s, enum zb_plane p
     return (uint32_t)zb_page_bytes(s->planes[plane].block_bytes, zsd_page_elems(s, page));
 }
 
-/** Bytes of its parameters in an arena: one page after the other. */
+/** Bytes of its parameters in an arena, where its pages are contiguous. */
 static inline uint64_t zsd_param_bytes(const struct zsd_shard *s)
 {
     return zb_plane_bytes(s->planes[ZB_PARAM].block_bytes, s->job->core->page_elems, s->count);
@@ -78,20 +78,20 @@ static inline bool zsd_page_on_gpu(const struct zsd_shard *s, uint32_t page)
     return page >= s->gpu_from;
 }
 
-/** Whether it is there after the next step. */
+/** Whether it will be on the GPU after the next step. */
 static inline bool zsd_page_to_gpu(const struct zsd_shard *s, uint32_t page)
 {
     return page >= s->gpu_next;
 }
 
-/** Whether its state may be on the data files, and be moved there. */
+/** Whether state of the job may be on the data files, or move there. */
 static inline bool zsd_state_moves(const struct zsd_job *job)
 {
     return job->core->disk->extents && job->offload_optimizer != ZP_HOST;
 }
 
-/** A plane whose pages have tables, in a job that was just placed: some pages are on the data file, or may
- * move there (plan/tables.h). */
+/** Whether the pages of a plane need tables in a job that was just placed: some are on the data
+ * file, or may move there (plan/tables.h). */
 static inline bool zsd_plane_tables(const struct zsd_shard *s, enum zb_plane plane)
 {
     const struct zsd_plane *p = &s->planes[plane];
@@ -101,8 +101,8 @@ static inline bool zsd_plane_tables(const struct zsd_shard *s, enum zb_plane pla
             (plane == ZB_STATE && zsd_state_moves(s->job)));
 }
 
-/** The first page of a plane that is on the data file, may move there before the next plan, or keeps
- * its place there while it is on the GPU. The pages after it are the same. */
+/** The first page of a plane that is on the data file, may move there before the next plan, or
+ * keeps its place there while it is on the GPU. The same holds for all pages after it. */
 static inline uint32_t zsd_plane_low(const struct zsd_shard *s, enum zb_plane plane)
 {
     uint32_t low = s->planes[plane].resident;
@@ -152,27 +152,27 @@ struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint
 void zsd_shard_free(struct zsd_shard *s);
 /** 0 or -ENOMEM. */
 int zsd_pin(struct zsd_shard *s, struct zsd_member *m);
-/** -ENOENT: this rank does not pin it. */
+/** 0, or -ENOENT: this rank does not pin it. */
 int zsd_unpin(struct zsd_shard *s, struct zsd_member *m);
 void zsd_unpin_all(struct zsd_member *m);
 /** Resumes requests that wait for this shard. */
 void zsd_shard_wake(struct zsd_shard *s);
 /** Forgets the cached parameters of a streamed, unpinned shard. */
 void zsd_shard_uncache(struct zsd_shard *s);
-/** Releases the extents of its pages from *page on, at most *left of them, counts both, and at the end
- * releases its row. True: that was all; its pages are nowhere, or only in memory. */
+/** Releases the extents of at most *left pages from *page on, and updates both. After the last page
+ * it releases the row, too. True: done; its pages are only in memory, or nowhere. */
 bool zsd_shard_forget(struct zsd_shard *s, uint32_t *page, uint64_t *left);
 /** Sets the number of its pages that have values. */
 void zsd_shard_written(struct zsd_shard *s, uint32_t pages);
 void zsd_shard_writing(struct zsd_shard *s, bool writing);
-/** Call before reading the fields of its gradient: applies a drop of all gradients. */
+/** Call before reading the fields of its gradient: applies an earlier zsd_grads_reset(). */
 void zsd_grad_look(struct zsd_shard *s);
 /** Call after a change of anything that zsd_grad_complete() and zsd_grad_absent() read: updates the
  * counts of its rank. The sum of a complete gradient must not have changed. */
 void zsd_grad_changed(struct zsd_shard *s);
 /** Begins a micro-step. */
 void zsd_grad_micro(struct zsd_shard *s, uint32_t micro);
-/** Drops its gradient, also a part of one. */
+/** Drops its gradient, even an incomplete one. */
 void zsd_grad_reset(struct zsd_shard *s);
 /** Drops all gradients of the job, without a loop over shards. No push is in flight. */
 void zsd_grads_reset(struct zsd_job *job);

@@ -1,9 +1,9 @@
 /*
- * walk.h - a walk over what a job has many of (shards, pages), in parts over several turns.
+ * walk.h - a walk over the shards or pages of a job, in parts over several turns.
  *
- * MODEL. Each turn runs part(), which handles as much as the turn has room for (run/turn.h). The job is
- * held meanwhile (J1). A walk ends when part() says so, or when the job has ended. done() hears the end,
- * and then over() frees what embeds the walk.
+ * MODEL. Each turn runs part(), which handles as much as the turn has room for (run/turn.h). The
+ * job is held meanwhile (J1). A walk ends when part() returns true, or when the job has ended. Then
+ * done() is called, and over() frees the struct that embeds the walk.
  *
  * Loop thread only.
  */
@@ -12,8 +12,8 @@
 
 #include "daemon/job/job.h"
 
-/** Hears the end: later, never from inside the call that began the walk. err NULL: no failure. The job
- * may have ended meanwhile (its state says so). */
+/** Called at the end of a walk, never from inside the call that began it. err NULL: success, unless
+ * the job has ended meanwhile: check its state. */
 typedef void zsd_walked(struct zsd_job *job, const struct zb_err *err);
 
 /** Embedded in the struct of its owner. */
@@ -26,7 +26,7 @@ struct zsd_walk {
     struct zsd_work work;
 };
 
-/** Begins with the next turn. part, over and done are set. */
+/** Begins with the next turn. part, over and done must be set. */
 void zsd_walk_start(struct zsd_walk *walk, struct zsd_job *job);
 
 #endif
