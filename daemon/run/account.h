@@ -49,7 +49,7 @@ struct zsd_tiers {
     struct zsd_account gpu;     /* state, parameters, and page buffers (ring) */
     uint64_t gpu_target;        /* the GPU tier's budget as set */
     struct zb_err gpu_err;      /* code 0: the device works, or there is none */
-    struct zb_err gpu_unpinned; /* the newest failure to pin host memory; code 0: none */
+    struct zb_err gpu_unpinned; /* the first failure to pin host memory; code 0: none */
 };
 
 #endif

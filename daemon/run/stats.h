@@ -40,13 +40,13 @@
     X(turn_recent_p999_ns)
 
 /* The core's half. */
-#define ZSD_STATS_CORE(X)                                                        \
-    X(releases_bad)    /* one-way, so only counted */                            \
-    X(pages_early)     /* stepped ahead of the barrier */                        \
-    X(pages_undone)    /* of these, dropped again */                             \
-    X(scrub_bytes)     /* of saved pages that were read */                       \
-    X(scrub_bad_pages) /* corrupt, or not readable */                            \
-    X(write_holds)     /* holds: page writes wait for a change of the catalog */ \
+#define ZSD_STATS_CORE(X)                                           \
+    X(releases_bad)    /* one-way, so only counted */               \
+    X(pages_early)     /* stepped ahead of the barrier */           \
+    X(pages_undone)    /* of these, dropped again */                \
+    X(scrub_bytes)     /* of saved pages that were read */          \
+    X(scrub_bad_pages) /* corrupt, or not readable */               \
+    X(write_holds)     /* pauses of page writes, for the catalog */ \
     X(write_hold_us)   /* their total length */
 
 #define ZSD_STATS(X) ZSD_STATS_LOOP(X) ZSD_STATS_CORE(X)
