@@ -397,7 +397,6 @@ static void link_on_death(uv_poll_t *poll, int status, int events)
     zsd_link_end(l);
 }
 
-/* As conn_priv.h says. */
 bool zsd_link_turn(struct zsd_link *l)
 {
     int rc = l->state == LINK_LOST ? -ECONNRESET : zp_stream_write(l->stream);

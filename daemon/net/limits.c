@@ -15,8 +15,8 @@
 #define NONE UINT64_MAX
 #define MIB  ZB_MIB
 
-/* Definitions and notes are in addition to host_bytes: at most this part of host_bytes, but at least
- * this much. */
+/* Definitions and notes are in addition to host_bytes. The node's limit is host_bytes divided by PART,
+ * but at least MIN. */
 #define DEFINITIONS_PART 12u
 #define DEFINITIONS_MIN  (48 * MIB)
 #define DEFINITIONS_USER (512 * MIB) /* of a user, or half of the node's if that is more */
