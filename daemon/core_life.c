@@ -1,6 +1,6 @@
 /*
- * core_life.c - the core as a whole: how it is made and taken apart, what a turn of the loop and a
- * tick of its clock do, and how it ends in good order.
+ * core_life.c - the core as a whole: its creation and destruction, the work of a turn of the loop and
+ * of a tick of its clock, and its orderly end.
  */
 #include "daemon/core_life.h"
 
@@ -24,7 +24,7 @@
 #include "daemon/show/top.h"
 #include "daemon/store/store.h"
 
-/* One allocation: what every room owns. */
+/* The structs of all rooms, in one allocation. */
 struct core_all {
     struct zsd_core core;
     struct zsd_disk disk;
@@ -105,7 +105,7 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err)
     return rc;
 }
 
-/* Runs what is in flight to its end: nothing may point into memory that is about to go. */
+/* After this, nothing in flight points into memory that is about to be freed. */
 void zsd_core_settle(struct zsd *daemon)
 {
     struct zsd_core *core = daemon->core;
@@ -143,7 +143,7 @@ void zsd_core_free(struct zsd *daemon)
     zsd_scrub_free(core);
     zsd_df_free(core);
     zsd_jobs_forget_all(core);
-    zsd_leaving_all(core); /* of jobs: zsd_store_close() sees to what the store holds */
+    zsd_leaving_all(core); /* places of jobs; zsd_store_close() frees those of the store */
     zsd_strands_free(core);
     zsd_store_close(core);
     zsd_buffers_end(core);

@@ -1,5 +1,5 @@
 /*
- * core_life.h - the core as the loop and the start see it.
+ * core_life.h - creates, runs and ends the core: the interface for the loop and the start.
  *
  * Loop thread only.
  */
@@ -11,8 +11,7 @@
 /** Needs daemon->config, kernels, compute and engine. 0; -ENOMEM, -ENOSPC (host_bytes is too small
  * for the smallest ring): err has the message. */
 int zsd_core_new(struct zsd *daemon, struct zb_err *err);
-/** Ends every job. Compute and engine must be idle or still running (it drains them). NULL core:
- * fine. */
+/** Ends every job, and drains compute and engine, which must be idle or running. NULL core: fine. */
 void zsd_core_free(struct zsd *daemon);
 
 /** Once per turn, before the loop waits: runs deferred work, then kicks the engine. True: more was
@@ -26,13 +25,13 @@ void zsd_core_settle(struct zsd *daemon);
 unsigned zsd_core_busy(const struct zsd *daemon);
 /** Number of jobs in memory. Those without a client are kept, or are ending. */
 unsigned zsd_core_jobs(const struct zsd *daemon);
-/** Whether something waits for zsd_core_tick(): an operation; or a scrub, which has a rate, and for
- * which no end waits. */
+/** Whether something needs zsd_core_tick(): an operation in progress; a scrub, which an orderly end
+ * does not wait for; GPU memory that is still mapped. */
 bool zsd_core_ticks(const struct zsd *daemon);
 /** SIGTERM: from now on, new jobs and new steps are refused (-ECANCELED); running ones finish. */
 void zsd_core_drain(struct zsd *daemon);
-/** Call when nothing runs any more: cancels waiting steps, and commits the newest steps of durable
- * jobs. */
+/** Call when no operation is in progress: cancels waiting steps, and commits the newest steps of
+ * durable jobs. */
 void zsd_core_last(struct zsd *daemon);
 /** Ends every job before the connections close: its ranks are told that the daemon ends. Otherwise
  * they would consider each other dead. */

@@ -1,6 +1,6 @@
 /*
- * dispatch.c - from a frame to its handler: the table of methods, hello and ping, and what is
- * answered to a body that is no such message. The handlers are in op/, show/ and plan/gpu_params.c.
+ * dispatch.c - from a frame to its handler: the table of methods, hello and ping, and the answers to
+ * malformed requests. The handlers are in op/, show/ and plan/gpu_params.c.
  */
 #include "daemon/dispatch.h"
 
@@ -69,7 +69,7 @@ static const struct row {
 
 /* ---- hello and ping */
 
-/** For logs and tables: printable ASCII without quotes, cut to the room there is. */
+/** Copies a name for logs and tables: printable ASCII without quotes, truncated to size. */
 static void clean_program(char *to, size_t size, const char *from)
 {
     size_t n = 0;
@@ -126,7 +126,7 @@ static int refuse_hello(struct zsd_req *req, const ProtobufCMessage *message)
     return 1;
 }
 
-/** PROTOCOL.md, section 4: -EBADMSG is for stored bytes. */
+/** A malformed body is -EPROTO, not -EBADMSG, which is for stored bytes (PROTOCOL.md, section 4). */
 static int decode(struct zsd *daemon, struct zp_arena *arena, const struct zp_method_info *info,
                   const uint8_t *body, size_t body_bytes, const ProtobufCMessage **ret,
                   struct zb_err *err)
@@ -140,7 +140,7 @@ static int decode(struct zsd *daemon, struct zp_arena *arena, const struct zp_me
     return rc;
 }
 
-/** A request that is answered here: with what is in err. */
+/** Answers a request with err. */
 static int refuse(struct zsd_req *req, const struct zb_err *err)
 {
     zsd_reply_err(req, err);
@@ -188,7 +188,7 @@ static int dispatch_request(struct zsd_req *req, struct zp_arena *arena, const u
     return 0;
 }
 
-/** One-way messages are not answered, so what is too long is a breach of the protocol. */
+/** One-way messages have no answer, so one that is too long violates the protocol. */
 static int oneway_fits(uint16_t method, const ProtobufCMessage *message, struct zb_err *err)
 {
     const Zp__Release *q = (const Zp__Release *)(const void *)message;

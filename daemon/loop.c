@@ -2,8 +2,8 @@
  * loop.c - the loop of libuv: what runs in a turn, and how the compute pools, the catalog's thread
  * and the engines wake it. See loop.h.
  *
- * Each of these offers an eventfd and a reap, and does not know what a loop is. A reap that stops at
- * its limit sets the eventfd again, so the others run first and nothing is lost.
+ * Each of these provides an eventfd and a reap function, and is independent of the loop. A reap that
+ * stops at its limit sets the eventfd again, so the others run first and nothing is lost.
  */
 #include "daemon/loop.h"
 
@@ -18,10 +18,10 @@
 #include "daemon/net/server.h"
 #include "daemon/os/slice.h"
 
-/* Clients wait for the loop, and no part of a turn takes much longer. */
+/* No part of a turn takes much longer, and clients wait for the loop. */
 #define LOOP_SLICE_NS UINT64_C(100000)
 
-/* ---- who wakes it */
+/* ---- wake-ups */
 
 static void wake_on_poll(uv_poll_t *poll, int status, int events)
 {
@@ -29,7 +29,7 @@ static void wake_on_poll(uv_poll_t *poll, int status, int events)
     eventfd_t n;
 
     (void)events;
-    assert(status == 0);           /* our own eventfd: only we could break it */
+    assert(status == 0);           /* our own eventfd: no errors */
     (void)eventfd_read(w->fd, &n); /* drain, then reap: no wake-up can be lost */
     if (w->engine)
         (void)zn_reap(w->engine, ZSD_REAP_MAX);
@@ -50,7 +50,7 @@ static int wake_start(struct zsd_wake *w, struct zsd *daemon, struct zn_engine *
     w->engine = engine;
     w->compute = compute;
     rc = uv_poll_start(&w->poll, UV_READABLE, wake_on_poll);
-    assert(rc == 0); /* it only notes what the next poll asks for */
+    assert(rc == 0); /* cannot fail: it only records the events for the next poll */
     return 0;
 }
 
@@ -75,13 +75,13 @@ static void loop_on_tick(uv_timer_t *timer)
     zsd_core_tick(timer->data, zb_now_ns());
 }
 
-/** Nothing to do: its being active is what counts. */
+/** Does nothing. While an idle handle is active, the loop does not wait. */
 static void loop_on_again(uv_idle_t *idle)
 {
     (void)idle;
 }
 
-/** The clock is looked at only while somebody waits for something. */
+/** The tick runs only while a request or an operation needs it. */
 static void loop_arm_tick(struct zsd *daemon)
 {
     uv_timer_t *tick = &daemon->loop->tick;
@@ -123,7 +123,7 @@ int zsd_loop_new(struct zsd *daemon, struct zb_err *err)
         return zb_fail(err, rc, "the loop: %m");
     }
     daemon->loop = l;
-    /* These only fill memory. */
+    /* These cannot fail: they only initialize memory. */
     (void)uv_loop_configure(&l->uv, UV_METRICS_IDLE_TIME);
     (void)uv_prepare_init(&l->uv, &l->prepare);
     (void)uv_idle_init(&l->uv, &l->again);
@@ -153,7 +153,7 @@ void zsd_loop_free(struct zsd *daemon)
     if (!l)
         return;
     uv_walk(&l->uv, loop_close_handle, NULL);
-    (void)uv_run(&l->uv, UV_RUN_DEFAULT); /* the close callbacks, ours and the server's */
+    (void)uv_run(&l->uv, UV_RUN_DEFAULT); /* runs the close callbacks, ours and the server's */
     rc = uv_loop_close(&l->uv);
     assert(rc == 0);
     free(l);
@@ -164,7 +164,7 @@ bool zsd_loop_run(struct zsd *daemon)
 {
     int rc = zsd_slice_set(LOOP_SLICE_NS);
 
-    if (rc < 0) /* as in a sandbox that forbids it: answers come later on a busy machine */
+    if (rc < 0) /* a sandbox may forbid it: then answers take longer on a busy machine */
         zb_log(ZB_LOG_INFO, "slice-refused", "why=\"%s\"", strerror(-rc));
     (void)uv_run(&daemon->loop->uv, UV_RUN_DEFAULT);
     return !daemon->loop->ending.forced;

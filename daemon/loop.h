@@ -5,8 +5,8 @@
  *     prepare    zsd_core_turn(): runs deferred work; kicks the engine once
  *                zsd_server_turn(): answers are sent; connections that had to wait continue
  *
- * Either may leave work for the next turn: then the next poll does not wait. Every
- * ZSD_TICK_MS zsd_core_tick() runs, but only while something is in progress: an idle daemon sleeps.
+ * Either may leave work for the next turn: then the next poll does not wait. zsd_core_tick() runs
+ * every ZSD_TICK_MS, but only while something is in progress: an idle daemon sleeps.
  */
 #ifndef ZSD_LOOP_H
 #define ZSD_LOOP_H
@@ -21,18 +21,18 @@
 #define ZSD_LINGER_FIRST_S 30u
 #define ZSD_REAP_MAX       64u /* completions of one kind in one turn */
 
-/** Needs compute and engine. 0 or a negative errno: err has the message; daemon->loop may be half
- *  built then. */
+/** Needs compute and engine. 0; or a negative errno: err has the message, and daemon->loop may be
+ * half built. */
 int zsd_loop_new(struct zsd *daemon, struct zb_err *err);
-/** For the server: needs zsd_loop_new(). */
+/** The loop of libuv, for the server. Needs zsd_loop_new(). */
 struct uv_loop_s *zsd_loop_uv(const struct zsd *daemon);
-/** Waits until every handle is closed; the server has closed its own before. NULL loop: fine. */
+/** Waits until every handle is closed. Close the server first. NULL loop: fine. */
 void zsd_loop_free(struct zsd *daemon);
 
 /**
- * From now on SIGTERM, SIGINT, SIGHUP and SIGQUIT end the loop in order: no connection is
- * accepted, the core rejects new work and finishes operations in progress, for at most drain_ms,
- * and answers are sent, for at most ZSD_SEND_MS more. A second signal ends it at once.
+ * From now on SIGTERM, SIGINT, SIGHUP and SIGQUIT begin an orderly end of the loop: no connection is
+ * accepted; the core rejects new work and finishes operations in progress; answers are sent, for at
+ * most ZSD_SEND_MS more. All of it takes at most drain_ms. A second signal ends the loop at once.
  *
  * @return 0 or a negative errno: err has the message
  */
@@ -40,13 +40,13 @@ int zsd_loop_end_on_signals(struct zsd *daemon, uint32_t drain_ms, struct zb_err
 
 /**
  * From now on the loop also ends when it is unused: linger_s seconds after the last client has
- * left, or linger_kept_s if there is a job (which is then a kept one), but not before operations
- * in progress are finished. The first client has at least ZSD_LINGER_FIRST_S. After
+ * left, or linger_kept_s if a (kept) job is in memory, but not before operations in progress are
+ * finished. The first client may take at least ZSD_LINGER_FIRST_S to connect. Call after
  * zsd_loop_end_on_signals().
  */
 void zsd_loop_end_unused(struct zsd *daemon);
 
-/** Runs until a signal, or lack of use, ends it. False: operations were still in progress. */
+/** Runs until a signal, or lack of use, ends the loop. False: operations were still in progress. */
 bool zsd_loop_run(struct zsd *daemon);
 
 #endif

@@ -1,11 +1,10 @@
 /*
- * loop_end.c - the orderly end: what a signal begins, and when it is complete.
+ * loop_end.c - the orderly end: from the first signal until the loop stops.
  *
- *     first signal    (or an unused embedded daemon, loop_linger.c) no more clients are accepted,
- *     the
- *                     core drains; checked every END_STEP_MS
- *     nothing busy    the ranks of every job are notified; ZSD_SEND_MS are left for answers to
- *                     clients that read slowly
+ *     first signal    (or an embedded daemon is unused, loop_linger.c) no more clients are accepted,
+ *                     and the core drains, which is checked every END_STEP_MS
+ *     nothing busy    durable jobs commit their newest step, and the ranks of every job are notified;
+ *                     then clients that read slowly have ZSD_SEND_MS for their answers
  *     nothing unsent, a deadline, or a second signal: the loop stops
  */
 #include <signal.h>
@@ -21,7 +20,7 @@
 
 static const int end_signals[] = { SIGTERM, SIGINT, SIGHUP, SIGQUIT };
 static const int ignored_signals[] = { SIGALRM, SIGUSR1,
-                                       SIGUSR2 }; /* their default ends a process */
+                                       SIGUSR2 }; /* by default they would end the process */
 
 static void end_now(struct zsd *daemon)
 {
@@ -31,7 +30,7 @@ static void end_now(struct zsd *daemon)
     e->forced = busy > 0;
     if (e->forced)
         zb_log(ZB_LOG_WARN, "end-forced", "operations=%u", busy);
-    if (!e->told) { /* in haste: what can be sent now is */
+    if (!e->told) { /* forced: send as much as possible at once */
         zsd_core_farewell(daemon);
         zsd_server_flush(daemon);
     }
@@ -49,7 +48,7 @@ static void end_on_timer(uv_timer_t *timer)
         e->told = true;
         zsd_core_last(daemon);
         zsd_core_farewell(daemon);
-        return; /* what that began, and what it said, is waited for like all else */
+        return; /* the next checks wait for these commits and messages, too */
     }
     if (!busy && e->send_ns == 0)
         e->send_ns = now + ZSD_SEND_MS * NS_PER_MS;
@@ -109,7 +108,7 @@ int zsd_loop_end_on_signals(struct zsd *daemon, uint32_t drain_ms, struct zb_err
     int rc = 0;
 
     e->drain_ms = drain_ms;
-    (void)uv_timer_init(uv, &e->timer); /* only fills memory */
+    (void)uv_timer_init(uv, &e->timer); /* cannot fail */
     e->timer.data = daemon;
     for (size_t i = 0; rc == 0 && i < ZB_COUNT(end_signals); i++)
         rc = end_watch(daemon, &e->signals[i], end_on_signal, end_signals[i]);

@@ -1,16 +1,16 @@
 /*
  * loop_linger.c - ends an embedded daemon that is no longer used.
  *
- * Each turn notes whether there are clients. The timer runs from the turn in which there were none.
- * When it expires, the whole waiting time is decided, because a job that is not kept is gone by
- * then. A client that connects just as the end begins is disconnected, and starts another daemon.
+ * Each turn checks whether there are clients. The timer starts in the first turn without one. The total
+ * waiting time is decided when the timer expires, because jobs that are not kept have ended by then. A
+ * client that connects just as the end begins is disconnected, and starts another daemon.
  */
 #include "daemon/core_life.h"
 #include "daemon/loop_priv.h"
 
 #define NS_PER_MS UINT64_C(1000000)
 #define NS_PER_S  UINT64_C(1000000000)
-#define BUSY_MS   1000u /* what is in progress is looked at again after that */
+#define BUSY_MS   1000u /* interval of checks while operations are in progress */
 
 static void linger_on_timer(uv_timer_t *timer);
 
@@ -19,7 +19,7 @@ static void linger_wait(struct zsd *daemon, uint64_t ns)
     (void)uv_timer_start(&daemon->loop->linger.timer, linger_on_timer, zb_div_up(ns, NS_PER_MS), 0);
 }
 
-/** How long nobody may be there. */
+/** How long the daemon may be without clients. */
 static uint64_t linger_ns(const struct zsd *daemon)
 {
     const struct zsd_config *config = &daemon->config;
@@ -34,7 +34,7 @@ static void linger_on_timer(uv_timer_t *timer)
     struct zsd_linger *l = &daemon->loop->linger;
     uint64_t idle_ns = zb_now_ns() - l->idle_ns, wait_ns = linger_ns(daemon);
 
-    if (daemon->clients > 0) /* since this turn */
+    if (daemon->clients > 0) /* one has connected in this turn */
         return;
     if (idle_ns < wait_ns) {
         linger_wait(daemon, wait_ns - idle_ns);
@@ -67,7 +67,7 @@ void zsd_loop_end_unused(struct zsd *daemon)
 {
     struct zsd_linger *l = &daemon->loop->linger;
 
-    (void)uv_timer_init(&daemon->loop->uv, &l->timer); /* only fills memory */
+    (void)uv_timer_init(&daemon->loop->uv, &l->timer); /* cannot fail */
     l->timer.data = daemon;
     l->on = true;
 }

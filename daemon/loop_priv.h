@@ -18,25 +18,25 @@ struct zsd_wake {
 
 #define ZSD_WAKES (3 + ZN_PATHS_MAX) /* compute pool, the GPU's, catalog, engines */
 
-/** The end, from the first signal on (loop_end.c). */
+/** The state of the orderly end (loop_end.c). */
 struct zsd_ending {
     uv_signal_t signals[4];
     uv_signal_t ignored[3];
     uv_timer_t timer;
     uint32_t drain_ms;
     bool begun;
-    bool told;   /* the ranks of every job */
-    bool forced; /* operations were in progress still */
+    bool told;   /* the ranks of every job were notified */
+    bool forced; /* operations were still in progress */
     uint64_t deadline_ns;
-    uint64_t send_ns; /* until then answers are sent, once nothing is busy; 0: not so far */
+    uint64_t send_ns; /* deadline of sending answers, set once nothing is busy; 0: not yet */
 };
 
 /** The end of an unused daemon (loop_linger.c). */
 struct zsd_linger {
     uv_timer_t timer;
     bool on;          /* config.embedded */
-    bool met;         /* a client was there */
-    uint64_t idle_ns; /* since when there is no client; 0: there is one */
+    bool met;         /* a client has connected */
+    uint64_t idle_ns; /* when the last client left, or the first turn; 0: there is a client */
 };
 
 struct zsd_loop {

@@ -1,15 +1,15 @@
 /*
- * main.c - zshardd: arguments and exit status. What signals do: loop_end.c.
+ * main.c - zshardd: arguments and exit status. loop_end.c handles signals.
  *
  * EXIT STATUS
  *     0  ended in good order: by a signal, --help, --version, --check-config
- *     1  something failed, or the end came before what was in progress was finished
+ *     1  something failed, or the daemon ended before its operations were finished
  *     2  wrong options or configuration
  *     3  the socket or the data directory belongs to another daemon
- *     4  gpu_bytes was asked for, and there is no such GPU, or no driver
- *     5  the data directory is not the daemon's own: another user's, or others may write to it; or a
- *        file in it is a symbolic link
- *     6  --fsck found damage: a file that is missing, or something else, too
+ *     4  gpu_bytes is set, and there is no such GPU, or no driver
+ *     5  the data directory belongs to another user, or others may write to it; or a file in it is a
+ *        symbolic link
+ *     6  --fsck found damage, for example a missing file
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@
 #include "daemon/startup.h"
 #include "daemon/store/store.h"
 
-#define DRAIN_MS 120000u /* the unit's TimeoutStopSec is above it */
+#define DRAIN_MS 120000u /* TimeoutStopSec of the systemd unit is longer */
 
 enum {
     EXIT_GOOD = 0,
@@ -40,7 +40,7 @@ enum {
     EXIT_DAMAGED = 6
 };
 
-/** The one line on standard output. Who started us may have closed it: that is no failure. */
+/** Prints the one line on standard output. That it may be closed is no failure. */
 static void say_ready(const struct zsd *daemon)
 {
     const struct zsd_config *c = &daemon->config;
@@ -62,7 +62,7 @@ static int status_of_start(int rc)
                                                  : EXIT_FAILED;
 }
 
-/** What does not come back before the end: the loop runs in it. */
+/** Starts the daemon, runs the loop until its end, and shuts down. Returns the exit status. */
 static int serve(struct zsd *daemon, struct zb_err *err)
 {
     bool embedded = daemon->config.embedded;
@@ -90,7 +90,7 @@ static int serve(struct zsd *daemon, struct zb_err *err)
         status = zsd_loop_run(daemon) ? EXIT_GOOD : EXIT_FAILED;
         if (embedded && status == EXIT_GOOD && daemon->config.paths[0] == '\0' &&
             zsd_store_empty(daemon->core))
-            zsd_datadir_forget(daemon->datadir); /* its room goes back to whoever started it */
+            zsd_datadir_forget(daemon->datadir); /* nothing is saved: frees the disk space */
     }
     zsd_shutdown(daemon);
     return status;
@@ -108,8 +108,8 @@ static int check(struct zsd *daemon, struct zb_err *err)
                                                   : EXIT_FAILED;
 }
 
-/** Started with one of these closed, the next file that we open, the data file even, would be
- *  where the log goes. */
+/** If a standard descriptor were closed, a file that is opened later, even the data file, could get its
+ * number, and log lines would be written into it. */
 static void open_standard_files(void)
 {
     int fd;
@@ -121,8 +121,8 @@ static void open_standard_files(void)
         (void)close(fd);
 }
 
-/** A write that fails says so by its code; the others would end us without a word until the loop
- *  watches them (loop_end.c). */
+/** SIGPIPE and SIGXFSZ: a failed write returns an error code. The others would kill the process before
+ * the loop handles them (loop_end.c). */
 static void ignore_signals(void)
 {
     static const int ignored[] = { SIGPIPE, SIGXFSZ, SIGALRM, SIGUSR1, SIGUSR2 };
@@ -160,8 +160,9 @@ int main(int argc, char **argv)
     }
     zb_log_set_level(daemon.config.log_level);
     if (daemon.config.embedded && fcntl((int)daemon.config.ready_fd, F_GETFD) < 0) {
-        (void)fprintf(stderr, "zshardd: --ready-fd %u: %s\n", daemon.config.ready_fd,
-                      strerror(errno)); /* not to be taken for a file that is opened later */
+        (void)fprintf(
+            stderr, "zshardd: --ready-fd %u: %s\n", daemon.config.ready_fd,
+            strerror(errno)); /* checked here, before an opened file can get this number */
         return EXIT_CONFIG;
     }
     status = serve(&daemon, &err);

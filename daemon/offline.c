@@ -1,10 +1,9 @@
 /*
  * offline.c - see offline.h.
  *
- * MODEL. The core without a loop, on data files and a catalog that are open read-only: recovery
- * brings all of it into memory, as for a daemon; zsd_core_settle() then turns what was started
- * until it is over. Pages are read by LANES chains, each of which takes the next page when its last
- * one was verified.
+ * MODEL. The core runs without a loop, on data files and a catalog that are open read-only. Recovery
+ * loads the metadata, as in a daemon. zsd_core_settle() then runs turns until all operations have
+ * ended. Pages are read by LANES chains; each reads its next page when its last one was verified.
  */
 #include "daemon/offline.h"
 
@@ -38,9 +37,9 @@ struct lane {
 struct offline {
     struct zsd *daemon;
     struct zsd_fsck_report report;
-    struct zb_err err; /* why it could not be checked */
-    struct page *rows; /* each once */
-    size_t nrows, row; /* row, plane, page: the next to be read */
+    struct zb_err err; /* why fsck failed */
+    struct page *rows; /* all saved rows, each once */
+    size_t nrows, row; /* row, plane, page: the next page to read */
     enum zsd_saved_plane plane;
     uint32_t page;
     uint64_t read_bytes, all_bytes, told_ns;
@@ -191,7 +190,7 @@ static int offline_up(struct zsd *daemon, struct zb_err *err)
         return rc;
     daemon->read_only = true;
     options.path = zsd_datadir_file(daemon->datadir);
-    /* one that was cut has no size that a file may be opened with: its superblock says what it had */
+    /* a truncated file may have a size that zn_open() rejects; its superblock has the original size */
     options.size_bytes =
         zb_max_u64(zb_round_up(zsd_datadir_room(daemon->datadir), ALIGN), ZN_DATA_START + ALIGN);
     config->more_bytes = ZSD_AUTO;
@@ -206,7 +205,7 @@ static int offline_up(struct zsd *daemon, struct zb_err *err)
     if (rc < 0)
         return rc;
     config->ring_bytes = 0;
-    config->host_bytes = ZB_GIB; /* of which one buffer in 16 is asked for, and never touched */
+    config->host_bytes = ZB_GIB; /* a sixteenth becomes page buffers, which are never touched */
     return zsd_core_new(daemon, err);
 }
 

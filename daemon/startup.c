@@ -1,8 +1,8 @@
 /*
- * startup.c - the rows of the start.
+ * startup.c - the table of steps of the start.
  *
- * A down takes whatever its up left behind, also when it failed half way or never ran. So the end
- * and a failed start are the same walk over all rows, from the last.
+ * The down function of a step accepts any state: that its up function succeeded, failed half way, or
+ * never ran. So the end and a failed start both call all down functions, from the last row.
  */
 #include "daemon/startup.h"
 
@@ -29,14 +29,14 @@ _Static_assert(ZN_DATA_START == ZB_DATA_START, "what the planner takes off a dat
 
 #define HOST_BYTES_MIN   ZB_MIB
 #define NVME_BYTES_MIN   ZB_MIB
-#define SLOW_THREADS     2u   /* make memory, and give it back */
-#define FILES_PER_CLIENT 4u   /* its socket, its pidfd, its staging arena, one on its way to it */
+#define SLOW_THREADS     2u   /* allocate and free memory */
+#define FILES_PER_CLIENT 4u   /* socket, pidfd, staging arena, and one that is being sent */
 #define FILES_BESIDE     512u /* arenas of jobs, the engine, the loop, the log; ZSD_USER_FDS_MAX */
-#define FILES_LEAST      48u  /* less, and a part of the start fails that cannot say so */
+#define FILES_LEAST      48u  /* with fewer, the start would fail without a clear message */
 
-/* ---- limits: what the process itself needs */
+/* ---- limits of the process */
 
-/** As many descriptors as clients_max may need, as far as we are allowed to. */
+/** Raises the limit of descriptors to the number that clients_max may need, or to the hard limit. */
 static int limits_files(const struct zsd_config *config, struct zb_err *err)
 {
     rlim_t want = (rlim_t)config->clients_max * FILES_PER_CLIENT + FILES_BESIDE;
@@ -72,11 +72,11 @@ static int limits_up(struct zsd *daemon, struct zb_err *err)
     if (config->host_bytes == ZSD_AUTO)
         config->host_bytes =
             zb_max_u64(zb_sysmem_left("") / ZB_HOST_SHARE / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN,
-                       HOST_BYTES_MIN); /* less is of no use: then the core says so */
+                       HOST_BYTES_MIN); /* if even that is too little, the core reports it */
     return 0;
 }
 
-/* ---- NUMA: before the first thread, since all inherit it */
+/* ---- NUMA: before the first thread starts, because threads inherit the policy */
 
 static int numa_up(struct zsd *daemon, struct zb_err *err)
 {
@@ -138,7 +138,7 @@ static void kernels_down(struct zsd *daemon)
 
 /* ---- engine: the NVMe tier */
 
-/* For benches: memory instead of a data file. */
+/* For benchmarks: memory instead of a data file. */
 static int engine_up_fixed(struct zsd *daemon, struct zb_err *err)
 {
     const struct zsd_config *config = &daemon->config;

@@ -8,15 +8,14 @@
 #include "daemon/run/daemon.h"
 
 /**
- * Brings up everything that daemon->config asks for. The caller zeroed the rest of *daemon.
+ * Starts everything that daemon->config requires. The rest of *daemon must be zero.
  *
- * @return 0: it serves as soon as the loop runs; a negative errno, and everything is down again:
- *         err has the message. -EBUSY and -EADDRINUSE: another daemon has the data or the socket
+ * @return 0: it serves as soon as the loop runs; or a negative errno: all steps were undone, and err
+ *         has the message. -EBUSY and -EADDRINUSE: another daemon has the data or the socket
  */
 int zsd_startup(struct zsd *daemon, struct zb_err *err);
 
-/** Undoes the steps that were made: connections end first, then the core, which finishes its work.
- */
+/** Undoes the steps: connections end first, then the core, which finishes its operations. */
 void zsd_shutdown(struct zsd *daemon);
 
 #endif

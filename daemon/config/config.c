@@ -1,8 +1,9 @@
 /*
- * config.c - the rows of options, and the three places that values come from: the row's default,
- * the file (config_file.c), the command line. zb_opt_set() reads each of them.
+ * config.c - the table of options, and the three sources of their values: the row's default, the
+ * file (config_file.c), the command line.
  *
- * NOT HERE. What depends on the machine at the start: "auto" sizes, whether a directory exists.
+ * NOT HERE. Values that depend on the machine ("auto" sizes), and whether a directory exists: see
+ * startup.c.
  */
 #include "daemon/config/config.h"
 
@@ -17,7 +18,7 @@
 #include "nvme/zn.h"
 #include "proto/socket.h"
 
-#define SIZE_MAX_BYTES (UINT64_C(1) << 50) /* of a tier: far from where sums overflow */
+#define SIZE_MAX_BYTES (UINT64_C(1) << 50) /* of a tier: small enough that no sum overflows */
 #define SIZE_MIN_BYTES ZB_MIB
 #define PAGE_BYTES     ZB_PAGE_ALIGN
 #define HELP_MAX       16384u
@@ -152,7 +153,7 @@ static const struct zb_opt options[] = {
 };
 /* clang-format on */
 
-/** What the command line says beside them. */
+/** Options of the command line only. */
 struct words {
     bool help, version, check, fsck, embedded;
     uint32_t ready_fd, linger_s, linger_kept_s;
@@ -229,7 +230,7 @@ static int config_text(const struct words *w, const char **ret_text, struct zb_e
     return 1;
 }
 
-/** What only an embedded daemon has, and what it must have. */
+/** Checks and sets the options of an embedded daemon, which only it may have; it needs a socket. */
 static int config_embedded(struct zsd_config *config, const struct words *w,
                            const struct zb_opts *line, struct zb_err *err)
 {
@@ -261,7 +262,8 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
     rc = zb_opt_parse(line, ZB_COUNT(line), argc - 1, argv + 1, NULL, err);
     if (rc == 0 && (w.help || w.version))
         return config_text(&w, ret_text, err);
-    if (rc == 0 && w.config) { /* the command line wins: it is read over the file */
+    if (rc == 0 &&
+        w.config) { /* the command line takes precedence: parse it again after the file */
         memset(config, 0, sizeof(*config));
         zb_opt_defaults(options, config);
         rc = zsd_config_file(options, config, w.config, err);

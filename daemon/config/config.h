@@ -1,6 +1,6 @@
 /*
- * config.h - the options of zshardd: the rows that the file, the command line, --help, the check
- * and the installed example are all made of.
+ * config.h - the options of zshardd: one table of rows for the file, the command line, --help, the
+ * check and the installed example.
  */
 #ifndef ZSD_CONFIG_H
 #define ZSD_CONFIG_H
@@ -17,11 +17,11 @@
 const struct zb_opt *zsd_options(void);
 
 /**
- * Defaults, then the file (--config, else none), then the command line; of two on the command line
- * the last counts. Called once, before threads start.
+ * Precedence: defaults, then the file (--config, if given), then the command line, where the last
+ * value of an option counts. Called once, before threads start.
  *
- * @return 0; -EINVAL, or what opening the file answered (-ENOENT, -EACCES ...): err has the
- *         message, with file and line where there is one
+ * @return 0; -EINVAL, or the error of opening the file (-ENOENT, -EACCES ...): err has the message,
+ *         with file and line if there is one
  *         1: --help or --version was asked for: *ret_text has what to print (a static buffer)
  *         2: --check-config, and all options are right; 3: --fsck, the same
  */
@@ -29,10 +29,10 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
                     struct zb_err *err);
 
 /**
- * Reads a file of these options over what *config has (config_file.c).
+ * Reads a file of these options; its values replace those in *config (config_file.c).
  *
- * @return 0; -EINVAL, -ENOMEM, or what opening it answered: err has the file, and the line where
- *         there is one
+ * @return 0; -EINVAL, -ENOMEM, or the error of opening it: err has the file, and the line if there
+ *         is one
  */
 int zsd_config_file(const struct zb_opt *rows, struct zsd_config *config, const char *path,
                     struct zb_err *err);

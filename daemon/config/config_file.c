@@ -1,9 +1,9 @@
 /*
- * config_file.c - the file of options: NAME = VALUE, again and again.
+ * config_file.c - the configuration file: a sequence of NAME = VALUE.
  *
- * SYNTAX. A value is a word, or a text in double or single quotes, in which a backslash takes the
- * next character as it is. Of `paths` it may be a list: { VALUE, VALUE ... }. Blanks and newlines
- * only part things. Comments: # or // to the end of the line, and those of C.
+ * SYNTAX. A value is a word, or a text in double or single quotes, in which a backslash escapes the
+ * next character. The value of `paths` may be a list: { VALUE, VALUE ... }. Blanks and newlines only
+ * separate tokens. Comments: # or // to the end of the line, and those of C.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -23,7 +23,7 @@
 #define SIGNS          "={},"
 #define LIST_OPTION    "paths"
 
-/** What a token is: one of SIGNS, or one of these; a negative errno is a failure. */
+/** Kinds of a token: a character of SIGNS, or one of these; a negative errno is a failure. */
 enum { TOKEN_END = 0, TOKEN_TEXT = 't' };
 
 struct file {
@@ -31,7 +31,7 @@ struct file {
     const char *path;
     const char *at; /* in its text */
     unsigned line;
-    unsigned given[ZB_OPT_ROWS_MAX]; /* the line where an option was given; 0: not yet */
+    unsigned given[ZB_OPT_ROWS_MAX]; /* the line on which an option was given; 0: not yet */
     char token[sizeof(((struct zsd_config *)0)->paths)]; /* of TOKEN_TEXT */
     struct zsd_config *config;
     struct zb_err *err;
@@ -39,7 +39,7 @@ struct file {
 
 /* ---- tokens */
 
-/** The end of a comment that begins at p; p where there is none; NULL: it never ends. */
+/** The end of the comment that begins at p; p: there is none; NULL: it never ends. */
 static const char *comment_end(const char *p)
 {
     const char *end;
@@ -52,7 +52,7 @@ static const char *comment_end(const char *p)
     return end ? end + 2 : NULL;
 }
 
-/** Passes blanks and comments. */
+/** Skips blanks and comments. */
 static int file_skip(struct file *f)
 {
     for (;;) {
@@ -114,7 +114,7 @@ static int token_next(struct file *f)
 
 /* ---- options */
 
-/** A list, behind its brace: its texts become one, with ZSD_PATHS_SEPARATOR between. */
+/** Reads a list, after its opening brace, and joins its texts with ZSD_PATHS_SEPARATOR. */
 static int file_list(struct file *f, const char *name)
 {
     char all[sizeof(f->token)] = "";
@@ -144,7 +144,7 @@ static int file_list(struct file *f, const char *name)
                               f->line, name);
 }
 
-/** The row of the name that was read, which has '_' for '-'; NULL: there is none. */
+/** The row of a name from the file, which has '_' for '-'; NULL: there is none. */
 static const struct zb_opt *file_find(const struct zb_opt *rows, const char *token)
 {
     char name[64];
@@ -156,7 +156,7 @@ static const struct zb_opt *file_find(const struct zb_opt *rows, const char *tok
     return zb_opt_find(rows, name, strlen(name));
 }
 
-/** An option: its name was read. */
+/** Reads the rest of an option, after its name. */
 static int file_option(struct file *f)
 {
     const struct zb_opt *o = file_find(f->rows, f->token);
@@ -199,7 +199,7 @@ static int file_parse(struct file *f)
     return rc;
 }
 
-/** A regular file of a decent size, whole, with a NUL after it. */
+/** Reads a whole regular file of limited size, and appends a NUL. */
 static int file_read(const char *path, char **ret_text, struct zb_err *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);

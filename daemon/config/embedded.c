@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "base/util.h"
 
-#define WRITE_MS 5000 /* who starts a daemon and does not read */
+#define WRITE_MS 5000 /* limit for a program that does not read the line */
 
 int zsd_embedded_fd(int argc, char **argv)
 {
@@ -72,8 +72,8 @@ static void write_all(int fd, const char *bytes, size_t len)
     }
 }
 
-/** Sends the line and closes the descriptor; of a standard one, which must stay open, only its
- *  pipe. */
+/** Sends the line and closes the descriptor. Standard output must stay open, so it is redirected to
+ * /dev/null instead. */
 static void say(int fd, FILE *out, char **line, size_t *len)
 {
     int null = -1;

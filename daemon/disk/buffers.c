@@ -54,7 +54,7 @@ void zsd_buffer_put(struct zsd_core *core, void *buffer)
     zsd_defer(core, claim->work);
 }
 
-/* Without an NVMe and a GPU tier there are no buffers, and nothing is added. */
+/* Without NVMe and GPU tier there are no buffers, so nothing is added. */
 uint64_t zsd_host_least(const struct zsd_core *core, uint64_t bytes)
 {
     return core->disk->nbuffers > 0

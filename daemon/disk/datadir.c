@@ -24,7 +24,7 @@ struct zsd_datadir {
     bool forget;
 };
 
-/** A variable that is set to nothing counts as not set. */
+/** An environment variable; NULL if it is unset or empty. */
 static const char *env(const char *name)
 {
     const char *value = getenv(name);
@@ -168,7 +168,7 @@ void zsd_datadir_close(struct zsd_datadir *d)
         (void)unlinkat(d->fd, files[i], 0);
     if (d->made) {
         zsd_datadir_opened(d);
-        (void)rmdir(d->path); /* not empty: somebody put something there, and it stays */
+        (void)rmdir(d->path); /* fails if somebody put a file there: then the directory stays */
     }
     zb_close_fd(&d->fd);
     free(d);

@@ -1,5 +1,5 @@
 /*
- * datadir.h - the data directory: where it is, whose it is, and what is left of it at the end.
+ * datadir.h - the data directory: where it is, whose it is, and its cleanup.
  *
  * WHERE. The path given; else $STATE_DIRECTORY, which systemd sets for a unit that has one; else a
  * temporary directory of our own, zshard-XXXXXX in $TMPDIR or /var/tmp (which is a disk where /tmp
@@ -32,7 +32,7 @@ struct zsd_datadir;
  *         -ENOMEM: err has the message
  */
 int zsd_datadir_open(struct zsd_datadir **ret, const char *path, struct zb_err *err);
-/** 0; or -EKEYREJECTED, and how to fix it: it belongs to another user than root or ours, or others
+/** 0; or -EKEYREJECTED, with advice in err: it belongs to a user other than root and ours, or others
  * may write to it. These users could put links and files of their own there. */
 int zsd_datadir_trusted(const struct zsd_datadir *d, struct zb_err *err);
 /** 0: data file and catalog are there; -ENOENT: neither is, -EBADMSG: one is missing. */
@@ -50,9 +50,8 @@ const char *zsd_datadir_catalog(const struct zsd_datadir *d);
 /** The data file is open: a temporary one loses its name. */
 void zsd_datadir_opened(struct zsd_datadir *d);
 
-/** The default size of the data file: that of an existing one, else 4 GiB or half of the free space
- * of
- *  the file system, whichever is less. A multiple of 4 KiB; may be 0. */
+/** The default size of the data file: that of an existing one; else 4 GiB or half of the file
+ * system's free space, whichever is less, as a multiple of 4 KiB; may be 0. */
 uint64_t zsd_datadir_room(const struct zsd_datadir *d);
 
 #endif

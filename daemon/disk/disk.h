@@ -23,34 +23,34 @@ struct zsd_pio {
     struct zsd_turn turn;
 };
 
-/** A request for a page buffer: waits in the queue by payer and bytes. Zeroed except for the first
- * three fields, and not moved while it waits. */
+/** A request for a page buffer: waits in the queue by payer and bytes. The caller sets the first
+ * three fields and zeroes the rest. It must not move while it waits. */
 struct zsd_claim {
     struct zsd_payer *payer; /* NULL: the house */
     uint64_t bytes;          /* to read and write in the buffer */
     struct zsd_work *work;   /* deferred when the buffer has been given */
     bool waits;              /* in the queue */
-    void *buffer;            /* given, and not taken yet */
+    void *buffer;            /* assigned, and not fetched yet */
     struct zsd_turn turn;
 };
 
-/** The best second of a drive, in each direction: the best available measure of its speed. */
+/** The best throughput of a drive over one second, in each direction: an estimate of its speed. */
 struct zsd_second {
-    uint64_t since_ns, read_bytes, written_bytes; /* at the start of the current one */
+    uint64_t since_ns, read_bytes, written_bytes; /* at the start of the current second */
     uint64_t best_read, best_written;             /* bytes per second */
 };
 
-/** The queue of transfers that the engine has no room for; and writes that a hold delays, which are
- * already paid for. */
+/** The queue of a data file: transfers that wait for room in the engine, and writes delayed by a
+ * hold, which were charged already. */
 struct zsd_line {
     struct zsd_fair waiting;
     struct zb_list held;
     unsigned depth;          /* transfers in the queue and in flight */
-    struct zsd_gauge depths; /* the same over time; updated once per turn */
+    struct zsd_gauge depths; /* of depth; updated once per turn */
     struct zsd_second second;
 };
 
-/** Page writes wait for a change of the catalog: pio.c has the model. */
+/** A pause of page writes while a change of the catalog is flushed: pio.c has the model. */
 struct zsd_hold {
     bool on;
     uint64_t since_ns, rests_until_ns;
@@ -59,7 +59,7 @@ struct zsd_hold {
 
 struct zsd_disk {
     struct zsd_core *core;
-    uint64_t generation; /* of the newest page written; never repeats in a run of the daemon */
+    uint64_t generation;                 /* of the newest page written; never repeats */
     struct zb_space *maps[ZN_PATHS_MAX]; /* of each data file, in ZB_PAGE_ALIGN units: paths.h */
     struct zb_space *extents;            /* the first one; NULL: no NVMe tier */
     struct zsd_extents *places;          /* of pages (extents.c); NULL: no NVMe tier */
@@ -87,12 +87,11 @@ void zsd_generation_from(struct zsd_core *core, uint64_t generation);
 uint64_t zsd_generation_next(struct zsd_core *core);
 /** done runs later, never from inside. */
 void zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio);
-/** Hands what was submitted in this turn to the engines. */
+/** Hands the transfers submitted in this turn to the engines. */
 void zsd_pio_kick(struct zsd_core *core);
 
-/** Delays new page writes until the end of the hold, or some 100 ms, unless the last hold was a
- * short
- *  time ago. Ending none is fine. */
+/** Delays new page writes until zsd_hold_end(), for 100 ms at most. Does nothing if the last hold
+ * ended a short time ago. zsd_hold_end() without a hold is fine. */
 void zsd_hold_begin(struct zsd_core *core);
 void zsd_hold_end(struct zsd_core *core);
 
@@ -100,7 +99,7 @@ void zsd_hold_end(struct zsd_core *core);
 
 /** Makes the page buffers, from the host tier's budget: 0, -ENOSPC with the numbers, -ENOMEM. */
 int zsd_buffers_make(struct zsd_core *core, struct zb_err *err);
-/** Frees the buffers; none are also fine. */
+/** Frees the buffers, if there are any. */
 void zsd_buffers_end(struct zsd_core *core);
 /** A page buffer, or NULL. Then claim->work is deferred when the claim gets one, and the next call
  * takes it; calls in between change nothing. A waiting claim cannot be withdrawn. */

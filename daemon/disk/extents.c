@@ -1,18 +1,18 @@
 /*
  * extents.c - places of pages on the data files: see extents.h.
  *
- * MODEL. The map (paths.h) knows which bytes are taken; a class owns places of one size,
- * taken from the map, and lends them. `held` counts the holders of each place that is lent.
+ * MODEL. The map (paths.h) records which bytes are taken. A class owns places of one size, which it
+ * took from the map, and lends them. `held` counts the holders of each place that is lent.
  *
- *     in the map <---> free, of a class <---> held, by one or more
+ *     free in the map <---> free in a class <---> held, by one or more
  *
  * INVARIANTS
  *     E1  total = free + held, of each class. Every place of a class is taken in the map.
- *     E2  total >= promised. total > promised only while places are held that nobody is promised
- *         (recovery; a promise that shrank before its pages went): they go to the map at once when
- *         the last holder lets go.
- *     E3  There is room in free_at and in `held` for every place there is: lending one and giving
- *         it back never asks for memory.
+ *     E2  total >= promised. total > promised only while places are held without a promise (during
+ *         recovery; or if a promise shrank before its pages were freed). Then a place returns to the
+ *         map at once when its last holder releases it.
+ *     E3  There is room in free_at and in `held` for all places of all classes, so lending a place
+ *         and returning it needs no memory.
  */
 #include "daemon/disk/extents.h"
 
@@ -27,7 +27,7 @@
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 
-#define TAKE_LEAVES 64u /* looked at a time, of what is leaving, for a place that is wanted now */
+#define TAKE_LEAVES 64u /* leaving places that are freed at a time, until there is a free place */
 
 int zsd_extents_new(struct zsd_core *core)
 {
@@ -54,7 +54,7 @@ void zsd_extents_free(struct zsd_core *core)
 
 /* ---- classes */
 
-/* The first class that is not smaller. */
+/* Index of the first class with places of at least this size. */
 static uint32_t class_index(const struct zsd_extents *e, uint64_t bytes)
 {
     uint32_t at;
@@ -70,7 +70,7 @@ static struct place_class *class_find(const struct zsd_extents *e, uint64_t byte
     return i < e->n && e->classes[i].bytes == bytes ? &e->classes[i] : NULL;
 }
 
-/* Makes the class when there is none; NULL: no memory. */
+/* The class of that size, made if there is none; NULL: no memory. */
 static struct place_class *class_get(struct zsd_extents *e, uint64_t bytes)
 {
     uint32_t i = class_index(e, bytes);
@@ -143,7 +143,7 @@ uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes)
     assert(c);
     while (c->nfree == 0 && zsd_leaving_some(core, TAKE_LEAVES))
         ;
-    assert(c->nfree > 0); /* who asks stays inside its promise */
+    assert(c->nfree > 0); /* callers stay within their promise */
     at = c->free_at[--c->nfree];
     zsd_places_changes(e, at, 0);
     rc = zb_map_put(&e->held, at, HOLDER | (uint32_t)(bytes / ZB_PAGE_ALIGN));
@@ -201,7 +201,7 @@ int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct 
 
 /* ---- promises */
 
-/* All the memory that the change can need (E3), and what each class will promise. */
+/* Allocates all memory that the change can need (E3), and computes `wanted` of each class. */
 static int promise_prepare(struct zsd_extents *e, struct zb_needs *now, const struct zb_needs *want)
 {
     uint64_t total = e->total;
@@ -233,7 +233,7 @@ static int promise_prepare(struct zsd_extents *e, struct zb_needs *now, const st
     return rc < 0 ? rc : zb_map_reserve(&e->held, total);
 }
 
-/* Free places of a class that it owns beyond `wanted`. */
+/* Number of free places that a class owns in excess of `wanted`. */
 static uint64_t class_surplus(const struct place_class *c)
 {
     return c->total > c->wanted ? zb_min_u64(c->nfree, c->total - c->wanted) : 0;
@@ -244,8 +244,8 @@ static uint64_t class_lacks(const struct place_class *c)
     return c->wanted > c->total ? c->wanted - c->total : 0;
 }
 
-/* Free places that nobody is promised any more go to the map: they may be just what another class
- * lacks. Their addresses stay behind nfree, for promise_undo(). */
+/* Returns surplus free places to the map, because another class may need their bytes. Their addresses
+ * stay in free_at after nfree, for promise_undo(). */
 static void promise_give(struct zsd_core *core)
 {
     struct zsd_extents *e = core->disk->places;
@@ -261,7 +261,7 @@ static void promise_give(struct zsd_core *core)
     }
 }
 
-/* As it was: what was taken goes back, and what was given comes again. */
+/* Reverts: returns the places that were taken, and takes back those that were given. */
 static void promise_undo(struct zsd_core *core, const struct place_class *before)
 {
     struct zsd_extents *e = core->disk->places;
@@ -282,8 +282,8 @@ static void promise_undo(struct zsd_core *core, const struct place_class *before
         }
 }
 
-/* What every class lacks, the longest first: short ones fit where long ones do not. 0 or -ENOSPC.
- */
+/* Takes the places that the classes lack, the longest first, because short ones fit into gaps that are
+ * too small for long ones. 0 or -ENOSPC. */
 static int promise_take(struct zsd_core *core, struct zb_err *err)
 {
     struct zsd_extents *e = core->disk->places;
@@ -374,7 +374,7 @@ int zsd_promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb
     return rc < 0 ? zb_fail(err, rc, "%s", why.text) : 0;
 }
 
-/* ---- booked in the account */
+/* ---- promises, booked in the account */
 
 int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now,
                      const struct zb_needs *want, const uint64_t planes[ZB_PLANES],

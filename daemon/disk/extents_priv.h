@@ -1,5 +1,5 @@
 /*
- * extents_priv.h - the places, between extents.c (who holds them, promises) and places_copy.c.
+ * extents_priv.h - the places: shared by extents.c (holders, promises) and places_copy.c.
  */
 #ifndef ZSD_EXTENTS_PRIV_H
 #define ZSD_EXTENTS_PRIV_H
@@ -7,7 +7,7 @@
 #include "base/map.h"
 #include "daemon/disk/extents.h"
 
-/* A value of `held`: how long the place is, and how many hold it. */
+/* A value of `held`: the length of the place in units, and the number of its holders. */
 #define UNITS_BITS 12u
 #define UNITS_MAX  ((1u << UNITS_BITS) - 1)
 #define HOLDER     (1u << UNITS_BITS)
@@ -19,7 +19,7 @@ _Static_assert(ZB_PAGE_ELEMS_MAX * 12u / ZB_PAGE_ALIGN <= UNITS_MAX, "a page fit
 struct place_class {
     uint64_t bytes;
     uint64_t total, promised;
-    uint64_t wanted; /* while zsd_promise_set() runs: promised, when it succeeds */
+    uint64_t wanted; /* while zsd_promise_set() runs: the new `promised`, if it succeeds */
     uint64_t nfree, room;
     uint64_t *free_at; /* [room] */
 };
@@ -30,12 +30,12 @@ struct zsd_extents {
     uint32_t n;
     size_t room;
     uint64_t total;        /* places of all classes */
-    struct zb_list copies; /* struct zsd_places_copy: that are being made */
+    struct zb_list copies; /* struct zsd_places_copy that are being made */
 };
 
-/** Before a place gets a holder, or loses one: its value in `held` as it is, 0: it is not there. */
+/** Call before a place gets or loses a holder. value: its current one in `held`; 0: none. */
 void zsd_places_changes(struct zsd_extents *e, uint64_t at, uint32_t value);
-/** Before the entry in this slot of `held` is removed: entries behind it may move. */
+/** Call before the entry in this slot of `held` is removed: the entries after it may move. */
 void zsd_places_moves(struct zsd_extents *e, size_t slot);
 
 #endif

@@ -1,11 +1,11 @@
 /*
- * leaving.c - places of pages go back in parts: see leaving.h.
+ * leaving.c - frees places of pages in parts: see leaving.h.
  */
 #include "daemon/disk/leaving.h"
 
 #include "daemon/disk/disk.h"
 
-/* Of the first one in the list; returns how many it looked at. */
+/* Frees up to n places of the first object in the list; returns the number that it checked. */
 static uint64_t leaving_part(struct zsd_core *core, uint64_t n)
 {
     struct zb_list *list = &core->disk->leaving;
@@ -13,7 +13,7 @@ static uint64_t leaving_part(struct zsd_core *core, uint64_t n)
     struct zsd_leaving *l = zb_container_of(first, struct zsd_leaving, node);
     uint64_t left = n;
 
-    zb_list_remove(first); /* it may put others into the list, and may be freed */
+    zb_list_remove(first); /* part() may queue other objects, and may free this one */
     if (!l->part(core, l, &left)) {
         first->next = list->next;
         first->prev = list;

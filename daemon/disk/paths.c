@@ -1,6 +1,6 @@
 /*
- * paths.c - the data files: opened, measured, and the map of what is taken in each; see paths.h. The
- * first one is opened by startup.c.
+ * paths.c - the data files: opening, measuring, and the map of the taken bytes of each; see paths.h.
+ * The first one is opened by startup.c.
  */
 #include "daemon/disk/paths.h"
 
@@ -15,17 +15,17 @@
 
 /* ---- the measurement
  *
- * It writes only to ranges that the map has as free, which it takes for as long as it lasts: so it
- * runs after recovery has taken the places of all saved pages, and after the first commit has made
- * durable what recovery found (before that, a power cut could bring back a version whose places
- * were free). A file without such ranges is only read. The last round counts: in the first one,
- * reserved space that was never written is read without touching the drive. */
+ * It writes only to ranges that are free in the map, and takes them meanwhile. So it runs after
+ * recovery has taken the places of all saved pages, and after the first commit has made the recovered
+ * state durable (before that, a power cut could bring back a version whose places were free). A file
+ * without free ranges is only read. The last round counts: in the first one, reserved space that was
+ * never written is read without touching the drive. */
 
 #define RATE_IO_MAX   ((uint32_t)ZB_MIB)
-#define RATE_IO_LEAST ((uint32_t)(64 * ZB_KIB)) /* where the free ranges are as short */
-#define RATE_IOS      16u                       /* at one time, spread over the file */
+#define RATE_IO_LEAST ((uint32_t)(64 * ZB_KIB)) /* if no longer ranges are free */
+#define RATE_IOS      16u                       /* transfers at a time, spread over the file */
 #define RATE_ROUNDS   2u
-#define RATE_NS       100000000 /* one round takes, about, at most: a slow drive moves less */
+#define RATE_NS       100000000 /* approximate limit of a round: a slow drive makes fewer transfers */
 
 struct rate {
     struct rate_io {
@@ -33,7 +33,7 @@ struct rate {
         struct rate *rate;
     } ios[RATE_IOS];
     unsigned n;
-    uint32_t len_bytes; /* of each */
+    uint32_t len_bytes; /* of each transfer */
     bool writes;
     unsigned left;
     int rc;
@@ -48,7 +48,8 @@ static void rate_on_done(struct zn_io *io, int rc)
         r->rc = rc;
 }
 
-/* All of them in one direction, waited for: the time that it took, or a negative errno. */
+/* Makes n transfers in one direction and waits for them. Returns their time in ns, or a negative
+ * errno. */
 static int64_t rate_run(struct zn_engine *e, struct rate *r, enum zn_op op, unsigned n)
 {
     struct pollfd p = { .fd = zn_wake_fd(e), .events = POLLIN };
@@ -79,14 +80,14 @@ static uint64_t rate_of(uint64_t bytes, int64_t ns)
     return (uint64_t)(1e9 * (double)bytes / (double)(ns + 1));
 }
 
-/* The i-th of `n` ranges, spread over the data of the file: its first unit. */
+/* The first unit of the i-th of n ranges that are spread over the file. */
 static uint64_t rate_spread(const struct zb_space *map, uint32_t len_bytes, unsigned i, unsigned n)
 {
     return zb_space_total_units(map) * ZB_PAGE_ALIGN / len_bytes * i / n *
            (len_bytes / ZB_PAGE_ALIGN);
 }
 
-/* As many free ranges as there shall be; returns how many there are. */
+/* Takes up to n free ranges; returns their number. */
 static unsigned rate_take(struct zb_space *map, uint32_t len_bytes, unsigned n,
                           uint64_t first[RATE_IOS])
 {
@@ -107,8 +108,8 @@ static void rate_give(struct zb_space *map, uint32_t len_bytes, unsigned n,
         zb_space_give(map, first[i], len_bytes / ZB_PAGE_ALIGN);
 }
 
-/* Free ranges that are as long as can be had, or, where there are none, any: those are only read.
- * Returns how many are taken. */
+/* Takes free ranges that are as long as possible. If there are none, chooses ranges that are only read.
+ * Returns the number of taken ranges. */
 static unsigned rate_ranges(const struct zsd_core *core, unsigned path, struct rate *r,
                             uint64_t first[RATE_IOS])
 {
@@ -131,7 +132,7 @@ static unsigned rate_ranges(const struct zsd_core *core, unsigned path, struct r
     return taken;
 }
 
-/* Reads, and writes the same bytes. */
+/* Reads the ranges, then writes the same bytes. */
 static void rate_round(struct zn_engine *e, struct rate *r, unsigned n, int64_t *ret_read_ns,
                        int64_t *ret_write_ns)
 {
@@ -167,7 +168,7 @@ static int rate_measure(struct zsd_core *core, unsigned path, uint8_t *buffers)
                             .done = rate_on_done };
     }
     if (r.n > 0)
-        rate_round(e, &r, 1, &read_ns, &write_ns); /* one there and back */
+        rate_round(e, &r, 1, &read_ns, &write_ns); /* a single read and write, for RATE_NS */
     if (r.n > 0 && r.rc == 0)
         r.n =
             (unsigned)zb_min_u64(r.n, zb_max_u64(RATE_NS / (uint64_t)(read_ns + write_ns + 1), 1));
@@ -203,7 +204,7 @@ int zsd_paths_measure(struct zsd_core *core, struct zb_err *err)
             zb_log(ZB_LOG_WARN, "path-unmeasured", "number=%u why=\"%s\"", i + 1, strerror(-rc));
     }
     zsd_private_free(buffers, (uint64_t)RATE_IOS * RATE_IO_MAX);
-    return daemon->nmore > 0 ? rc : 0; /* what is stored may still be read, but for that place */
+    return daemon->nmore > 0 ? rc : 0; /* with one file: most of its pages may still be readable */
 }
 
 /* ---- open and close */
@@ -274,7 +275,7 @@ void zsd_paths_close(struct zsd *daemon)
 void zsd_paths_register(const struct zsd *daemon, void *base, uint64_t len_bytes)
 {
     for (unsigned i = 0; i < zsd_paths(daemon) && base; i++)
-        (void)zn_register(zsd_path_engine(daemon, i), base, len_bytes); /* a hint */
+        (void)zn_register(zsd_path_engine(daemon, i), base, len_bytes); /* only a hint */
 }
 
 void zsd_paths_unregister(const struct zsd *daemon, void *base)
@@ -335,7 +336,8 @@ uint64_t zsd_path_bytes(const struct zsd_core *core, unsigned path)
     return bytes / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
 }
 
-/* Of the paths in `left`, the one that will hold the least for its weight; ZN_PATHS_MAX: none. */
+/* Of the paths in the set `left`, the one that will hold the fewest units for its weight; ZN_PATHS_MAX:
+ * none. */
 static unsigned map_next(const struct zsd_core *core, unsigned left, uint64_t units)
 {
     unsigned best = ZN_PATHS_MAX;

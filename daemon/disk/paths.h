@@ -32,30 +32,30 @@ void zsd_path_log(const struct zn_info *info, const char *path);
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err);
 void zsd_paths_close(struct zsd *daemon);
 
-/** Measures all data files: fills daemon->path_rates. It writes only to ranges that are free in the
- * map.
- *  So the places of saved data must be in the map already. Blocks: at the start only. Returns 0;
- *  -ENOMEM; with several files, the error of one of them. */
+/** Measures the speed of all data files: fills daemon->path_rates. It writes only to ranges that are
+ * free in the map, so the places of saved data must be in the map already. Blocks: at the start only.
+ * Returns 0; -ENOMEM; with several files, the error of one of them. */
 int zsd_paths_measure(struct zsd_core *core, struct zb_err *err);
 
 /** As zn_register() and zn_unregister(), on all data files. */
 void zsd_paths_register(const struct zsd *daemon, void *base, uint64_t len_bytes);
 void zsd_paths_unregister(const struct zsd *daemon, void *base);
 
-/** The newest commit slot of each data file, for zn_catalog_open(): files other than the first that
- *  never had one were added since, and are left out. 0 or -EBADMSG, -EOPNOTSUPP. */
+/** The newest commit slot of each data file, for zn_catalog_open(). Files other than the first that
+ * have none were added later, and are left out. 0 or -EBADMSG, -EOPNOTSUPP. */
 int zsd_paths_slots(const struct zsd *daemon, struct zn_slot slots[ZN_PATHS_MAX], unsigned *ret_n,
                     struct zb_err *err);
 
 /* ---- the map: which bytes of each data file are taken */
 
-/** core->disk->maps of all data files: 0 or -ENOMEM; zsd_map_done() also frees a partial result. */
+/** Makes core->disk->maps of all data files. 0 or -ENOMEM; zsd_map_done() also frees a partial
+ * result. */
 int zsd_map_init(struct zsd_core *core, struct zb_err *err);
 void zsd_map_done(struct zsd_core *core);
 
-/** A free range, on the path whose turn it is; ZB_NO_PLACE: no gap is large enough. */
+/** Takes a free range, on the path whose turn it is; ZB_NO_PLACE: no gap is large enough. */
 uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes);
-/** That range: 0; -EBUSY a part of it is taken; -ERANGE there is no such range. */
+/** Takes that range. 0; -EBUSY a part of it is taken; -ERANGE there is no such range. */
 int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes);
 void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes);
 

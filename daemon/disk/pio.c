@@ -3,10 +3,10 @@
  * (page/pageop.c) and changes of the catalog (store/change.c); below is one I/O engine per file
  * (nvme/zn.h).
  *
- * HOLD. A flush waits for everything in the drive's queue, and a step would refill that queue all
- * the time. So while a change of the catalog is flushed, new page writes wait here. What is in
- * flight drains once, and the flushes find a quiet drive. Reads and computing continue. A hold is
- * limited, and so is the share of time of all holds: no client's changes can stop a training job.
+ * HOLD. A flush waits for everything in the drive's queue, which a step refills all the time. So
+ * while a change of the catalog is flushed, new page writes wait here. The transfers in flight drain
+ * once, and the flushes find an idle drive. Reads and computing continue. The length of a hold is
+ * limited, and so is the fraction of time of all holds, so no client's changes can stop a training job.
  *
  * SHARES. Jobs share a drive through its queue (run/fair.h).
  */
@@ -17,7 +17,7 @@
 #include "daemon/disk/paths.h"
 
 #define HOLD_MAX_MS 100u
-#define HOLD_REST   4u /* so many times its length pass before the next */
+#define HOLD_REST   4u /* the next hold begins at the earliest after so many times its length */
 
 void zsd_disk_init(struct zsd_disk *disk, struct zsd_core *core)
 {
@@ -48,7 +48,7 @@ static bool pio_submit(struct zsd_core *core, struct zsd_pio *pio)
 
     if (rc == -EAGAIN)
         return false;
-    assert(rc == 0); /* extents are ours: aligned and inside the file */
+    assert(rc == 0); /* extents are always aligned and inside the file */
     return true;
 }
 
@@ -60,7 +60,7 @@ static void pio_push(struct zsd_core *core, struct zsd_pio *pio, uint64_t bytes)
                   &pio->turn, bytes, payer->share, pio->io.urgent);
 }
 
-/* Submits what is in line, as far as the engine takes it. */
+/* Submits queued transfers, as many as the engine accepts. */
 static void pio_feed(struct zsd_core *core, unsigned path)
 {
     struct zsd_line *line = &core->disk->lines[path];
@@ -137,7 +137,7 @@ static void pio_on_done(struct zn_io *io, int rc)
         pio->path++;
         pio_line_up(core, pio);
     } else {
-        pio->done(pio, rc); /* pio may be gone now */
+        pio->done(pio, rc); /* may free pio */
     }
     pio_feed(core, path);
 }

@@ -1,15 +1,15 @@
 /*
  * places_copy.c - a copy of all places at one moment, made over several turns: see extents.h.
  *
- * MODEL. The copy walks over the map of places, some slots each turn. What changes meanwhile is kept
- * as it was: before a place gets a holder, or loses one, for the first time since the copy was
- * begun, its value goes into the copy's `changed`. So the copy is what is in `changed`, and of the
- * walk what is not.
+ * MODEL. The copy walks over the hash map of places (`held`), some slots each turn. Before a place gets
+ * or loses a holder for the first time since the copy was begun, its original value is put into the
+ * copy's `changed`. The result consists of `changed`, and of the places that the walk saw and that are
+ * not in it.
  *
  * INVARIANTS
- *     K1  The walk sees every place that does not change: before a removal moves entries of the map,
- *         those that are still to come are copied, and a map that has grown is walked over again.
- *         It may see some of them twice.
+ *     K1  The walk sees every place that does not change. For that, before a removal moves entries of
+ *         the map, entries that the walk has not reached are copied; and when the map has grown, the
+ *         walk starts over. It may see some places twice.
  */
 #include <assert.h>
 #include <errno.h>
@@ -18,7 +18,7 @@
 #include "base/array.h"
 #include "daemon/disk/extents_priv.h"
 
-#define SLOTS_UNIT 8u /* slots of the map that are one unit of work: a line of the cache */
+#define SLOTS_UNIT 8u /* slots of the map per unit of work: one cache line */
 
 static struct zsd_place_copy place_of(uint64_t at, uint32_t value, bool changed)
 {
@@ -61,7 +61,7 @@ void zsd_places_moves(struct zsd_extents *e, size_t slot)
         {
             struct zsd_places_copy *c = zb_container_of(pos, struct zsd_places_copy, node);
 
-            if (i >= c->slot) /* it may move to where the walk has been */
+            if (i >= c->slot) /* it may move to a slot that the walk has passed */
                 copy_slot(e, c, i);
         }
 }
@@ -136,7 +136,7 @@ int zsd_places_copy_sort(struct zsd_places_copy *c)
     if (c->nplaces > 0)
         qsort(c->places, c->nplaces, sizeof(*c->places), place_by_at);
     n = 0;
-    for (size_t i = 0; i < c->nplaces; i++) /* once each */
+    for (size_t i = 0; i < c->nplaces; i++) /* removes duplicates */
         if (n == 0 || c->places[n - 1].at != c->places[i].at)
             c->places[n++] = c->places[i];
     c->nplaces = n;

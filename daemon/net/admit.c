@@ -1,5 +1,5 @@
 /*
- * admit.c - who connects: may it, and can its death be watched?
+ * admit.c - admission of a new connection, and the pidfd of its process.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,14 +1,14 @@
 /*
  * answer.c - requests and their answers, and events.
  *
- * MODEL. conn.c makes a request of a frame (zsd_req_new()). It is counted in the quota of its
- * connection, with the largest answer that it may have. Its handler answers it exactly once, now or
- * later: then the request is freed, what it was promised goes back, and the answer is queued in the
- * stream. If the client has gone, the answer is dropped. zsd_server_turn() sends what is queued, so
- * the answers of one turn share a system call.
+ * MODEL. conn.c makes a request of a frame (zsd_req_new()). The request, and the maximum length of its
+ * answer, are charged to the quota of its connection. Its handler answers it exactly once, now or
+ * later: then the request is freed, its charges are returned, and the answer is queued in the stream.
+ * If the client has left, the answer is dropped. zsd_server_turn() sends the queue, so the answers of
+ * one turn share a system call.
  *
- * FAILURES. An answer that cannot be sent becomes an error message that says so. If that cannot be
- * queued either, the link is LOST: it ends in this turn, since the core may be on the stack.
+ * FAILURES. An answer that cannot be sent is replaced by an error message. If that cannot be queued
+ * either, the link is LOST: zsd_server_turn() ends it, because the core may be on the stack.
  */
 #include <assert.h>
 #include <errno.h>
@@ -44,7 +44,7 @@ void zsd_link_book(struct zsd_link *l)
     l->booked_fds = fds;
 }
 
-/** We hang up, and the core may be on the stack: in this turn. */
+/** Disconnects the client in zsd_server_turn(), because the core may be on the stack. */
 static void link_lose(struct zsd_link *l, const char *why)
 {
     l->conn.daemon->stats.clients_dropped++;
@@ -75,7 +75,7 @@ static bool link_can_send(const struct zsd_link *l)
     return l->state == LINK_OPEN || l->state == LINK_LAST;
 }
 
-/** An answer that cannot be sent becomes one that says so; then there is nothing left to try. */
+/** Sends an answer, or if that fails an error message. If that fails, too, the link is lost. */
 static void link_answer(struct zsd_link *l, struct zp_frame frame, const ProtobufCMessage *message,
                         const char *text, const int *fds, unsigned nfds)
 {
@@ -102,7 +102,7 @@ struct zsd_req *zsd_req_new(struct zsd_link *l, const struct zp_frame *frame)
     if (!req)
         return NULL;
     rc = zsd_limit_take(&l->conn.quota, ZSD_LIMIT_REQUESTS, 1, &err);
-    assert(rc == 0); /* link_frames() asked link_full() */
+    assert(rc == 0); /* link_frames() has checked link_full() */
     (void)rc;
     req->promised_bytes = (uint32_t)zp_reply_max(frame->method, frame->body_bytes);
     zsd_limit_add(&l->conn.quota, ZSD_LIMIT_ANSWER_BYTES, req->promised_bytes);
@@ -119,7 +119,7 @@ struct zsd_req *zsd_req_new(struct zsd_link *l, const struct zp_frame *frame)
     return req;
 }
 
-/** Takes the request off its connection and frees it; sends when there is still somebody. */
+/** Sends the answer if the client is still connected, and frees the request. */
 static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *message,
                     const char *text, const int *fds, unsigned nfds)
 {

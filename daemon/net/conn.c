@@ -1,36 +1,35 @@
 /*
  * conn.c - one connection: reading, frames, back-pressure, and its end. Answers: answer.c.
  *
- * MODEL. The poll reads once each time the socket is readable, and handles every whole frame.
- * Answers are queued in the stream; zsd_server_turn() sends them, so those of one turn share a
+ * MODEL. The poll reads once each time the socket is readable, and handles every complete frame.
+ * Answers are queued in the stream; zsd_server_turn() sends them, so the answers of one turn share a
  * system call. States and invariants: conn_priv.h.
  *
- * ROUND ROBIN. At most ZSD_FRAMES_TURN frames per process are handled in each half of a turn, over all
- * of its links; the next one continues, first with links that got nothing. So a client that floods the
- * daemon delays others by at most that much, however many connections it has. The frames of all
- * links stop when the requests of a turn have used their part of its work (run/turn.h), or its time
- * (ZSD_NET_NS): what is left waits in server->hungry, in its order.
+ * ROUND ROBIN. In each half of a turn, at most ZSD_FRAMES_TURN frames of one process are handled, over
+ * all of its links. The next half continues, first with links that got nothing. So a client that floods
+ * the daemon delays others by at most that much, however many connections it has. All links stop when
+ * the requests of a turn have used their part of its work (run/turn.h), or its time (ZSD_NET_NS). The
+ * links that are left wait in server->hungry, in order.
  *
  * BACK-PRESSURE. A link is full if any of these is reached: ZSD_REQS_MAX unanswered requests;
- * ZSD_OUT_HIGH bytes that its client has not read; its answers, queued or promised, could exceed
- * what a stream takes; ZSD_CONN_FDS_MAX unread descriptors; or the limits of its user
- * (net/limits.c). Then it is stalled: nothing is read, frames that have arrived wait in the stream,
- * and the turn in which there is room again continues with them. So a client that reads is never
- * dropped, however many answers come together. Requests that wait for something that the client has
- * yet to ask for do not fill it (waits.c). Death is still noticed: a stalled poll waits for the
- * peer to disconnect.
+ * ZSD_OUT_HIGH bytes that its client has not read; the maximum of a stream for the answers that are
+ * queued or promised; ZSD_CONN_FDS_MAX unread descriptors; or the limits of its user (net/limits.c).
+ * Then it is stalled: nothing is read, frames that have arrived wait in the stream, and the first turn
+ * with room handles them. So a client that reads is never dropped, however many answers come together.
+ * Requests that wait for a later request of their client do not fill a link (waits.c). Disconnection is
+ * still noticed: a stalled poll waits for it.
  *
- * OTHERS OF THE USER. Connections that do not read can use up the bytes that their user may have.
- * One that has nothing queued or promised, but for requests that wait, then still gets one answer at
- * a time: it goes on while it reads. So beyond its limit a user has at most what it may have waiting,
- * and one answer for each connection.
+ * OTHER LINKS OF THE USER. Connections that do not read can use up the bytes that their user may have.
+ * Another connection of that user then still gets one answer at a time, if it has nothing queued or
+ * promised except for requests that wait, so it continues as long as it reads. So a user exceeds its
+ * limit by at most the answers of waiting requests, and one answer for each connection.
  *
  * LATER. No event reports that a peer has read its descriptors, that another link of the user has
- * room, or that the system has memory again. Such a link is in server->waiting and is checked every
- * ZSD_LATER_MS.
+ * room, or that the system has memory again. A link that waits for one of these is in server->waiting,
+ * and is checked every ZSD_LATER_MS.
  *
- * DEATH. A socket ends with the last process that holds it, and a trainer may fork (data loaders).
- * So the peer's process is also watched by its pidfd: when it is dead, the link ends.
+ * DEATH. A socket closes with the last process that holds it, and a trainer may fork (data loaders).
+ * So the peer's process is also watched by its pidfd: when the process is dead, the link ends.
  */
 #include "daemon/net/conn.h"
 
@@ -46,16 +45,16 @@
 #include "daemon/net/conn_priv.h"
 #include "daemon/run/turn.h"
 
-/* Room for the largest answer, and for events, which nobody promises. */
+/* Room for the largest answer, and for events, which are not promised. */
 #define ANSWER_SLACK (ZP_HEADER_BYTES + ZP_BODY_MAX + (UINT32_C(1) << 20))
 
-/** Full of its own: an answer, or the peer's reading, makes room. */
+/** The client has too many unread bytes. Its reading makes room. */
 static bool link_full_of_bytes(const struct zsd_link *l)
 {
     return zp_stream_pending(l->stream) > ZSD_OUT_HIGH;
 }
 
-/** It has as many bytes of answers as it may; or its user has, and some of them are its own. */
+/** The limit of bytes of answers is reached: by this link; or by its user, and some are this link's. */
 static bool link_full_of_answers(const struct zsd_link *l)
 {
     const struct zsd_quota *q = &l->conn.quota;
@@ -72,7 +71,7 @@ static bool link_full(const struct zsd_link *l)
            !zsd_limit_room(q, ZSD_LIMIT_REQUESTS, 1) || !zsd_limit_room(q, ZSD_LIMIT_ANSWER_FDS, 1);
 }
 
-/** It has said hello, or ends. */
+/** Call when the link has sent its hello, or ends. */
 static void link_not_silent(struct zsd_link *l)
 {
     zb_list_remove(&l->silent_node);
@@ -89,7 +88,7 @@ static void link_on_later(uv_timer_t *timer)
         zsd_link_touch(zb_container_of(node, struct zsd_link, later_node));
 }
 
-/** It is looked at again after ZSD_LATER_MS. */
+/** Checks the link again after ZSD_LATER_MS. */
 static void link_later(struct zsd_link *l)
 {
     struct zsd_server *s = l->server;
@@ -126,7 +125,7 @@ void zsd_link_end(struct zsd_link *l)
 
     assert(l->state != LINK_ENDED);
     l->state = LINK_ENDED;
-    l->server->ops->gone(&l->conn); /* may answer requests of this link: dropped, as it is ENDED */
+    l->server->ops->gone(&l->conn); /* answers to this link's requests are dropped: it is ENDED */
     while ((node = zb_list_pop_front(&l->conn.reqs)) != NULL)
         zb_container_of(node, struct zsd_req, conn_node)->conn = NULL;
     zb_list_remove(&l->todo_node);
@@ -138,13 +137,13 @@ void zsd_link_end(struct zsd_link *l)
         l->server->nrefused--;
     else
         l->conn.daemon->clients--;
-    if (l->conn.daemon->clients == 0) /* nobody waits for it */
+    if (l->conn.daemon->clients == 0) /* trimming delays no client */
         (void)uv_timer_start(&l->server->trim, link_on_trim, ZSD_TRIM_MS, 0);
     uv_close((uv_handle_t *)&l->poll, link_on_closed);
     if (l->pidfd >= 0)
         uv_close((uv_handle_t *)&l->death, link_on_closed);
     zb_close_fd(&l->pidfd);
-    zp_stream_free(l->stream); /* behind uv_close(): that takes the descriptor out of the poll */
+    zp_stream_free(l->stream); /* after uv_close(), which removes the descriptor from the poll */
 }
 
 static void link_log(struct zsd_link *l, enum zb_log_level level, const char *event,
@@ -153,7 +152,7 @@ static void link_log(struct zsd_link *l, enum zb_log_level level, const char *ev
     zsd_conn_log(&l->conn, level, event, "why=\"%s\"", why);
 }
 
-/** We hang up. From a callback of ours: at once. */
+/** Disconnects the client at once. Only from callbacks of this file. */
 static void link_drop(struct zsd_link *l, const char *why)
 {
     l->conn.daemon->stats.clients_dropped++;
@@ -161,7 +160,7 @@ static void link_drop(struct zsd_link *l, const char *why)
     zsd_link_end(l);
 }
 
-/* ---- in */
+/* ---- input */
 
 static int link_refuse(struct zsd_link *l, const struct zp_frame *frame, struct zb_err *err)
 {
@@ -173,7 +172,7 @@ static int link_refuse(struct zsd_link *l, const struct zp_frame *frame, struct 
     return 1;
 }
 
-/** 0; 1: nothing more is to be read; -EPROTO, -ENOMEM: hang up, err has the sentence. */
+/** 0; 1: read nothing more; -EPROTO, -ENOMEM: disconnect the client, err has the reason. */
 static int link_dispatch(struct zsd_link *l, const struct zp_frame *frame, const uint8_t *body,
                          struct zb_err *err)
 {
@@ -201,7 +200,7 @@ static bool link_frame(struct zsd_link *l, const struct zp_frame *frame, const u
     int rc;
 
     for (unsigned i = 0; i < frame->fds; i++)
-        zb_close_fd(&fds[i]); /* nothing that a client sends has any */
+        zb_close_fd(&fds[i]); /* clients must not send any */
     rc = l->refusal ? link_refuse(l, frame, &err) : link_dispatch(l, frame, body, &err);
     if (rc < 0) {
         link_drop(l, err.text);
@@ -216,7 +215,7 @@ static bool link_frame(struct zsd_link *l, const struct zp_frame *frame, const u
     return true;
 }
 
-/** Who has connected and has not said hello in time. */
+/** Disconnects clients that did not send their hello in time. */
 static void link_on_hello(uv_timer_t *timer)
 {
     struct zsd_server *s = timer->data;
@@ -237,7 +236,7 @@ static void link_on_hello(uv_timer_t *timer)
     }
 }
 
-/** What its process has had in this half of the turn. */
+/** The number of frames of the link's process that this half of the turn has handled. */
 static uint8_t *link_handled(const struct zsd_link *l)
 {
     uint32_t key = (uint32_t)l->conn.pid * UINT32_C(0x9e3779b1) ^
@@ -246,15 +245,15 @@ static uint8_t *link_handled(const struct zsd_link *l)
     return &l->server->frames[(key >> 16) % ZSD_FRAMES_PLACES];
 }
 
-/** The next turn looks at it before those that had frames in this one. */
+/** Lets zsd_server_turn() handle the link before those that have had frames. */
 static void link_hungry(struct zsd_link *l)
 {
     zb_list_remove(&l->todo_node);
     zb_list_push_back(&l->server->hungry, &l->todo_node);
 }
 
-/** Frames that have arrived, as many as its process may have in this turn, while there is room for
- * answers; false: the link has ended. */
+/** Handles frames that have arrived: as many as its process may have in this half of the turn, while
+ * there is room for answers. False: the link has ended. */
 static bool link_frames(struct zsd_link *l)
 {
     uint8_t *handled = link_handled(l);
@@ -288,7 +287,7 @@ static bool link_frames(struct zsd_link *l)
     return true;
 }
 
-/** false: the link has ended. */
+/** Reads once, and handles frames. False: the link has ended. */
 static bool link_read(struct zsd_link *l)
 {
     struct zb_err err = { 0 };
@@ -307,7 +306,7 @@ static bool link_read(struct zsd_link *l)
     return false;
 }
 
-/** Whether bytes have arrived that nobody has read. */
+/** Whether the socket has unread bytes. */
 static bool link_more(const struct zsd_link *l)
 {
     int bytes = 0;
@@ -319,7 +318,7 @@ static bool link_more(const struct zsd_link *l)
 
 static void link_on_poll(uv_poll_t *poll, int status, int events);
 
-/** Says what to wait for; when the turn will look at it anyway, that does it. */
+/** Sets the events to poll for. A link in server->todo or hungry is left to zsd_link_turn(). */
 static void link_arm(struct zsd_link *l)
 {
     int events = UV_DISCONNECT;
@@ -335,16 +334,16 @@ static void link_arm(struct zsd_link *l)
         return;
     l->events = events;
     rc = uv_poll_start(&l->poll, events, link_on_poll);
-    assert(rc == 0); /* it only notes what the next poll asks for */
+    assert(rc == 0); /* cannot fail: it only records the events for the next poll */
 }
 
-/** Whether nothing that it has sent is to be handled any more: it has gone, and is not read from. */
+/** Whether the client has disconnected and the link is not read from, so nothing is left to handle. */
 static bool link_lost(const struct zsd_link *l, bool gone)
 {
     return gone && (l->state != LINK_OPEN || (l->stalled && (!l->unread || link_full(l))));
 }
 
-/** What the poll has reported waits for zsd_server_turn(). */
+/** Leaves an event of the poll to zsd_server_turn(). */
 static void link_postpone(struct zsd_link *l, bool gone)
 {
     if (l->state == LINK_OPEN && !l->stalled) {
@@ -356,7 +355,7 @@ static void link_postpone(struct zsd_link *l, bool gone)
     }
 }
 
-/** status is UV_EBADF when the socket has an error: reading says which. */
+/** status is UV_EBADF if the socket has an error; reading returns the error. */
 static void link_on_poll(uv_poll_t *poll, int status, int events)
 {
     struct zsd_link *l = poll->data;
@@ -381,8 +380,8 @@ static void link_on_poll(uv_poll_t *poll, int status, int events)
     link_arm(l);
 }
 
-/** The peer's process is dead, and the socket is not: a child that it forked holds it. What came
- *  before is handled. */
+/** The peer's process has died, but a child that it forked holds the socket. Handles the frames that
+ * have arrived, then ends the link. */
 static void link_on_death(uv_poll_t *poll, int status, int events)
 {
     struct zsd_link *l = poll->data;
@@ -398,7 +397,6 @@ static void link_on_death(uv_poll_t *poll, int status, int events)
     zsd_link_end(l);
 }
 
-/** True when the core may have something to do now. */
 bool zsd_link_turn(struct zsd_link *l)
 {
     int rc = l->state == LINK_LOST ? -ECONNRESET : zp_stream_write(l->stream);
@@ -428,7 +426,7 @@ bool zsd_link_turn(struct zsd_link *l)
 
 /* ---- the beginning */
 
-/** Where its death cannot be watched, the end of the socket is all that is noticed. */
+/** Watches the peer's process. If that is not possible, only the end of the socket is noticed. */
 static void link_watch(struct zsd_link *l)
 {
     if (l->pidfd < 0)
@@ -442,7 +440,7 @@ static void link_watch(struct zsd_link *l)
     (void)uv_poll_start(&l->death, UV_READABLE, link_on_death);
 }
 
-/** Owns fd from here on, once the stream is there. */
+/** Owns fd once l->stream is set. */
 static int link_build(struct zsd_link *l, int fd)
 {
     struct ucred cred;

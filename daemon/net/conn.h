@@ -1,13 +1,13 @@
 /*
  * conn.h - connections and requests, as the core sees them.
  *
- * MODEL. conn.c turns bytes into requests, dispatch.c calls the row's handler, and the handler
- * answers each request exactly once, now or later, by zsd_reply() or zsd_reply_err() (answer.c). A
- * client may disconnect while an operation works for it: then req->conn becomes NULL, and the
+ * MODEL. conn.c turns bytes into requests, dispatch.c calls the handler of the method, and the
+ * handler answers each request exactly once, now or later, with zsd_reply() or zsd_reply_err()
+ * (answer.c). A client may disconnect while its operation runs: then req->conn becomes NULL, and the
  * answer is dropped.
  *
- * When a connection ends, for any reason, gone() of the server's zsd_conn_ops is called once,
- * first; then the unanswered requests lose their conn.
+ * When a connection ends, for any reason, gone() of the server's zsd_conn_ops is called first, and
+ * once; then the unanswered requests lose their conn.
  *
  * Loop thread only. Back-pressure: a connection with too many requests in progress
  * (ZSD_LIMIT_REQUESTS) or too many bytes waiting to be sent is not read from until that changes.
@@ -34,7 +34,7 @@ struct zsd_conn {
     pid_t pid;
     char program[64]; /* as the client calls itself; cleaned */
     bool greeted;     /* hello was answered */
-    bool kept_place;  /* beyond clients_max: it may inspect and manage, but not train or read */
+    bool kept_place;  /* beyond clients_max: it may inspect and manage, not open jobs or readers */
     struct zsd_quota quota;
     struct zsd_member *member; /* owned by the core: the rank of this connection, or NULL */
     struct zsd_reader *reader; /* the same: its reader of a saved job (op/reader.c), or NULL */
@@ -47,7 +47,7 @@ struct zsd_req {
     uint16_t method;
     uint64_t tag;
     uint64_t since_ns;                     /* time of arrival */
-    uint32_t promised_bytes;               /* maximum of its answer; owned by answer.c */
+    uint32_t promised_bytes;               /* maximum length of its answer; owned by answer.c */
     bool waits;                            /* zsd_req_waits() */
     struct zb_list conn_node, daemon_node; /* owned by answer.c */
 };
@@ -56,35 +56,35 @@ struct zp_arena;
 
 /** Handlers for the frames of a connection, and for its end; passed to the server when it opens. */
 struct zsd_conn_ops {
-    /* Handles a request: it is answered at once, or its handler keeps it. The body's message is in
-     * the arena until the handler returns. 0; 1: read nothing more after the answer (no common
-     * version, no hello). */
+    /* Handles a request: answers it at once, or keeps it. The decoded message is in the arena until
+     * the handler returns. 0; 1: read nothing more after the answer (no common version, no hello). */
     int (*request)(struct zsd_req *req, struct zp_arena *arena, const uint8_t *body,
                    size_t body_bytes);
-    /* Handles a one-way frame: 0; -EPROTO the client breaks the protocol, disconnect it: err has
-     * the message. */
+    /* Handles a one-way frame. 0; -EPROTO the client violates the protocol and must be disconnected:
+     * err has the message. */
     int (*oneway)(struct zsd_conn *conn, struct zp_arena *arena, uint16_t method,
                   const uint8_t *body, size_t body_bytes, struct zb_err *err);
     /* The connection ends: called once, and never from inside a handler. */
     void (*gone)(struct zsd_conn *conn);
 };
 
-/** Answer and end a request. message NULL: Empty. fd is duplicated (-1: none). err has a code. */
+/** Answers a request and ends it. message NULL: Empty. fd is duplicated (-1: none). */
 void zsd_reply(struct zsd_req *req, const ProtobufCMessage *message, int fd);
 /** The same with nfds descriptors, at most ZP_FDS_MAX. */
 void zsd_reply_fds(struct zsd_req *req, const ProtobufCMessage *message, const int *fds,
                    unsigned nfds);
+/** The same with an error: err has a code. */
 void zsd_reply_err(struct zsd_req *req, const struct zb_err *err);
-/** Answers with an error message made here; the request is over. */
+/** Answers with an error, formatted here, and ends the request. */
 void zsd_refuse(struct zsd_req *req, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/** Registers that the request waits for a later request of its own client: a step, a release. Their
- * number per connection is limited so that the daemon still reads from it: otherwise that later
- * request would never be read. 0, also for a repeated call; -EBUSY or -EDQUOT: reject it, err has
+/** Registers that the request waits for a later request of its own client: a step, a release. The
+ * number of such requests per connection is limited, so that the connection is never too full for
+ * that later request to be read. 0, also for a repeated call; -EBUSY or -EDQUOT: reject it, err has
  * the message. */
 int zsd_req_waits(struct zsd_req *req, struct zb_err *err);
-/** Ends that; called by the code that sends answers, while req->conn is set. */
+/** Reverses zsd_req_waits(). Called by answer.c, while req->conn is set. */
 void zsd_req_waited(struct zsd_req *req);
 
 /** A handler of a request: message is of the row's type (dispatch.c), already decoded, and lives
@@ -104,12 +104,11 @@ typedef void zsd_handler(struct zsd_req *req, const ProtobufCMessage *message);
 void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *message);
 
 /** Logs a line about a client: its identity, then fmt's `key=value` pairs. The rate is limited
- *  (zsd_limit_line()); a line has the number of those that were dropped before it. */
+ * (zsd_limit_line()); a line has the number of lines that were dropped before it. */
 void zsd_conn_log(struct zsd_conn *conn, enum zb_log_level level, const char *event,
                   const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 
-/** Whether this client may see and end jobs of `uid`: it is that user, root, or the daemon's user.
- */
+/** Whether this client may see and end jobs of `uid`: as that user, root, or the daemon's user. */
 bool zsd_may(const struct zsd_conn *conn, uid_t uid);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * conn_log.c - log lines about a client: what a client causes is written at a limited rate, so that
- * it cannot fill a log, nor keep the daemon busy with writing one.
+ * conn_log.c - log lines about a client, at a limited rate, so that a client can neither fill the log
+ * nor keep the daemon busy with logging.
  */
 #include <stdarg.h>
 #include <stdio.h>

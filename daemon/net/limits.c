@@ -15,28 +15,29 @@
 #define NONE UINT64_MAX
 #define MIB  ZB_MIB
 
-/* What the node remembers of jobs is beside host_bytes: a part of them, or so much where they are few. */
+/* Definitions and notes are in addition to host_bytes. The node's limit is host_bytes divided by PART,
+ * but at least MIN. */
 #define DEFINITIONS_PART 12u
 #define DEFINITIONS_MIN  (48 * MIB)
-#define DEFINITIONS_USER (512 * MIB) /* or half of that, of a user */
-#define DEFINITIONS_JOB  (256 * MIB) /* or a quarter, of a job */
+#define DEFINITIONS_USER (512 * MIB) /* of a user, or half of the node's if that is more */
+#define DEFINITIONS_JOB  (256 * MIB) /* of a job, or a quarter of the node's if that is more */
 #define NOTES_PART       64u
 #define NOTES_MIN        (8 * MIB)
 
-/* Log lines: so many at once, then one each period. */
+/* Log lines: so many at once, then one per period. */
 #define LINES_CONN       16u
 #define LINES_USER       64u
 #define LINE_PERIOD_CONN UINT64_C(1000000000)
 #define LINE_PERIOD_USER UINT64_C(250000000)
 
 /*
- * The table. max: of node, user, job and connection; 0: none, or by an option (row_max()). Each
- * thing is charged to jobs or to connections: the other level has none. reserve: beyond what the
- * node gives to all, for those who are trusted.
+ * The table. max: the limits of node, user, job and connection; 0: none, or set by row_max(). A
+ * resource is charged to jobs or to connections; the other level has no limit. reserve: more of the
+ * node's limit, for trusted users only.
  */
 static const struct row {
-    const char *what;                /* in an error message */
-    const char *options[ZSD_LEVELS]; /* what sets it, likewise */
+    const char *what;                /* name in an error message */
+    const char *options[ZSD_LEVELS]; /* the option or rule that sets it, also for messages */
     uint64_t max[ZSD_LEVELS];
     uint64_t reserve;
     int code;
@@ -81,13 +82,13 @@ static const struct row {
     [ZSD_LIMIT_SNAPSHOTS] = { "snapshots", { NULL }, { 65536, 16384, 4096 }, .code = -ENOSPC },
 };
 
-/** As an option says; 0: all but a quarter of what the node has. */
+/** The limit of a user: the option's value; 0: three quarters of the node's. */
 static uint64_t user_max(uint32_t option, uint32_t node)
 {
     return option > 0 ? option : node - node / 4;
 }
 
-/* One snapshot of a large job has tables of some 100 MiB: a large node allows for several. */
+/* One snapshot of a large job has tables of some 100 MiB; a large node must allow several. */
 static uint64_t definitions_max(const struct zsd_config *c, enum zsd_level level)
 {
     uint64_t node = zb_max_u64(c->host_bytes / DEFINITIONS_PART, DEFINITIONS_MIN);
@@ -147,7 +148,7 @@ void zsd_limits_close(struct zsd *daemon)
     if (!l)
         return;
     for (int i = 0; i < ZSD_LIMITS; i++)
-        assert(l->node.used[i] == 0); /* every quota but the users' has left */
+        assert(l->node.used[i] == 0); /* all quotas except those of users have left */
     while ((node = zb_list_pop_front(&l->users)) != NULL)
         free(zb_container_of(node, struct zsd_quota, node));
     free(l);
@@ -159,7 +160,7 @@ bool zsd_limits_trusted(uid_t uid)
     return uid == 0 || uid == geteuid();
 }
 
-/** That of a user, made when it is not there; NULL: no memory. */
+/** The quota of a user, made if there is none; NULL: no memory. */
 static struct zsd_quota *user_of(struct zsd_limits *l, uid_t uid)
 {
     struct zsd_quota *user;
@@ -205,8 +206,7 @@ void zsd_quota_leave(struct zsd_quota *q)
 
 /* ---- charges */
 
-/** What this quota may have: the reserve of the node is for those who are trusted, and no limit of a
- *  user holds them. */
+/** The limit of this quota. Trusted users have no limit per user, and may use the node's reserve. */
 static uint64_t quota_max(const struct zsd_quota *q, enum zsd_limit what, bool trusted)
 {
     uint64_t max = row_max(q->limits, q->level, what);
@@ -218,7 +218,7 @@ static uint64_t quota_max(const struct zsd_quota *q, enum zsd_limit what, bool t
     return max;
 }
 
-/** The first quota, from q up, that has no room for n more; NULL: each has. */
+/** The first quota, from q upwards, without room for n more; NULL: all have room. */
 static const struct zsd_quota *quota_full(const struct zsd_quota *q, enum zsd_limit what,
                                           uint64_t n)
 {
@@ -306,7 +306,7 @@ bool zsd_limit_line(struct zsd_quota *q, uint64_t now_ns, uint32_t *ret_dropped)
     struct zsd_quota *user = q->parent;
 
     *ret_dropped = 0;
-    if (!user) /* of nobody */
+    if (!user) /* without a holder */
         return true;
     tokens_refill(&q->lines, LINES_CONN, LINE_PERIOD_CONN, now_ns);
     tokens_refill(&user->lines, LINES_USER, LINE_PERIOD_USER, now_ns);

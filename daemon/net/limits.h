@@ -8,8 +8,8 @@
  *                   \---> connection     resources that end with the connection
  *
  * zsd_limit_take() charges a quota and all above it, or none of them; zsd_limit_give() undoes
- * that. One table in limits.c has the limit of each level. A room that lets clients take
- * memory, or start work, adds a row there and calls these two.
+ * that. One table in limits.c has the limit of each level. A room that lets clients use memory or
+ * start work adds a row there and calls these two.
  *
  * TRUST. Root and the daemon's own user are trusted: limits per user do not apply to them. At the
  * node's limit, the row's reserve is kept for them.
@@ -45,15 +45,15 @@ struct zsd_config;
 #define ZSD_CONN_FDS_MAX 4u
 #define ZSD_USER_FDS_MAX 256u
 
-/** One row of the table each. Bytes are of memory of the daemon. Jobs are charged for themselves,
- *  definitions, notes and snapshots; connections for the rest. */
+/** One row of the table each. Bytes are memory of the daemon. Charged to jobs: JOBS, definitions,
+ * notes and snapshots; to connections: the rest. */
 enum zsd_limit {
     ZSD_LIMIT_CLIENTS,       /* connections */
     ZSD_LIMIT_REQUESTS,      /* unanswered */
     ZSD_LIMIT_ANSWER_BYTES,  /* queued or promised: at the limit, the connection is not read from */
     ZSD_LIMIT_WAITING,       /* requests that wait for a later request of their client: waits.c */
-    ZSD_LIMIT_WAITING_BYTES, /* of their answers: below the two above, so that it is still read */
-    ZSD_LIMIT_ANSWER_FDS,    /* descriptors queued, or not read by the peer: as for ANSWER_BYTES */
+    ZSD_LIMIT_WAITING_BYTES, /* of their answers; these two are less than the two above: waits.c */
+    ZSD_LIMIT_ANSWER_FDS,    /* descriptors queued, or not read by the peer; as ANSWER_BYTES */
     ZSD_LIMIT_JOBS,          /* in memory */
     ZSD_LIMIT_READERS,       /* of saved jobs: one of a connection */
     ZSD_LIMIT_SCANS,         /* fsck, df, scrub: running, or waiting to run */
@@ -65,22 +65,22 @@ enum zsd_limit {
 
 enum zsd_level { ZSD_LEVEL_NODE, ZSD_LEVEL_USER, ZSD_LEVEL_JOB, ZSD_LEVEL_CONN, ZSD_LEVELS };
 
-/** Tokens that are refilled with time: one for each action. */
+/** A token bucket, refilled with time. Each action takes one token. */
 struct zsd_tokens {
-    uint64_t at_ns; /* when `left` was right; 0: not used yet */
+    uint64_t at_ns; /* time of the last refill; 0: not used yet */
     uint32_t left;
-    uint32_t refused; /* a user's: since a token was taken */
+    uint32_t refused; /* a user's: actions refused since a token was taken */
 };
 
-/** All zero: without a holder, not limited. */
+/** All zero: no holder, and no limits. */
 struct zsd_quota {
-    struct zsd_quota *parent; /* NULL: the node's, or without a holder */
+    struct zsd_quota *parent; /* NULL: this is the node's, or it has no holder */
     struct zsd_limits *limits;
     enum zsd_level level;
     uid_t uid;
     bool trusted;
     uint64_t used[ZSD_LIMITS];
-    struct zsd_tokens lines; /* of the log; a connection's and a user's */
+    struct zsd_tokens lines; /* for log lines; of a connection and of a user */
     struct zb_list node;     /* a user's: in limits->users */
 };
 
@@ -93,27 +93,27 @@ struct zsd_limits {
 
 /** Makes daemon->limits: 0 or -ENOMEM. */
 int zsd_limits_open(struct zsd *daemon, struct zb_err *err);
-/** All quotas except those of users must have left. NULL limits: fine. */
+/** Frees daemon->limits. All quotas except those of users must have left. NULL limits: fine. */
 void zsd_limits_close(struct zsd *daemon);
 
-/** Whether limits per user do not apply to this user, who may also use the reserve. */
+/** Whether this user is trusted: exempt from limits per user, and allowed to use the reserve. */
 bool zsd_limits_trusted(uid_t uid);
 
-/** Makes *q a quota of that user, for a job or a connection: 0 or -ENOMEM (then it has no
- *  holder). In a daemon without limits (a test's) quotas have no holder. */
+/** Makes *q a quota of that user, for a job or a connection. 0; -ENOMEM: it has no holder. Quotas of
+ * a daemon without limits (in tests) have no holder. */
 int zsd_quota_join(struct zsd *daemon, struct zsd_quota *q, enum zsd_level level, uid_t uid);
-/** Returns all of its charges; then it has no holder. */
+/** Returns all charges of the quota; then it has no holder. */
 void zsd_quota_leave(struct zsd_quota *q);
 
 /**
- * Charges n of something.
+ * Charges n units of a resource.
  *
- * @return 0; -EDQUOT it would be more than the user may have, another code of the table: more than
- *         the node, the job or the connection may have. err has the message, and nothing changed
+ * @return 0; -EDQUOT: over the user's limit; the code of the table's row: over the limit of the
+ *         node, the job or the connection. On failure err has the message, and nothing has changed
  */
 int zsd_limit_take(struct zsd_quota *q, enum zsd_limit what, uint64_t n, struct zb_err *err);
 void zsd_limit_give(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
-/** Charges regardless of limits: for what can no longer be rejected, or was allowed before. */
+/** Charges regardless of limits: for uses that can no longer be rejected, or were allowed before. */
 void zsd_limit_add(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 /** Whether n more fit, for callers that wait instead of rejecting. */
 bool zsd_limit_room(const struct zsd_quota *q, enum zsd_limit what, uint64_t n);
@@ -121,9 +121,9 @@ bool zsd_limit_room(const struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 uint64_t zsd_limit_max(const struct zsd_quota *q, enum zsd_level level, enum zsd_limit what);
 
 /**
- * Whether a line about this client may be logged now. Its connection has a number of tokens, and
- * so has its user, so that reconnecting does not help. True: *ret_dropped is the number of lines
- * dropped since the last one; the line should contain it.
+ * Whether a line about this client may be logged now. Takes a token of its connection and one of its
+ * user, so reconnecting does not help. True: *ret_dropped is the number of lines dropped since the
+ * last one; the line should contain it.
  */
 bool zsd_limit_line(struct zsd_quota *q, uint64_t now_ns, uint32_t *ret_dropped);
 

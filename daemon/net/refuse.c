@@ -1,7 +1,7 @@
 /*
  * refuse.c - answers a request with an error message of its own.
  *
- * Apart from conn.c, so that tests can put their own connections below the core.
+ * Separate from conn.c and answer.c, so that tests can replace the connections below the core.
  */
 #include <errno.h>
 #include <stdarg.h>

@@ -7,9 +7,9 @@
  *     2. what is at PATH: only a socket may be replaced;
  *     3. whether a process answers there (a program that does not know the lock).
  *
- * After them, the socket at PATH belonged to a dead daemon and is removed. The lock file is removed
- * at the end, while the lock is held. A process that locked a file which is no longer the one at
- * the path begins again. The daemon removes its socket only if it is still the one that it made.
+ * If all succeed, a socket at PATH was left by a dead daemon and is removed. The lock file is removed
+ * at the end, while the lock is held. A process that gets the lock of a file which is not at the path
+ * any more tries again. The daemon removes the socket only if it is still the one that it made.
  */
 #include "daemon/net/server.h"
 
@@ -32,8 +32,8 @@
 
 /* ---- the path */
 
-/** The system's directory, /run/zshard, is made when it is missing: root's daemon needs no setup.
- */
+/** Makes the directory of the default path (/run/zshard) if it is missing, so that root's daemon needs
+ * no setup. */
 static void path_make_directory(const char *path)
 {
     char dir[sizeof(((struct sockaddr_un *)0)->sun_path)];
@@ -43,11 +43,11 @@ static void path_make_directory(const char *path)
     slash = strrchr(dir, '/');
     if (slash && slash != dir) {
         *slash = '\0';
-        (void)mkdir(dir, 0755); /* what fails here shows itself at the lock file */
+        (void)mkdir(dir, 0755); /* if it fails, so does opening the lock file */
     }
 }
 
-/** 0 and the lock is held; 1: the file lost its name meanwhile, begin again. */
+/** 0: the lock is held; 1: the file was removed meanwhile, try again; or a negative errno. */
 static int path_lock_once(struct zsd_server *s, const char *path, struct zb_err *err)
 {
     struct stat ours, there;
@@ -82,11 +82,11 @@ static int path_lock(struct zsd_server *s, const char *path, struct zb_err *err)
         rc = path_lock_once(s, path, err);
     while (rc == 1);
     if (rc < 0)
-        zb_close_fd(&s->lock_fd); /* not ours: the file stays */
+        zb_close_fd(&s->lock_fd); /* another daemon's: do not remove the file */
     return rc;
 }
 
-/** True when somebody accepts, or would if there were room. */
+/** Whether a process listens at the address. */
 static bool path_answers(const struct sockaddr_un *address)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -99,7 +99,7 @@ static bool path_answers(const struct sockaddr_un *address)
     return answers;
 }
 
-/** Sees to it that nothing lies at the path. */
+/** Removes a dead socket at the path; fails if anything else is there. */
 static int path_clear(const struct sockaddr_un *address, struct zb_err *err)
 {
     const char *path = address->sun_path;
@@ -118,7 +118,7 @@ static int path_clear(const struct sockaddr_un *address, struct zb_err *err)
     return 0;
 }
 
-/** Lets the group in, once the socket is there and only its owner may connect. */
+/** Gives the group access to the socket, which only its owner could use until now. */
 static int path_group(const char *path, const char *name, struct zb_err *err)
 {
     struct group *g;
@@ -143,7 +143,7 @@ static int server_bind(struct zsd_server *s, const struct sockaddr_un *address, 
     s->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s->listen_fd < 0)
         return zb_fail(err, -errno, "a socket: %m");
-    (void)fchmod(s->listen_fd, 0600); /* the file that bind() makes has this mode from the start */
+    (void)fchmod(s->listen_fd, 0600); /* so that bind() makes the file with this mode */
     if (bind(s->listen_fd, (const struct sockaddr *)address, sizeof(*address)) < 0)
         return zb_fail(err, -errno, "socket '%s': %m", path);
     if (lstat(path, &st) < 0)
@@ -162,7 +162,7 @@ static void server_listen(struct zsd_server *s)
 {
     int rc = uv_poll_start(&s->poll, UV_READABLE, server_on_poll);
 
-    assert(rc == 0); /* it only notes what the next poll asks for */
+    assert(rc == 0); /* cannot fail: it only records the events for the next poll */
 }
 
 static void server_on_pause(uv_timer_t *timer)
@@ -170,7 +170,7 @@ static void server_on_pause(uv_timer_t *timer)
     server_listen(timer->data);
 }
 
-/** Nobody can be accepted now: they wait in the kernel's queue, and we do not spin. */
+/** Stops accepting for a while after a failure. Clients wait in the kernel's queue. */
 static void server_pause(struct zsd_server *s, int rc)
 {
     if (!s->pausing)
@@ -181,7 +181,7 @@ static void server_pause(struct zsd_server *s, int rc)
     (void)uv_timer_start(&s->pause, server_on_pause, ZSD_ACCEPT_PAUSE_MS, 0);
 }
 
-/** 0, or a negative errno: -EAGAIN nobody waits. */
+/** Accepts one client. 0; -EAGAIN: none waits; or another negative errno. */
 static int server_accept(struct zsd_server *s)
 {
     int fd = accept4(s->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), rc;
@@ -194,7 +194,7 @@ static int server_accept(struct zsd_server *s)
         s->daemon->stats.clients_refused++;
     else
         s->daemon->stats.clients_accepted++;
-    if (s->nrefused > ZSD_REFUSED_MAX) /* there is always room for the newest */
+    if (s->nrefused > ZSD_REFUSED_MAX) /* the oldest makes room for the newest */
         zsd_link_end(zb_container_of(s->refused.next, struct zsd_link, node));
     return rc;
 }
@@ -225,7 +225,7 @@ static int server_watch(struct zsd_server *s, struct zb_err *err)
     rc = uv_poll_init(s->uv, &s->poll, s->listen_fd);
     if (rc < 0)
         return zb_fail(err, rc, "watch the socket: %m");
-    (void)uv_timer_init(s->uv, &s->pause); /* these only fill memory */
+    (void)uv_timer_init(s->uv, &s->pause); /* these cannot fail */
     (void)uv_timer_init(s->uv, &s->hello);
     (void)uv_timer_init(s->uv, &s->later);
     (void)uv_timer_init(s->uv, &s->trim);
@@ -299,7 +299,7 @@ int zsd_server_open(struct zsd *daemon, struct uv_loop_s *uv, const struct zsd_c
     return rc;
 }
 
-/** Removes what is ours of the path. */
+/** Removes the socket and the lock file, if they are ours. */
 static void server_leave(struct zsd_server *s)
 {
     const char *path = s->daemon->config.socket;
@@ -309,7 +309,7 @@ static void server_leave(struct zsd_server *s)
         (void)unlink(path);
     s->bound = false;
     if (s->lock_fd >= 0)
-        (void)unlink(s->lock_path); /* held still: see the top */
+        (void)unlink(s->lock_path); /* while the lock is held: see the opening comment */
     zb_close_fd(&s->lock_fd);
 }
 
@@ -362,7 +362,7 @@ bool zsd_server_turn(struct zsd *daemon)
 
     if (!s)
         return false;
-    zb_list_init(&now); /* who is touched from here on comes with the next turn */
+    zb_list_init(&now); /* links that are touched from here on wait for the next turn */
     zb_list_splice_front(&s->todo, &now);
     zb_list_splice_front(&s->hungry, &now);
     s->end_ns = zb_now_ns() + s->most_ns;

@@ -1,10 +1,10 @@
 /*
- * waits.c - requests that wait for what their own client has yet to ask for.
+ * waits.c - requests that wait for a later request of their own client.
  *
- * A connection that is full is not read from (conn.c). So these may not fill it: what they wait for
- * comes after them on the same connection.
+ * A full connection is not read from (conn.c). So these requests must not fill it, because the request
+ * that they wait for comes later on the same connection.
  *
- * Apart from conn.c, as refuse.c is.
+ * Separate from conn.c for the same reason as refuse.c.
  */
 #include "daemon/net/conn.h"
 

@@ -11,13 +11,13 @@
 
 #define ARENA_HUGE (UINT64_C(2) << 20)
 #ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25 /* Linux 6.1; younger than the C library's headers */
+#define MADV_COLLAPSE 25 /* Linux 6.1; may be missing in the C library's headers */
 #endif
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14; likewise */
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; the same */
 #endif
 
-/* Address space that begins on a huge page, with nothing behind it; NULL: none. */
+/* Reserves addresses that begin at a huge page boundary, without memory. NULL: none are left. */
 static uint8_t *arena_reserve(uint64_t bytes)
 {
     uint64_t all = bytes + ARENA_HUGE, front;
@@ -33,10 +33,11 @@ static uint8_t *arena_reserve(uint64_t bytes)
 }
 
 /*
- * Huge pages, where the kernel has some: a drive fills them with a fraction of the CPU time. Shared
- * memory has them by a system-wide setting that is off nearly everywhere (shmem_enabled), or of a
- * pool that nobody has filled; but since Linux 6.1 anybody may ask for them, range by range, once
- * a first small page of the range is there. Whatever is refused stays small.
+ * Converts the arena to huge pages, if the kernel has some: I/O into them takes a fraction of the CPU
+ * time. By default, shared memory gets huge pages only from a system-wide setting that is usually off
+ * (shmem_enabled), or from a pool that is usually empty. But from Linux 6.1 on any process may request
+ * them, range by range, once the first small page of the range is allocated. After the first refusal
+ * the rest stays in small pages.
  */
 static void arena_collapse(const struct zsd_arena *a)
 {
@@ -108,7 +109,7 @@ void zsd_arena_close(struct zsd_arena *arena)
     *arena = ZSD_ARENA_NONE;
 }
 
-/* As many whole pages of the kernel as lie inside of a range; or, outwards, as it touches. */
+/* Rounds a range to whole kernel pages: inwards, or outwards. False: no whole page is inside. */
 static bool private_pages(uint8_t **at, uint64_t *bytes, bool outwards)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -142,7 +143,7 @@ int zsd_private_make(void *memory, uint64_t bytes, bool touch)
     (void)private_pages(&p, &bytes, true);
     if (mprotect(p, bytes, PROT_READ | PROT_WRITE) != 0)
         return -errno;
-    (void)madvise(p, bytes, MADV_HUGEPAGE); /* advice: fine where it is refused */
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* only advice: may be refused */
     (void)madvise(p, bytes, MADV_DONTFORK);
     if (touch && madvise(p, bytes, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM)
         return -ENOMEM;
@@ -156,8 +157,8 @@ void zsd_private_drop(void *memory, uint64_t bytes)
     if (!private_pages(&p, &bytes, false))
         return;
     (void)madvise(p, bytes, MADV_DONTNEED);
-    /* what can never be written is not counted as promised by the kernel; where there are too many
-     * ranges for that, it stays as it is, and empty */
+    /* The kernel does not count memory that cannot be written as committed. If this fails because there
+     * are too many mappings, the range stays mapped, without memory. */
     (void)mmap(p, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 }
 

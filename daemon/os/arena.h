@@ -1,14 +1,13 @@
 /*
- * arena.h - memory that clients map: sealed memfds.
+ * arena.h - memory that clients map: sealed memfds. Also private memory of the daemon.
  *
- * MODEL. An arena is a memfd of a fixed size, 0600, sealed against shrinking and growing, mapped
- * by the daemon for as long as it lives. Its memory is allocated at creation, so a lack of memory
- * is an error then, and not a SIGBUS later. Fresh memfds are zero, so no client sees another job's
- * bytes.
+ * MODEL. An arena is a memfd of a fixed size and mode 0600, sealed against shrinking and growing. The
+ * daemon maps it until it closes it. Its memory is allocated at creation, so a lack of memory is an
+ * error then, and not a SIGBUS later. Fresh memfds are zero, so no client sees another job's bytes.
  *
- * It begins on a huge page and consists of huge pages where the kernel has them.
+ * It begins at a huge page boundary, and consists of huge pages where the kernel provides them.
  *
- * Making and ending an arena touches every page: both run on a compute thread.
+ * Making and closing an arena touches every page, so both run on a compute thread.
  */
 #ifndef ZSD_ARENA_H
 #define ZSD_ARENA_H
@@ -27,20 +26,22 @@ struct zsd_arena {
 
 #define ZSD_ARENA_NONE ((struct zsd_arena){ .fd = -1, .own_fd = -1 })
 
-/** bytes is a multiple of 4096, or 0 for an arena without memory. 0; -ENOMEM, -ENOSPC or an error
- * of the kernel: err has the message and *ret is ZSD_ARENA_NONE. */
+/** Makes an arena. bytes is a multiple of 4096, or 0 for an arena without memory. read_only: clients
+ * cannot write. 0; -ENOMEM, -ENOSPC or an error of the kernel: err has the message, and *ret is
+ * ZSD_ARENA_NONE. */
 int zsd_arena_open(struct zsd_arena *ret, const char *name, uint64_t bytes, bool read_only,
                    struct zb_err *err);
 /** Frees the memory at once, even while clients still map it (they read zeros then). */
 void zsd_arena_close(struct zsd_arena *arena);
 
-/** Private memory: state, gradients, rings. Page aligned, huge pages where there are any. NULL:
- * none. */
+/** Allocates private memory, such as page buffers. Page aligned, with huge pages if the kernel has
+ * any. NULL: no memory. */
 void *zsd_private_new(uint64_t bytes);
-/** Reserves addresses only; parts of it are then made and dropped. zsd_private_free() frees all. */
+/** Reserves addresses only. zsd_private_make() and zsd_private_drop() allocate and free parts;
+ * zsd_private_free() frees everything. */
 void *zsd_private_reserve(uint64_t bytes);
-/** Makes a part usable, in multiples of 4096; touch: allocates its memory now. 0; -ENOMEM: then
- * zsd_private_drop() frees the allocated part. */
+/** Makes a part usable, in multiples of 4096. touch: allocates its memory now. 0 or a negative errno.
+ * After -ENOMEM zsd_private_drop() frees what was allocated. */
 int zsd_private_make(void *memory, uint64_t bytes, bool touch);
 /** Frees the memory of a part at once. */
 void zsd_private_drop(void *memory, uint64_t bytes);

@@ -1,5 +1,5 @@
 /*
- * cpus.h - lists of CPUs and of nodes, as options have them: numbers and ranges, such as 0-3,8.
+ * cpus.h - lists of CPUs and of nodes in options: numbers and ranges, such as 0-3,8.
  */
 #ifndef ZSD_CPUS_H
 #define ZSD_CPUS_H
@@ -9,12 +9,12 @@
 
 #include "base/err.h"
 
-/** 0; -EINVAL the list is not a CPU list, or names none that we may use. NULL or "": all that we
- * may. Any thread. */
+/** Checks a CPU list. NULL or "": all CPUs that this process may use. 0; -EINVAL: not a CPU list, or
+ * none of its CPUs may be used. Any thread. */
 int zsd_cpus_check(const char *cpus, struct zb_err *err);
-/** The same, and what it comes to: the CPUs that it names and that we may use. */
+/** The same; *ret gets the CPUs of the list that this process may use. */
 int zsd_cpus_resolve(const char *cpus, cpu_set_t *ret, struct zb_err *err);
-/** Numbers below CPU_SETSIZE and ranges of them. */
+/** Parses a list of numbers below CPU_SETSIZE, and ranges of them. False: it is malformed. */
 bool zsd_numbers_parse(const char *text, cpu_set_t *ret);
 
 #endif

@@ -8,7 +8,7 @@
 
 /**
  * Takes an exclusive flock() on fd. A killed daemon holds its locks until its memory is freed (30
- * to 65 ms per GiB), so this waits up to ZSD_LOCK_WAIT_MS. For the start of a program.
+ * to 65 ms per GiB), so this waits up to ZSD_LOCK_WAIT_MS. It blocks: only at the start.
  *
  * @return 0; -EBUSY another process holds it; another negative errno
  */

@@ -4,9 +4,8 @@
 #ifndef ZSD_NOTIFY_H
 #define ZSD_NOTIFY_H
 
-/** Sends `state` ("READY=1") to $NOTIFY_SOCKET. 0, also when there is none; or a negative errno,
- * which
- *  callers only log, because only the manager depends on it. */
+/** Sends `state` ("READY=1") to $NOTIFY_SOCKET. 0, also if that is not set; or a negative errno.
+ * Callers only log it, because only the manager depends on the message. */
 int zsd_notify(const char *state);
 
 #endif

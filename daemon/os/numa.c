@@ -1,7 +1,7 @@
 /*
- * numa.c - see numa.h. The topology is hwloc's; so is the memory policy, which is set without
- * "strict": the kernel then spills. Where pages are, it is asked itself (move_pages without a
- * target): hwloc would answer one page at a time.
+ * numa.c - see numa.h. The topology comes from hwloc. So does the memory policy, which is set without
+ * HWLOC_MEMBIND_STRICT, so that the kernel spills to other nodes. The location of pages comes from the
+ * kernel (move_pages(2) without a target), because hwloc would return one page at a time.
  */
 #include "daemon/os/numa.h"
 
@@ -99,7 +99,7 @@ static int numa_choose(struct zsd_numa *n, const char *option, const cpu_set_t *
     return 0;
 }
 
-/* The policy of this thread and of those that it starts. */
+/* Sets the policy of this thread and of threads that it starts. */
 static int numa_policy(struct zsd_numa *n)
 {
     hwloc_membind_policy_t policy = hwloc_bitmap_weight(n->chosen) > 1 ? HWLOC_MEMBIND_INTERLEAVE
@@ -124,7 +124,7 @@ static int numa_build(struct zsd_numa *n, const char *option, const char *cpus, 
     n->chosen = hwloc_bitmap_alloc();
     if (!n->chosen || hwloc_topology_init(&n->topology) < 0)
         return zb_fail(err, -ENOMEM, "the machine's topology: %m");
-    /* devices are not asked for: libraries of GPU vendors would be, for nothing */
+    /* without devices: hwloc would load libraries of GPU vendors for nothing */
     (void)hwloc_topology_set_io_types_filter(n->topology, HWLOC_TYPE_FILTER_KEEP_NONE);
     if (hwloc_topology_load(n->topology) < 0)
         return zb_fail(err, -errno, "the machine's topology: %m");
@@ -212,9 +212,9 @@ static void survey_area(const struct zsd_numa_area *area, struct zsd_numa_use *u
         for (; count < SURVEY_BATCH && page < pages; page += step)
             at[count++] = (uint8_t *)(uintptr_t)area->base + page * SURVEY_PAGE;
         if (syscall(SYS_move_pages, 0, (unsigned long)count, at, NULL, node, 0) != 0)
-            return; /* refused: then nothing is known */
+            return; /* refused: the rest is not counted */
         for (unsigned i = 0; i < count; i++)
-            if (node[i] >= 0 && (unsigned)node[i] < ZSD_NODES_MAX) /* else not there */
+            if (node[i] >= 0 && (unsigned)node[i] < ZSD_NODES_MAX) /* else it has no memory */
                 use->on[node[i]] += zb_min_u64(step, pages - first - i * step) * SURVEY_PAGE;
     }
 }

@@ -7,7 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* As linux/sched/types.h has it; that header cannot be included with sched.h. */
+/* As in linux/sched/types.h, which cannot be included together with sched.h. */
 struct slice_attr {
     uint32_t size, policy;
     uint64_t flags;

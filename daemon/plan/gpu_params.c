@@ -2,21 +2,22 @@
  * plan/gpu_params.c - parameters on the GPU: admitted with the job, shared with its ranks, and
  * tracked until the last process unmaps them.
  *
- * MODEL. If all ranks of a job ask for it (and are on the daemon's device), all of its parameters
- * are in one allocation there, or none. This is decided with the job's placement (place.c), by what
- * is free of the tier's budget, and kept while the job is in memory. They have no copy in a lower
- * tier. What a page operation needs of them passes through a page buffer (page/pageop.c). Otherwise
- * they are placed like those of any job, and job->params->why has the reason.
+ * MODEL. If all ranks of a job request it (and are on the daemon's device), all of its parameters are
+ * in one allocation on the device, or none. This is decided at the job's placement (place.c), from the
+ * free bytes of the tier's budget, and stays so while the job is in memory. There is no copy in a lower
+ * tier. Page operations that need these parameters in host memory copy them through a page buffer
+ * (page/pageop.c). If they are not on the device, they are placed like those of any job, and
+ * job->params->why has the reason.
  *
  *     asked ---> fits? ---> booked ---> made ---> shared ...  the job ends ---> freed ---> unbooked
  *                  no, or it cannot be made and shared: host memory, or NVMe      \
  *                                                                                  +--> strand
  *
- * A STRAND is such memory that was freed while a process still maps it: one that hangs, or that
- * dies a moment later than its socket. The device still holds the memory, so it stays booked and is
- * given to no other job. A thread of the tier checks strands every STRAND_LOOK_MS, until their
- * marks have closed (kernels/gpu.h). A strand that is still there after STRAND_LOOKS checks is
- * logged, with its processes; `zctl tiers` shows it at once.
+ * A STRAND is memory of parameters that was freed while a process still maps it: a process that hangs,
+ * or that dies a moment later than its socket. The device cannot free the memory yet, so it stays booked
+ * and no other job gets it. A thread of the tier checks strands every STRAND_LOOK_MS, until their marks
+ * have closed (kernels/gpu.h). A strand that exists after STRAND_LOOKS checks is logged, with its
+ * processes; `zctl tiers` shows it at once.
  *
  * ORDER between processes. A rank copies what it has pinned, and releases the pin when its copy is
  * done. A step begins when there are no pins, and its results are complete before any process is
@@ -24,7 +25,7 @@
  *
  * INVARIANTS
  *
- *     GP1  bytes, booked and mem (once made) are set from book() to unplace().
+ *     GP1  bytes, booked and mem (once made) are set from zsd_params_book() to zsd_params_unplace().
  *     GP2  What is booked for parameters in the tier's account belongs to jobs and strands.
  */
 #include "daemon/plan/gpu_params.h"
@@ -42,9 +43,9 @@
 
 #define STRAND_LOOK_MS 100u
 #define STRAND_LOOKS   10u
-#define SHARES_A_RANK  8u /* held at a time; each costs the daemon a descriptor */
+#define SHARES_A_RANK  8u /* open at a time, per rank; each uses a descriptor of the daemon */
 
-/* ---- asked for */
+/* ---- requests, and whether they fit */
 
 bool zsd_params_seen(const struct zsd_job *job, const char *device)
 {
@@ -123,7 +124,7 @@ void *zsd_params_at(const struct zsd_shard *s, uint32_t page)
            (uint64_t)page * zsd_page_bytes(s, ZB_PARAM, 0);
 }
 
-/* Nobody reads in it what was another job's. */
+/* Clears the memory, so that no job reads another one's data. */
 static int params_zero(struct zk_gpu *device, struct zk_gpu_mem *mem, struct zb_err *err)
 {
     struct zk_gpu_stream *stream = NULL;
@@ -137,14 +138,15 @@ static int params_zero(struct zk_gpu *device, struct zk_gpu_mem *mem, struct zb_
     return rc;
 }
 
-/* Its ranks are to have it: a driver that shares no memory says so now, and not in a run. */
+/* Shares the memory with ourselves, so that a driver that cannot share memory fails here and not during
+ * training. */
 static int params_share_once(struct zk_gpu_mem *mem, struct zb_err *err)
 {
     struct zk_gpu_share share;
     int rc = zk_gpu_share(mem, (uint64_t)getpid(), &share, err);
 
     if (rc < 0)
-        return err->code = -ENOTSUP; /* of this job alone, whatever it was: -EIO ends the tier */
+        return err->code = -ENOTSUP; /* fails this job only; -EIO would end the tier */
     zk_gpu_share_close(&share);
     return 0;
 }
@@ -199,12 +201,12 @@ struct strand {
     unsigned looks;
 };
 
-/* What one look sees of those that there were when it began. */
+/* The result of one check, for the strands that existed when it began. */
 struct look {
     struct zsd_task task;
     struct zsd_core *core;
     unsigned n;
-    struct zk_gpu_strand seen[]; /* nholders 0: it is not there any more */
+    struct zk_gpu_strand seen[]; /* nholders 0: the strand has ended */
 };
 
 static struct strand *strand_of(struct zb_list *node)
@@ -247,7 +249,7 @@ static void params_unbook(struct zsd_core *core, uint64_t booked)
 
 static void strands_arm(struct zsd_core *core);
 
-/* Its mark has closed. */
+/* The mark of the strand has closed. */
 static void strand_over(struct zsd_core *core, struct strand *s)
 {
     if (s->looks >= STRAND_LOOKS)
@@ -270,7 +272,7 @@ static void strand_stays(struct zsd_core *core, struct strand *s, const struct z
            "job=\"%s\" bytes=%llu pids=%s why=\"the job has ended, and these processes have its "
            "parameters mapped\"",
            s->job, (unsigned long long)s->booked, pids);
-    zsd_room_changed(core); /* who waits for it waits no more */
+    zsd_room_changed(core); /* requests that wait for this memory give up */
 }
 
 static void look_on_strand(void *arg, const struct zk_gpu_strand *strand)
@@ -320,7 +322,7 @@ static void strands_look(struct zsd_timed *timed)
     zb_list_each(pos, &core->planner->strands) n++;
     l = calloc(1, sizeof(*l) + n * sizeof(l->seen[0]));
     if (!l) {
-        strands_arm(core); /* later */
+        strands_arm(core); /* no memory: try again later */
         return;
     }
     l->task = (struct zsd_task){ .run = look_run, .done = look_done };
@@ -346,7 +348,7 @@ void zsd_strands_free(struct zsd_core *core)
         free(strand_of(node));
 }
 
-/* False: no memory to remember it. */
+/* Makes a strand of the job's parameters. False: no memory. */
 static bool strand_begin(const struct zsd_job *job)
 {
     struct strand *s = calloc(1, sizeof(*s));
@@ -372,7 +374,7 @@ void zsd_params_unplace(struct zsd_job *job)
     p->held = false;
 }
 
-/* Memory of jobs that have ended, or that has just been given back. */
+/* Bytes that are being freed: of jobs that have ended, and of strands that are not logged yet. */
 static uint64_t params_returning(const struct zsd_core *core)
 {
     uint64_t bytes = 0;
@@ -415,7 +417,7 @@ struct share_op {
     struct zsd_job *job;
     struct zsd_req *req;
     uint64_t pid;
-    unsigned most; /* shares of the job's, with this one */
+    unsigned most; /* maximum number of shares of the job, including this one */
     struct zk_gpu_share share;
     struct zb_err err;
 };

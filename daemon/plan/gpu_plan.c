@@ -1,12 +1,13 @@
 /*
- * plan/gpu_plan.c - optimizer state on the GPU: planned again as plan/replan.c does for host
- * memory, and moved by the same steps.
+ * plan/gpu_plan.c - optimizer state on the GPU: planned like state in host memory (plan/replan.c), and
+ * moved by the same steps.
  *
- * MODEL. The GPU has the last pages of a job's state, in order of registration, host memory has the
- * first, NVMe those between. So the two budgets are independent. A job's state is cut into runs of
- * pages, from its end (base/place.h). A run is one allocation, and the job has a number of runs:
+ * MODEL. In order of registration, the GPU has the last pages of a job's state, host memory the first
+ * ones, and NVMe those in between. So the budgets of GPU and host are independent. A job's state is cut
+ * into runs of pages, from its end (base/place.h). A run is one allocation. Two numbers of runs, counted
+ * from the end:
  *
- *     to    wanted, by the division
+ *     to    assigned by the division
  *     made  allocated, and booked in the tier's account with the exact bytes of the device
  *
  * Two pages per shard say where the GPU's part begins: gpu_from now, and gpu_next after the next
@@ -15,21 +16,21 @@
  *     grows     made ---> places promised ---> gpu_next ---> [a step] ---> gpu_from
  *     shrinks   to ---> gpu_next ---> [a step] ---> gpu_from ---> freed
  *
- * LOWER TIER. A page on the GPU keeps a promised place on the data file or, in a job bound to
- * memory, booked host memory. So it can always leave, the GPU's budget can always be lowered, and
- * no job fits only because of the GPU. Every job begins without the GPU, and its first steps move
- * state there.
+ * LOWER TIER. A page on the GPU keeps a promised place on a data file; or booked host memory, if the
+ * job's state must not be on NVMe. So it can always leave, the GPU's budget can always be lowered, and
+ * no job depends on the GPU to fit. Every job begins without the GPU, and its first steps move state
+ * there.
  *
  * PINS. A step copies the job's parameters and its gradient directly, or through page buffers
- * (disk/buffers.c). All of that is pinned. A task of its own pins a job's memory before its first
- * page can move, because that takes long; no copy meets half pinned memory. (If the job's
- * parameters are on the GPU, a page that was stepped early is copied up from its gradient's memory,
- * at any time: such a job's memory is pinned when it is allocated, job_arena.c.) State in host
- * memory is not pinned, because it moves once. Memory that the driver does not pin is copied all
- * the same, and `zctl tiers` reports it.
+ * (disk/buffers.c). All of this memory is pinned. Pinning takes long, so a separate task pins a job's
+ * memory before its first page can move; no copy uses memory that is being pinned. (If the job's
+ * parameters are on the GPU, a page that is stepped early is copied up from its gradient's memory, which
+ * may happen at any time. So that job's memory is pinned when it is allocated, job_arena.c.) State in
+ * host memory is not pinned, because it moves only once. Memory that the driver refuses to pin is copied
+ * all the same, and `zctl tiers` reports it.
  *
- * A STEP of a page that is on the GPU, or moves there, or leaves it, runs there (page/pageop.c). So
- * a page that moves is stepped once, like any other.
+ * A STEP of a page whose state is on the GPU, or moves there, or leaves it, runs on the GPU
+ * (page/pageop.c). So a page that moves is stepped once, like any other.
  *
  * FAILURE of the device is final: jobs with state or parameters on it end, other jobs are not
  * affected. The tier stays empty until the daemon is restarted.
@@ -55,7 +56,7 @@
 
 /* ---- runs */
 
-/* The device gives memory in multiples of it. */
+/* The allocation unit of the device. */
 static uint64_t gpu_unit(const struct zsd_core *core)
 {
     return zk_gpu_info(zsd_gpu_device(core->daemon->gpu))->granularity_bytes;
@@ -80,7 +81,7 @@ static uint64_t runs_booked(const struct zsd_job *job, uint32_t from, uint32_t t
     return bytes;
 }
 
-/* Once, when there is a GPU for it. 0 or -ENOMEM. */
+/* Cuts the job's state into runs, once. 0 or -ENOMEM. */
 static int runs_make(struct zsd_job *job)
 {
     uint64_t unit = gpu_unit(job->core);
@@ -105,7 +106,7 @@ static int runs_make(struct zsd_job *job)
     return job->gpu->mems ? 0 : -ENOMEM;
 }
 
-/* The first page of shard i that n runs have. */
+/* The first page of shard i that is inside the first n runs. */
 static uint32_t runs_page(const struct zsd_job *job, uint32_t n, uint32_t i)
 {
     const struct zb_gpu_run *last = n > 0 ? &job->gpu->runs[n - 1] : NULL;
@@ -115,7 +116,7 @@ static uint32_t runs_page(const struct zsd_job *job, uint32_t n, uint32_t i)
     return i == last->shard ? last->page : 0;
 }
 
-/* So many runs are in use, or will be (G2). */
+/* The number of runs that are in use, or will be after the next step (G2). */
 static uint32_t runs_used(const struct zsd_job *job)
 {
     for (uint32_t i = 0; i < job->nshards; i++) {
@@ -139,7 +140,7 @@ void *zsd_gpu_at(const struct zsd_shard *s, uint32_t page)
                   (job->memory_bytes - job->replan->all_bytes);
     uint32_t run;
 
-    zb_lower_bound(run, job->gpu->made, job->gpu->runs[run].from > at); /* they go down */
+    zb_lower_bound(run, job->gpu->made, job->gpu->runs[run].from > at); /* `from` descends */
     assert(run < job->gpu->made);
     return (uint8_t *)zk_gpu_addr(job->gpu->mems[run]) + (at - job->gpu->runs[run].from);
 }
@@ -198,20 +199,20 @@ void zsd_gpu_unplace(struct zsd_job *job)
     *job->gpu = (struct zsd_job_gpu){ 0 };
 }
 
-/* ---- memory is made, or given back */
+/* ---- allocating and freeing memory */
 
 struct gpu_task {
     struct zsd_task task;
     struct zsd_job *job;
     uint32_t from, to; /* runs */
     bool makes, pins;
-    uint8_t *params, *grads; /* pins: of the host */
+    uint8_t *params, *grads; /* host memory to pin */
     uint64_t params_bytes, grads_bytes;
     int rc;
     struct zb_err err, pin_err;
 };
 
-/* Parameters and the gradient; behind that is state, which comes and goes (plan/replan.c). */
+/* Pins parameters and gradients. The state after them is not pinned: it moves (plan/replan.c). */
 static void task_pin(struct gpu_task *t)
 {
     const struct zsd *daemon = t->job->core->daemon;
@@ -306,7 +307,7 @@ static int task_start(struct zsd_job *job, uint32_t from, uint32_t to, bool make
     t->task.slow = t->pins;
     job->gpu->busy = true;
     zsd_job_hold(job);
-    if (t->pins) /* the GPU's threads have other jobs' pages to step */
+    if (t->pins) /* slow: it must not occupy a GPU thread */
         zsd_task_start(job->core, &t->task);
     else
         zsd_compute_post(job->core->daemon->gpu_threads, &t->task);
@@ -315,7 +316,7 @@ static int task_start(struct zsd_job *job, uint32_t from, uint32_t to, bool make
 
 /* ---- what a job does with its part */
 
-/* What a step leaves where is what is wanted, as far as its memory is there (G1). */
+/* Sets gpu_next of each shard to the wanted page, as far as memory is allocated (G1). */
 static void gpu_take(struct zsd_job *job)
 {
     uint32_t n = (uint32_t)zb_min_u64(job->gpu->to, job->gpu->made);
@@ -342,7 +343,7 @@ static void gpu_take(struct zsd_job *job)
     job->gpu->to = runs_used(job);
 }
 
-/* What nobody wants or uses any more goes back. */
+/* Frees runs that are neither wanted nor used. */
 static void gpu_release(struct zsd_job *job)
 {
     uint32_t used = runs_used(job), made = job->gpu->made;
@@ -352,10 +353,10 @@ static void gpu_release(struct zsd_job *job)
         return;
     job->gpu->made = keep;
     if (task_start(job, keep, made, false) < 0)
-        job->gpu->made = made; /* later */
+        job->gpu->made = made; /* no memory: the next plan tries again */
 }
 
-/* As many runs more as the part has room for, and the tier. */
+/* Allocates more runs, as many as fit the job's part and the tier. */
 static void gpu_grow(struct zsd_job *job, uint64_t target)
 {
     uint64_t left = zsd_account_free(&job->core->tiers.gpu),
@@ -395,7 +396,7 @@ static void gpu_job(struct zsd_job *job, uint64_t target, bool exact)
 
 /* ---- the division */
 
-/* Its state may move: somebody steps. */
+/* Whether the job's state may move: it has ranks that step. */
 static bool gpu_moves(const struct zsd_job *job)
 {
     return (job->state == ZSD_READY || job->state == ZSD_STEPPING) && job->replan->all_bytes > 0 &&
@@ -441,7 +442,7 @@ void zsd_gpu_plan(struct zsd_core *core)
 
 uint32_t zsd_gpu_stepped(const struct zsd_shard *s)
 {
-    /* what could not be written stays, and what is behind it */
+    /* a page that could not be written stays on the GPU, and so do all pages after it */
     for (uint32_t page = s->gpu_from; page < s->gpu_next; page++)
         if (page >= s->state_next && s->planes[ZB_STATE].extents[page].at == ZB_NO_PLACE)
             return page;
@@ -498,7 +499,7 @@ int zsd_gpu_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
 
 /* ---- the device fails */
 
-/* It has bytes on the GPU, or some are on their way there. */
+/* Whether the job has bytes on the GPU, or some are moving there. */
 static bool gpu_holds(const struct zsd_job *job)
 {
     bool steps = job->state == ZSD_STEPPING && !job->draining;

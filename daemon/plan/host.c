@@ -1,10 +1,9 @@
 /*
  * plan/host.c - the accounts of the host tier: how much is free, and for whom.
  *
- * MODEL. The budget minus the account is free. Some of the free memory is reserved: for those who
- * wait for memory (struct zsd_want, which plan/replan.c begins and ends), and for ranks that have
- * left a kept job and may attach again with their staging. Other requests see only what is free
- * besides that. Nothing is decided here.
+ * MODEL. Free memory is the budget minus the account. Some of it is reserved: for requests that wait
+ * for memory (struct zsd_want, which plan/replan.c begins and ends), and for the staging of ranks that
+ * have left a kept job and may attach again. Other requests see only the rest. Nothing is decided here.
  *
  * THE BUDGET is set to host_target. While more than that is used or reserved, the effective budget
  * is that larger number; it falls as memory is freed.
@@ -13,7 +12,7 @@
 
 #include "daemon/plan/planner.h"
 
-/* Staging of ranks that have left, and may come back: it is not for anybody's state. */
+/* This memory must not be used for state. */
 uint64_t zsd_replan_away(const struct zsd_job *job)
 {
     return job->keep && job->state != ZSD_ENDED
@@ -21,7 +20,6 @@ uint64_t zsd_replan_away(const struct zsd_job *job)
                : 0;
 }
 
-/* The same of all jobs. */
 uint64_t zsd_host_away(const struct zsd_core *core)
 {
     uint64_t bytes = 0;

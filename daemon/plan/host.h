@@ -8,15 +8,14 @@
 
 #include "daemon/job/job.h"
 
-/** Free bytes of the host tier: without those that others than `but` wait for, and those that are
- * kept
- *  for ranks that have left (zsd_replan_away()). */
+/** Free bytes of the host tier, without those that requests other than `but` wait for, and those
+ * reserved for ranks that have left (zsd_replan_away()). */
 uint64_t zsd_host_free(const struct zsd_core *core, const struct zsd_want *but);
 /** Moves the host tier's budget to its target. If that is lower, as far as memory was freed. */
 void zsd_host_settle(struct zsd_core *core);
 /** Whether the wanted memory is free, or nothing is wanted. */
 bool zsd_want_met(const struct zsd_core *core, const struct zsd_want *want);
-/** Bytes that others wait for. */
+/** Bytes that requests other than `but` wait for. */
 uint64_t zsd_wanted(const struct zsd_core *core, const struct zsd_want *but);
 /** Bytes of staging reserved for ranks that have left a kept job, and may return. */
 uint64_t zsd_replan_away(const struct zsd_job *job);

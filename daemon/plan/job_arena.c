@@ -1,6 +1,6 @@
 /*
- * job_arena.c - the memory of jobs and ranks, made and ended on a compute thread: that touches
- * every page of it. Each task holds its job (J1) while it runs.
+ * job_arena.c - allocates and frees the memory of jobs and ranks, on a compute thread because that
+ * touches every page. Each task holds its job (J1) while it runs.
  */
 #include "daemon/plan/job_arena.h"
 
@@ -13,7 +13,7 @@
 #include "daemon/plan/tables.h"
 #include "daemon/run/gpu_tier.h"
 
-/* Addresses for all of it, and memory for what is to be used. */
+/* Reserves addresses for all of the memory, and allocates the ranges that will be used. */
 static void arena_memory(struct zsd_arena_task *t)
 {
     int rc = 0;
@@ -39,11 +39,11 @@ static void arena_run(struct zsd_task *task)
         break;
     case ZSD_ARENA_OPEN:
         if (zsd_params_there(t->job) && zsd_params_make(t->job, &t->params, &t->gpu_err) < 0)
-            break; /* it is placed without */
+            break; /* the job will be placed without parameters on the GPU */
         if (zsd_arena_open(&t->arena, "zshard-params", t->bytes, true, &t->err) == 0 &&
             t->memory_bytes > 0)
             arena_memory(t);
-        if (t->err.code == 0 && zsd_gpu_pins_early(t->job)) /* behind it is state */
+        if (t->err.code == 0 && zsd_gpu_pins_early(t->job)) /* pins the gradients, not the state */
             (void)zsd_gpu_pin(t->job->core->daemon, t->memory,
                               t->memory_bytes - t->job->replan->all_bytes, &t->pin_err);
         break;
@@ -63,7 +63,7 @@ static void arena_run(struct zsd_task *task)
 
 static void arena_gone(struct zsd_job *job)
 {
-    zsd_tables_leave(job); /* first: what is leaving is not missing where a promise is made */
+    zsd_tables_leave(job); /* first: if zsd_unplace() lacks places, it can free leaving ones */
     zsd_unplace(job);
 }
 
@@ -158,6 +158,6 @@ void zsd_job_arena_end(struct zsd_job *job)
 
     job->arena = ZSD_ARENA_NONE;
     job->memory = NULL;
-    job->placed = false; /* zsd_unplace() comes once, from the task */
+    job->placed = false; /* the task calls zsd_unplace(), once */
     zsd_arena_end(job, ZSD_ARENA_CLOSE, arena, memory, job->memory_bytes, 0);
 }

@@ -15,7 +15,7 @@ struct zsd_arena_task {
     struct zsd_task task;
     enum zsd_arena_what what;
     void (*opened)(
-        struct zsd_arena_task *t); /* of the OPEN kinds: it is allocated, or err has the reason */
+        struct zsd_arena_task *t); /* OPEN kinds: memory was allocated, or err has the reason */
     struct zsd_job *job;
     struct zsd_member *member; /* ZSD_STAGING_OPEN */
     uint64_t bytes;
@@ -25,7 +25,7 @@ struct zsd_arena_task {
     struct zsd_range *ranges; /* ZSD_ARENA_OPEN: usable parts of the memory */
     uint32_t nranges;
     struct zk_gpu_mem *params; /* ZSD_ARENA_OPEN of a job with parameters on the GPU */
-    struct zb_err gpu_err;     /* their failure: then nothing else is allocated */
+    struct zb_err gpu_err;     /* why these could not be made; then nothing else is allocated */
     struct zb_err pin_err;     /* why some of its memory could not be pinned */
     struct zb_err err;
 };

@@ -1,10 +1,11 @@
 /*
- * plan/needs.c - how many places on the data files a job in memory needs, and the promise of them.
+ * plan/needs.c - the number of places on the data files that a job in memory needs, and the promise of
+ * these.
  *
- * MODEL. base/place.h has the arithmetic. Here its inputs come from the job: how its shards are
- * cut, and which of their pages are on the data file, or may move there (zsd_plane_low()). A saved
- * job is promised places in addition to its versions (store/saved.h); any other job has a promise
- * of its own. Placement makes the promise (plan/place.c). Moves update it (plan/replan.c,
+ * MODEL. base/place.h has the arithmetic. Its inputs come from the job: how its shards are cut, and
+ * which of their pages are on the data files or may move there (zsd_plane_low()). For a saved job these
+ * places are part of its promise, in addition to those of its versions (store/saved.h); any other job
+ * has a promise of its own. Placement makes the promise (plan/place.c). Moves update it (plan/replan.c,
  * plan/gpu_plan.c): before the move if more places are needed, after it if fewer.
  */
 #include "daemon/plan/needs.h"
@@ -25,13 +26,14 @@ struct zb_place_shard *zsd_place_shards(const struct zsd_job *job)
     return shards;
 }
 
-/* While it is PLACING, tables are still being made. */
+/* Whether the plane has, or will have, places. While the job is PLACING, its tables are being made. */
 static bool needs_places(const struct zsd_shard *s, enum zb_plane plane)
 {
     return s->planes[plane].extents || (s->job->state == ZSD_PLACING && zsd_plane_tables(s, plane));
 }
 
-/* Of one shard. What is trained is needed `times` in any case, unless it is 0. */
+/* Adds the needs of one shard. The pages of a trained unit are needed `times` times; if that is 0, or
+ * the unit is not trained, once if no row holds them. */
 static int needs_shard(const struct zsd_shard *s, unsigned times, bool going,
                        struct zsd_needs_walk *w)
 {
@@ -44,14 +46,14 @@ static int needs_shard(const struct zsd_shard *s, unsigned times, bool going,
     if (!trained)
         times = 0;
     if (times == 0 && !(s->row && job->saved && zsd_saved_has(job->saved, going, s->row, &w->at)))
-        times = 1; /* no row holds it */
+        times = 1; /* no row holds its pages */
     for (int p = 0; p < ZB_PLANES && rc == 0; p++) {
         uint32_t low;
 
         if (!needs_places(s, p))
             continue;
         low = zsd_plane_low(s, p);
-        if (p == ZB_GRAD) /* nothing saved holds any */
+        if (p == ZB_GRAD) /* gradients are never saved */
             rc = zb_needs_pages(&w->sum, layout, p, s->count, page_elems, low, 1);
         else
             rc = zb_needs_pages(&w->sum, layout, p, s->count, page_elems, job->durable ? 0 : low,
@@ -61,7 +63,7 @@ static int needs_shard(const struct zsd_shard *s, unsigned times, bool going,
         if (rc == 0 && job->early_room && p != ZB_GRAD && !layout->frozen)
             rc = zb_needs_pages(&w->early[p], layout, p, s->count, page_elems, low, 1);
     }
-    w->at++; /* shards are in the order of rows, as a rule */
+    w->at++; /* usually, shards and rows have the same order */
     return rc;
 }
 
@@ -79,7 +81,7 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, bool going, struc
     return rc < 0 ? rc : 1;
 }
 
-/* Streamed bytes of its state, as the account has them (R3). */
+/* Bytes of the job's state that may be on NVMe, as booked in the account (R3). */
 static uint64_t replan_streamed(const struct zsd_job *job)
 {
     uint64_t bytes = 0;

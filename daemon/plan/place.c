@@ -1,11 +1,11 @@
 /*
  * place.c - admission and placement of a job: decides once where every byte is.
  *
- * MODEL. The opening comment of base/place.h has the rules and the arithmetic. Here its inputs come
- * from the daemon (what the accounts leave, what a saved job already holds), and its result is
- * booked at once: the accounts, the promise of places on the data file (disk/extents.h), how many pages
- * of each shard are in memory. Nothing of the job changes before it is known to fit. What takes as
- * long as there are pages comes behind that, in parts: plan/tables.c.
+ * MODEL. The opening comment of base/place.h has the rules and the arithmetic. Its inputs come from the
+ * daemon (free bytes of the accounts, places that a saved job already holds). The result is booked at
+ * once: in the accounts, as a promise of places on the data files (disk/extents.h), and as the number
+ * of resident pages of each shard. Nothing is booked before the job is known to fit. Work proportional
+ * to the number of pages follows later, in parts: plan/tables.c.
  */
 #include "daemon/plan/place.h"
 
@@ -19,13 +19,13 @@
 #include "daemon/plan/needs.h"
 #include "daemon/plan/replan.h"
 
-/* The job has places of the data file, or may come to have them. */
+/* Whether the job has places on the data files, or may get some. */
 static bool place_holds(const struct zsd_job *job)
 {
     return job->nshards > 0 && zsd_plane_tables(job->shards[0], ZB_PARAM);
 }
 
-/* What its own limit lets the job take of the host tier. */
+/* Bytes of the host tier that the job's own limit leaves. */
 static uint64_t place_limit(const struct zsd_job *job)
 {
     uint64_t held = 0;
@@ -37,14 +37,14 @@ static uint64_t place_limit(const struct zsd_job *job)
     return job->host_bytes_max > held ? job->host_bytes_max - held : 0;
 }
 
-/* What the job may still take of the host tier. */
+/* Bytes of the host tier that the job may still use. */
 static uint64_t place_host_free(const struct zsd_job *job)
 {
     return zb_min_u64(zsd_host_free(job->core, &job->want), place_limit(job));
 }
 
-/* Whose budget a job that needs so much for planes and ring would have to have: the daemon's, its
- * own, or both; "" for one that is enough. */
+/* For an error message: the smallest host_bytes of the daemon, and the smallest limit of the job, that
+ * would work for a job that needs so many bytes for planes and ring. "": it is large enough. */
 struct place_least {
     char budget[80], limit[80];
 };
@@ -83,8 +83,8 @@ static int place_refuse_host(const struct zsd_job *job, const struct zb_place *p
                    zb_size_text(place_host_free(job)).s, least.budget, least.limit);
 }
 
-/* Gradients live on NVMe: that is worth a warning, with what it costs and what would avoid it. The
- * job is not booked yet. */
+/* Warns that gradients are on NVMe, with the cost, and the budget that would avoid it. Call before the
+ * job is booked. */
 static void place_warn(const struct zsd_job *job, const struct zb_place *plan)
 {
     struct place_least least = place_least(job, plan->least_grads);
@@ -96,7 +96,7 @@ static void place_warn(const struct zsd_job *job, const struct zb_place *plan)
            zb_size_text(plan->nvme_grad).s, least.budget, least.limit);
 }
 
-/* What is promised to it already: a saved job's. */
+/* Bytes of places already promised to the job (if it is a saved job). */
 static uint64_t place_promised(const struct zsd_job *job)
 {
     return job->promise ? zb_needs_bytes(job->promise) : 0;
@@ -118,7 +118,7 @@ static int place_refuse_nvme(const struct zsd_job *job, const struct zb_place *p
         zb_size_text(zsd_account_free(&core->tiers.nvme) + held).s, (unsigned long long)least);
 }
 
-/* With or without room for early steps. 0, -ENOMEM, or -ENOSPC: of host memory. */
+/* Makes a plan, with or without room for early steps. 0, -ENOMEM, or -ENOSPC: too little host memory. */
 static int place_try(struct zsd_job *job, struct zb_place_job *in, bool early,
                      struct zb_place *plan)
 {
@@ -126,14 +126,14 @@ static int place_try(struct zsd_job *job, struct zb_place_job *in, bool early,
 
     zb_place_done(plan);
     in->early = job->early_room = early;
-    if (job->again) { /* what a saved version holds is counted in its rows */
+    if (job->again) { /* places of saved versions are counted with their rows */
         in->times = (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1);
         rc = zb_needs_sum(&plan->nvme, &job->saved->held, 1);
     }
     return rc < 0 ? rc : zb_place(in, plan);
 }
 
-/* *ret_gpu: bytes of parameters that go to the GPU. */
+/* *ret_gpu: bytes of parameters on the GPU; unchanged if there are none. */
 static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, uint64_t *ret_gpu,
                       struct zb_err *err)
 {
@@ -162,7 +162,7 @@ static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, ui
     if (shards)
         rc = place_try(job, &in, job->early_wish, plan);
     if (rc == 0 && job->early_room && zb_needs_bytes(&plan->nvme) > nvme_free)
-        rc = place_try(job, &in, false, plan); /* rather without than not at all */
+        rc = place_try(job, &in, false, plan); /* it may fit without early steps */
     free(shards);
     job->place_least = 0;
     if (rc == -ENOSPC) {
@@ -177,7 +177,7 @@ static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, ui
     return zb_needs_bytes(&plan->nvme) <= nvme_free ? 0 : place_refuse_nvme(job, plan, err);
 }
 
-/* Each plane's resident pages. */
+/* Sets the number of resident pages of each plane. */
 static void place_pages(struct zsd_job *job, const struct zb_place *plan)
 {
     for (uint32_t i = 0; i < job->nshards; i++) {
@@ -189,7 +189,7 @@ static void place_pages(struct zsd_job *job, const struct zb_place *plan)
     }
 }
 
-/* The saved side of a job that is placed for the first time: 0 or -ENOMEM. */
+/* Makes the saved job of a durable job that is placed for the first time. 0 or -ENOMEM. */
 static int place_saved(struct zsd_job *job, struct zb_err *err)
 {
     struct zsd_saved *s = zsd_saved_new(job->core->store, job->units, job->nunits);
@@ -212,7 +212,7 @@ static int place_saved(struct zsd_job *job, struct zb_err *err)
     return 0;
 }
 
-/* The places on the data file: the saved job's, when it is durable. */
+/* Promises the places on the data files: to the saved job, if the job is durable. */
 static int place_promise(struct zsd_job *job, const struct zb_place *plan, struct zb_err *err)
 {
     const uint64_t planes[ZB_PLANES] = { plan->nvme_param, plan->nvme_grad, plan->nvme_state };
@@ -286,7 +286,7 @@ void zsd_unplace(struct zsd_job *job)
     }
     place_grads(job, 0);
     for (int use = 0; use < ZSD_USES; use++) {
-        if (use == ZSD_USE_STAGING) /* booked and returned with the rank */
+        if (use == ZSD_USE_STAGING) /* booked and unbooked with the rank */
             continue;
         zsd_unbook(&job->core->tiers.host, &job->host_held, use, job->host_held.used[use]);
     }
@@ -298,7 +298,7 @@ void zsd_unplace(struct zsd_job *job)
     } else if (job->saved) {
         struct zb_err err = { 0 };
 
-        /* it shrinks; or keeps what it has, as one that was destroyed does: readers may hold it */
+        /* shrinks the promise; that of a destroyed job may stay, because readers may use its places */
         (void)zsd_saved_reserve(job->saved, &err);
     } else if (job->promise) {
         zsd_nvme_unpromise(job->core, &job->nvme_held, job->promise);
@@ -323,7 +323,7 @@ bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes, uint64_t 
 
 int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err)
 {
-    uint64_t kept = zsd_replan_away(job); /* for who comes back; a reader may have it for a while */
+    uint64_t kept = zsd_replan_away(job); /* reserved for ranks; a reader may use it for a while */
     uint64_t free_bytes = zb_min_u64(zsd_host_free(job->core, &job->want) + kept,
                                      zsd_account_free(&job->core->tiers.host));
 

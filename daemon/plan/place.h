@@ -8,24 +8,24 @@
 
 #include "daemon/job/shard.h"
 
-/** Admission and layout, all ranks ready: decides the place of every page, and books it. With
- * spill, gradients that do not fit go to NVMe, if the job allows it. 0; -ENOSPC: err has the
- * numbers and the smallest that would work; -ENOMEM. On failure nothing is booked. */
+/** Admission and layout, when all ranks are ready: decides the place of every page, and books it.
+ * With spill, gradients that do not fit go to NVMe, if the job allows it. 0; -ENOSPC: err has the
+ * numbers and the smallest budget that would work; -ENOMEM. On failure nothing is booked. */
 int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err);
 /** Books a rank's staging: 0, or -ENOSPC with the numbers. */
 int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);
 /** Whether the job's own limit allows that staging, so that waiting for memory helps. *ret_lacks:
- *  bytes that others must free, in addition to the memory kept for ranks of the job; 0: only
- *  readers, which may use the kept memory, have to close. */
+ * bytes that others must free, in addition to the memory reserved for ranks of the job. 0: only
+ * readers, which may use the reserved memory, have to close. */
 bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes, uint64_t *ret_lacks);
 void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes);
-/** Unbooks everything that zsd_place() booked, except what the saved job needs. plan/tables.h unbooks what
- * its shards have. */
+/** Unbooks everything that zsd_place() booked, except the needs of the saved job. plan/tables.h frees
+ * the places and tables of the shards. */
 void zsd_unplace(struct zsd_job *job);
-/** Bytes of the job on the data file, by use. */
+/** Bytes of NVMe that are booked for the job, by use. */
 const struct zsd_account *zsd_job_nvme(const struct zsd_job *job);
 
-/** Bytes of all its planes in memory (without the ring), on the data file, and on the GPU. */
+/** Bytes of all planes of the shard: in memory (without the ring), on NVMe, and on the GPU. */
 void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *ret_nvme,
                      uint64_t *ret_gpu);
 

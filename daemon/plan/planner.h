@@ -1,6 +1,6 @@
 /*
- * planner.h - what the plans of all jobs share: the queue for memory, and the moves that the tiers
- * still have to make for it.
+ * planner.h - shared by the plans of all jobs: requests that wait for memory, pending replanning, and
+ * GPU memory that is still mapped.
  *
  * Loop thread only.
  */
@@ -11,14 +11,14 @@
 
 struct zsd_planner {
     struct zsd_core *core;
-    uint32_t closing;           /* tasks that free memory */
+    uint32_t closing;           /* running tasks that free memory */
     struct zsd_work replan;     /* plan/replan.c */
-    struct zb_list wants;       /* struct zsd_want, in the order in which they came */
+    struct zb_list wants;       /* struct zsd_want, in order of arrival */
     struct zsd_work gpu_failed; /* plan/gpu_plan.c */
     struct zb_list strands;     /* GPU memory that was freed, but is still mapped: gpu_params.c */
     struct zsd_timed strands_timed;
-    bool strands_looked_at;
-    uint64_t params_tag; /* of the newest job with parameters on the GPU */
+    bool strands_looked_at; /* a task is checking them */
+    uint64_t params_tag;    /* of the newest job with parameters on the GPU */
 };
 
 /** plan/replan.c: the deferred division. */
@@ -32,9 +32,8 @@ static inline void zsd_planner_init(struct zsd_planner *planner, struct zsd_core
     zb_list_init(&planner->strands);
 }
 
-/** Call when free memory, or the need for it, has changed: divides the memory for state again,
- * soon.
- */
+/** Call when free memory, or the need for it, has changed: defers a new division of the memory for
+ * state. */
 static inline void zsd_replan(struct zsd_core *core)
 {
     zsd_defer(core, &core->planner->replan);

@@ -1,12 +1,12 @@
 /*
- * plan/replan.c - replanning of optimizer state: divides the host memory that is left among jobs,
- * and moves pages between host memory and NVMe accordingly.
+ * plan/replan.c - replanning of optimizer state: divides the host memory that is left among jobs, and
+ * moves pages between host memory and NVMe accordingly.
  *
- * MODEL. The host memory that nothing else holds is divided among the jobs that train, by their
+ * MODEL. The host memory that is not used otherwise is divided among the jobs that train, by their
  * shares. No job gets more than it can use. The first pages of each shard's state are in memory.
- * Four counts lead from the wanted number to the actual one:
+ * Each shard has five counts of pages, from the wanted number to the actual one:
  *
- *     to        wanted, by the division
+ *     to        wanted, from the division
  *     booked    in the account of the host tier
  *     made      allocated (a task allocates and frees the memory)
  *     next      in memory after the next step
@@ -15,29 +15,28 @@
  *     grows     booked ---> made ---> next ---> [a step] ---> resident ---> fewer places promised
  *     shrinks   places promised ---> to, next ---> [a step] ---> resident ---> made ---> booked
  *
- * A STEP MOVES PAGES. It touches every page anyway. A page that leaves memory is written after it
- * is stepped; a page that comes is read into its memory and not written (page/pageop.c). No page is
- * moved twice, or outside of a step. Parameters and gradients stay where they were placed.
+ * A STEP MOVES PAGES. It touches every page anyway. A page that leaves memory is written after it is
+ * stepped; a page that moves to memory is read into its memory and not written (page/pageop.c). No page
+ * is moved twice, or outside of a step. Parameters and gradients stay where they were placed.
  *
  * RESERVE FIRST. Before a step moves pages, places for leaving pages are promised, and memory for
- * coming pages is booked and allocated. So a move never lacks room half way. If there are no places
- * or no memory, the move does not begin. A page that cannot be written stays in memory, and so do
- * the pages before it, until the next division. A page that cannot be read fails the step, as
- * always.
+ * arriving pages is booked and allocated. So a move never lacks room half way. If there are no places or
+ * no memory, the move does not begin. A page that cannot be written stays in memory, and so do the pages
+ * before it, until the next division. A page that cannot be read fails the step, as always.
  *
- * WHEN. After each step, and when memory was freed, a job came, or a budget or a share changed. A
- * job far above its part shrinks (by more than an eighth: otherwise jobs would trade pages for
- * little gain). A job below its part takes what is free now, and waits for nothing. If the budget
- * is below what is used, all jobs must fit: then parts are exact. A job that has not stepped for
- * long, or has no ranks, is left out and keeps what it has.
+ * WHEN. After each step, and when memory was freed, a job came, or a budget or a share changed. A job
+ * whose state exceeds its part by more than an eighth shrinks (with a smaller limit, jobs would trade
+ * pages for little gain). A job below its part takes memory that is free now, and does not wait for
+ * more. If more than the budget is used, all jobs must fit, so parts are exact. A job that has not
+ * stepped for long, or has no ranks, keeps its memory and does not grow.
  *
- * WANTS. Memory that is waited for (struct zsd_want: the staging of a rank, the planes of a job) is
- * subtracted before the division. So other jobs shrink, to the byte, and only the waiting request
- * takes the freed memory. A want begins only if all that can move is enough, in addition to other
- * wants. It ends when the memory is there, at its deadline, or when its request goes away; then the
- * others grow again.
+ * WANTS. Memory that a request waits for (struct zsd_want: the staging of a rank, the planes of a job)
+ * is subtracted before the division. So other jobs shrink, to the byte, and only the waiting request
+ * gets the freed memory. A want begins only if all memory that can be freed is enough for it and for
+ * the other wants. It ends when the memory is available, at its deadline, or when its request ends; then
+ * the others grow again.
  *
- * NOT HERE. Allocating and freeing memory: plan/replan_memory.c. What is free in the host tier:
+ * NOT HERE. Allocating and freeing memory: plan/replan_memory.c. Free memory of the host tier:
  * plan/host.c. The division: plan/parts.c. Promises of places: plan/needs.c.
  *
  * INVARIANTS
@@ -66,7 +65,7 @@ static uint64_t replan_held(const struct zsd_job *job)
     return job->host_held.used[ZSD_USE_STATE] - job->replan->giving_bytes;
 }
 
-/* Its state may be moved: there is somewhere to go, and somebody who steps. */
+/* Whether the job's state may move: it may be on NVMe, and the job has ranks that step. */
 static bool replan_moves(const struct zsd_job *job)
 {
     return (job->state == ZSD_READY || job->state == ZSD_STEPPING) && job->replan->all_bytes > 0 &&
@@ -88,7 +87,7 @@ uint64_t zsd_replan_leaving(const struct zsd_job *job)
 
 /* ---- what a job does with its part */
 
-/* Nothing of it leaves, if that was wanted. */
+/* Cancels pages that were to leave memory. */
 static void replan_stay(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
@@ -102,7 +101,7 @@ static void replan_stay(struct zsd_job *job)
     (void)zsd_replan_promise(job, false, &err);
 }
 
-/* Pages leave, the last ones first, until it has no more than `target`. */
+/* Lets pages leave memory, the last ones first, until at most `target` bytes stay. */
 static void replan_shrink(struct zsd_job *job, uint64_t target)
 {
     uint64_t held = replan_held(job);
@@ -132,7 +131,7 @@ static void replan_shrink(struct zsd_job *job, uint64_t target)
     zsd_replan_take(job);
 }
 
-/* `spare` is not there for it, though it is free. */
+/* Applies the job's part. `spare`: free bytes that are reserved for others. */
 static void replan_job(struct zsd_job *job, uint64_t target, uint64_t spare, bool exact)
 {
     uint64_t unused = zsd_account_free(&job->core->tiers.host);
@@ -163,11 +162,11 @@ static uint64_t part_most(const struct zsd_job *job, uint64_t now_ns)
         most = zb_min_u64(most, job->host_bytes_max > others ? job->host_bytes_max - others : 0);
     }
     if (zsd_part_idle(job, now_ns))
-        most = zb_min_u64(most, replan_held(job)); /* it has no use for more */
+        most = zb_min_u64(most, replan_held(job)); /* it would not use more */
     return most;
 }
 
-/* Divides, and lets every job do what it can at once. */
+/* Divides the memory, and applies to every job what is possible at once. */
 static void replan_all(struct zsd_core *core)
 {
     uint64_t now_ns = zb_now_ns(), fixed, moves = 0, left;
@@ -221,8 +220,8 @@ void zsd_replan_stepped(struct zsd_shard *s)
     if (n == state->resident && gpu == s->gpu_from)
         return;
     s->job->replan->moved = true;
-    end = (uint32_t)zb_min_u64(state->resident, gpu); /* the others went to the GPU */
-    if (n < end) /* what could not be written stays, and what is in front of it */
+    end = (uint32_t)zb_min_u64(state->resident, gpu); /* the others moved to the GPU */
+    if (n < end) /* a page that could not be written stays, and so do the pages before it */
         for (n = end; n > s->state_next && state->extents[n - 1].at != ZB_NO_PLACE;)
             n--;
     if (n > s->state_next || gpu > s->gpu_next)
@@ -270,7 +269,7 @@ void zsd_replan_step_over(struct zsd_job *job)
 
 /* ---- budgets */
 
-/* Bytes of the host tier that are used, and will be when all has left that shall. */
+/* Bytes of the host tier that will be in use when all leaving pages have left. */
 static uint64_t replan_stays(const struct zsd_core *core)
 {
     uint64_t bytes = zsd_account_used(&core->tiers.host);
@@ -280,7 +279,8 @@ static uint64_t replan_stays(const struct zsd_core *core)
     return bytes;
 }
 
-/* When all has left that shall, is there room for everybody who waits, and for who comes back? */
+/* Whether there will be room, when all leaving pages have left, for all wants, and for ranks that have
+ * left and may return. */
 static bool replan_enough(const struct zsd_core *core)
 {
     return replan_stays(core) + zsd_wanted(core, NULL) + zsd_host_away(core) <=

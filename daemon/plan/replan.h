@@ -1,5 +1,5 @@
 /*
- * replan.h - plans again where optimizer state is: plan/replan.c has the model.
+ * replan.h - replanning of optimizer state between memory and NVMe: plan/replan.c has the model.
  *
  * Loop thread only.
  */
@@ -14,23 +14,22 @@ struct zsd_replan {
     uint64_t all_bytes;    /* of the state of all its shards */
     uint64_t target_bytes; /* resident bytes assigned by the last division */
     uint64_t giving_bytes; /* still booked, while their memory is being freed */
-    uint64_t used_bytes;   /* of the job's memory, that the I/O engines have registered */
-    uint64_t stepped_ns;   /* end of its last step; 0: none since it is in memory */
-    uint64_t step_ns;      /* from the end of the step before to that */
+    uint64_t used_bytes;   /* of the job's memory, registered with the I/O engines */
+    uint64_t stepped_ns;   /* end of its last step; 0: none since it was placed */
+    uint64_t step_ns;      /* time from the end of the previous step to that */
     bool busy;             /* a task allocates or frees memory */
-    bool shrinks;          /* pages have to leave memory */
-    bool moved;            /* pages have moved in the step that runs */
-    bool refused;          /* there were no places for pages that should leave: logged */
+    bool shrinks;          /* pages must leave memory */
+    bool moved;            /* pages have moved in the current step */
+    bool refused;          /* there were no places for pages that should leave; it was logged */
 };
 
 struct zsd_range {
     uint64_t at, bytes;
 };
 
-/** Call when the job was placed: from here on its state may move. */
+/** Call when the job has been placed: from then on its state may move. */
 void zsd_replan_begin(struct zsd_job *job);
-/** The ranges of the job's memory to allocate, in order: *ret is new, *ret_n ranges. 0 or -ENOMEM.
- */
+/** Makes a table of the ranges of the job's memory to allocate, in order. 0 or -ENOMEM. */
 int zsd_replan_ranges(const struct zsd_job *job, struct zsd_range **ret, uint32_t *ret_n);
 /** Call when its memory is allocated: registers it with the I/O engines. */
 void zsd_replan_attach(struct zsd_job *job);
@@ -38,11 +37,12 @@ void zsd_replan_attach(struct zsd_job *job);
 void zsd_replan_stepped(struct zsd_shard *s);
 /** Call at the end of a step that changed pages. */
 void zsd_replan_step_over(struct zsd_job *job);
-/** Sets the host tier's budget: 0; -ENOSPC: less than what cannot move; nothing has changed. */
+/** Sets the host tier's budget. 0; -ENOSPC: it is less than the memory that cannot be freed, and
+ * nothing has changed. */
 int zsd_host_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err);
-/** Requests bytes of host memory that are not free. True: others can free enough with their next
+/** Requests bytes of host memory that are not free. True: other jobs can free enough with their next
  * steps, in addition to earlier requests; the memory is reserved until zsd_want_end(), and
- * zsd_room_changed() is called while it is freed. False: they cannot, and nothing has changed. */
+ * zsd_room_changed() is called as it is freed. False: they cannot, and nothing has changed. */
 bool zsd_want_begin(struct zsd_core *core, struct zsd_want *want, uint64_t bytes);
 /** Ends the request. One that never began is fine. */
 void zsd_want_end(struct zsd_core *core, struct zsd_want *want);

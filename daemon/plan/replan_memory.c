@@ -1,19 +1,18 @@
 /*
- * plan/replan_memory.c - the memory of a job's state: it is made as the job's part of the host
- * tier grows, and given back. Who gets how much, and what a step does with it: plan/replan.c,
- * which also says what the counts of a shard (to, booked, made, next) are, and has R1 and R2.
+ * plan/replan_memory.c - allocates and frees the memory of a job's state, as the job's part of the host
+ * tier grows and shrinks. plan/replan.c decides the parts; it also explains the counts of a shard (to,
+ * booked, made, next), and has R1 and R2.
  *
- * MODEL. A job's memory is one range of addresses: what stays where it was placed, then room for
- * all of the state of all shards, in order. Of each shard's state the first `made` pages have
- * memory. One task at a time (replan->busy), on a slow compute thread, makes memory or gives it
- * back:
+ * MODEL. A job's memory is one range of addresses: the planes that do not move, then room for all of the
+ * state of all shards, in order. The first `made` pages of each shard's state have memory. One task at a
+ * time (replan->busy), on a slow compute thread, allocates or frees memory:
  *
- *     grows     booked ---> [the task makes it] ---> made ---> next
- *     shrinks   less is made and booked ---> [the task gives it back] ---> out of the account
+ *     grows     booked ---> [the task allocates] ---> made ---> next
+ *     shrinks   made and booked decrease ---> [the task frees] ---> unbooked in the account
  *
- * Where the task finds no memory, what was booked goes out of the account again. What is being
- * given back stays there until it is back (replan->giving_bytes). What cannot begin now, since a
- * task runs or there is no memory for one, begins when the job is planned next.
+ * If the task finds no memory, the bytes are unbooked. Memory that is being freed stays in the account
+ * until it is free (replan->giving_bytes). If a task cannot be started, because one is running or there
+ * is no memory for it, the next plan of the job tries again.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,7 +21,7 @@
 #include "daemon/plan/host.h"
 #include "daemon/plan/replan_priv.h"
 
-/* ---- what it has */
+/* ---- the memory of a job */
 
 void zsd_replan_begin(struct zsd_job *job)
 {
@@ -37,19 +36,19 @@ void zsd_replan_begin(struct zsd_job *job)
     }
 }
 
-/* Where in the job's memory its state begins. */
+/* The offset of the state in the job's memory. */
 static uint64_t replan_base(const struct zsd_job *job)
 {
     return job->memory_bytes - job->replan->all_bytes;
 }
 
-/* Room for a range for each shard, and one more. */
+/* An array with room for one range per shard, and one more. */
 static struct zsd_range *ranges_new(const struct zsd_job *job)
 {
     return calloc((size_t)job->nshards + 1, sizeof(struct zsd_range));
 }
 
-/* One more range, behind those that there are. */
+/* Appends a range, or extends the last one. */
 static void ranges_add(struct zsd_range *ranges, uint32_t *n, uint64_t at, uint64_t bytes)
 {
     if (bytes == 0)
@@ -79,8 +78,8 @@ int zsd_replan_ranges(const struct zsd_job *job, struct zsd_range **ret, uint32_
     return 0;
 }
 
-/* The engines keep memory in its place that they know. So they know what lies in front of the first
- * hole, which is nearly all: shards are placed in order. */
+/* Bytes of memory to register with the I/O engines. Registration pins memory, so it ends at the first
+ * hole. That is nearly all of it, because shards are placed in order. */
 static uint64_t replan_used(const struct zsd_job *job)
 {
     uint64_t bytes = replan_base(job);
@@ -106,7 +105,7 @@ void zsd_replan_attach(struct zsd_job *job)
     job->replan->used_bytes = used;
 }
 
-/* ---- it is made, or given back */
+/* ---- allocating and freeing */
 
 static void replan_unbook(struct zsd_job *job, uint64_t bytes)
 {
@@ -140,7 +139,7 @@ void zsd_replan_take(struct zsd_job *job)
     bool early = job->early_said > 0 || job->early_inflight > 0;
 
     if (job->state == ZSD_STEPPING && !job->draining)
-        return; /* zsd_replan_step_over() */
+        return; /* zsd_replan_step_over() will do it */
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
         uint32_t n = s->state_to < s->state_made ? s->state_to : s->state_made;
@@ -209,7 +208,7 @@ static struct replan_task *memory_new(struct zsd_job *job, bool makes)
     return NULL;
 }
 
-/* Starts it, if there is anything to do. */
+/* Starts the task, or frees it if it has no ranges. */
 static void memory_start(struct replan_task *t)
 {
     struct zsd_job *job = t->job;
@@ -224,7 +223,7 @@ static void memory_start(struct replan_task *t)
     zsd_task_start(job->core, &t->task);
 }
 
-/* Pages of state that are in memory, will be, or are wanted there. */
+/* Number of pages of state that are in memory, will be, or are wanted there. */
 static uint32_t release_keep(const struct zsd_shard *s)
 {
     uint32_t keep = s->planes[ZB_STATE].resident;
@@ -247,7 +246,7 @@ void zsd_replan_release(struct zsd_job *job)
     uint64_t at = replan_base(job);
 
     if (job->replan->busy || !release_any(job) || !(t = memory_new(job, false)))
-        return; /* later, if there is anything */
+        return; /* nothing to do; or the next plan tries again */
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
         uint32_t keep = release_keep(s);
@@ -264,7 +263,7 @@ void zsd_replan_release(struct zsd_job *job)
     }
     job->replan->giving_bytes += t->bytes;
     if (t->n > 0)
-        zsd_replan_attach(job); /* before it is cut */
+        zsd_replan_attach(job); /* unregister the memory before it is freed */
     memory_start(t);
 }
 

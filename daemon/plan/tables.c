@@ -1,17 +1,16 @@
 /*
- * tables.c - what the shards of a job have while it is placed: made after zsd_place(), and let go of
+ * tables.c - tables of pages and memory addresses of a job's shards: made after zsd_place(), and freed
  * when the job has ended.
  *
- * MODEL. There is as much of it as a job has shards and pages, so all of it goes in parts; the first
- * two are walks (job/walk.h):
+ * MODEL. All of this work is proportional to the shards and pages of a job, so it is done in parts. The
+ * first two are walks (job/walk.h):
  *
- *     zsd_tables_make()    the tables of the pages of each plane that has pages on the data file, or
- *                          may come to have some; offsets in the arena: resident shards in order,
- *                          then the ring's places
- *     zsd_tables_attach()  the memory is there: gradients of all shards, then state
- *     zsd_tables_leave()   the places of the pages, and the tables: disk/leaving.h
+ *     zsd_tables_make()    makes the tables of each plane that has pages on a data file, or may get
+ *                          some; assigns offsets in the arena: resident shards in order, then the ring
+ *     zsd_tables_attach()  when the memory is allocated, assigns it: gradients of all shards, then state
+ *     zsd_tables_leave()   frees the places of the pages, and the tables: disk/leaving.h
  *
- * A table is in its plane when it is whole.
+ * A table is put into its plane when it is complete.
  */
 #include "daemon/plan/tables.h"
 
@@ -25,9 +24,9 @@
 struct tables {
     struct zsd_walk walk;
     uint32_t shard, page;       /* the next ones */
-    enum zb_plane plane;        /* of that shard; or of all shards */
-    struct zsd_extent *extents; /* of that plane: the table, while it is being made */
-    uint64_t at;                /* where in the arena the next shard is; or in job->memory */
+    enum zb_plane plane;        /* make: the next plane of that shard; attach: the current plane */
+    struct zsd_extent *extents; /* make: the table of that plane, incomplete */
+    uint64_t at;                /* the next offset: make: in the arena; attach: in job->memory */
 };
 
 static void tables_over(struct zsd_walk *walk)
@@ -54,7 +53,7 @@ static void tables_begin(struct zsd_job *job, zsd_walked *done, bool (*part)(str
     zsd_walk_start(&t->walk, job);
 }
 
-/* ---- they are made */
+/* ---- making */
 
 static int tables_no_memory(struct tables *t)
 {
@@ -69,7 +68,7 @@ static void table_free(struct zsd_plane *plane)
     plane->crcs = NULL;
 }
 
-/* Of the next plane. 1: it has its tables; 0: the rest is for the next turn; or -ENOMEM. */
+/* Makes the tables of the next plane. 1: complete; 0: continue in the next turn; or -ENOMEM. */
 static int make_plane(struct tables *t, struct zsd_shard *s)
 {
     struct zsd_plane *plane = &s->planes[t->plane];
@@ -77,7 +76,7 @@ static int make_plane(struct tables *t, struct zsd_shard *s)
     uint32_t to;
 
     if (!zsd_plane_tables(s, t->plane))
-        table_free(plane); /* of the last time */
+        table_free(plane); /* from an earlier placement */
     if (!zsd_plane_tables(s, t->plane) || plane->extents)
         return 1;
     if (!t->extents)
@@ -101,7 +100,7 @@ static int make_plane(struct tables *t, struct zsd_shard *s)
     return 1;
 }
 
-/* Of the next shard. As above. */
+/* The same for the next shard. */
 static int make_shard(struct tables *t, struct zsd_shard *s)
 {
     int rc = 1;
@@ -118,12 +117,12 @@ static int make_shard(struct tables *t, struct zsd_shard *s)
                0) {
         return tables_no_memory(t);
     } else {
-        s->arena_at = ZB_NO_PLACE; /* it was placed in another way before */
+        s->arena_at = ZB_NO_PLACE; /* an earlier placement may have set it */
     }
     return 1;
 }
 
-/* Behind the resident shards: 0 or -ENOMEM. */
+/* Lays out the ring after the resident shards. 0 or -ENOMEM. */
 static int make_ring(struct tables *t)
 {
     struct zsd_job *job = t->walk.job;
@@ -151,7 +150,7 @@ static bool make_part(struct zsd_walk *walk)
 
         if (rc <= 0)
             return rc < 0;
-        if (zsd_turn_left(job->core) == left) /* it has no tables */
+        if (zsd_turn_left(job->core) == left) /* without tables it counted nothing */
             zsd_turn_count(job->core, 1);
     }
     (void)make_ring(t);
@@ -168,7 +167,7 @@ void zsd_tables_again(struct zsd_job *job)
     zb_slots_done(&job->ring);
 }
 
-/* ---- the memory is there */
+/* ---- attaching memory */
 
 static void attach_grad(struct tables *t, struct zsd_shard *s)
 {
@@ -192,7 +191,7 @@ static void attach_state(struct tables *t, struct zsd_shard *s)
     t->at += zsd_state_bytes(s, s->npages);
 }
 
-/* Gradients first: what is behind them is laid out for all of the state. */
+/* Gradients first: they precede the state in memory. */
 static bool attach_part(struct zsd_walk *walk)
 {
     struct tables *t = zb_container_of(walk, struct tables, walk);
@@ -218,7 +217,7 @@ void zsd_tables_attach(struct zsd_job *job, zsd_walked *done)
     tables_begin(job, done, attach_part, ZB_GRAD);
 }
 
-/* ---- they go */
+/* ---- freeing */
 
 static bool leave_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
 {
@@ -235,7 +234,7 @@ static bool leave_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *l
         *left -= *left > 0;
     }
     zb_slots_done(&job->ring);
-    zsd_room_changed(core); /* whoever waits for the end of it looks again */
+    zsd_room_changed(core); /* requests that wait for the end of the job check again */
     zsd_job_unhold(job);
     return true;
 }

@@ -1,7 +1,6 @@
 /*
- * tables.h - what a shard has once its job is placed: tables of its pages, its place in the job's
- * memory. plan/tables.c has the model. Without memory to begin a walk, the job fails, and done() is not
- * called.
+ * tables.h - tables of pages and memory addresses of the shards of a placed job: plan/tables.c has the
+ * model. If there is no memory to begin a walk, the job fails, and done() is not called.
  *
  * Loop thread only.
  */
@@ -11,15 +10,15 @@
 #include "daemon/job/shard.h"
 #include "daemon/job/walk.h"
 
-/** Of a job that zsd_place() has placed: makes the tables of its pages, and says where in the arena its
- * parameters are. done gets -ENOMEM. */
+/** Call after zsd_place(): makes the tables of the job's pages, and lays out its parameters in the
+ * arena. done may get -ENOMEM. */
 void zsd_tables_make(struct zsd_job *job, zsd_walked *done);
-/** Points the planes into the memory that was made for the layout. */
+/** Call when the memory is allocated: points the planes into it. */
 void zsd_tables_attach(struct zsd_job *job, zsd_walked *done);
-/** It is placed anew, in another way; nothing of it is on the data file. */
+/** Call before the job is placed once more, in another way, while none of it is on a data file. */
 void zsd_tables_again(struct zsd_job *job);
-/** The job has ended, and its memory is gone: its shards let go of their places and tables. It is held
- * until they have. */
+/** Call when the job has ended and its memory is freed: frees the places and tables of its shards, in
+ * parts. Holds the job until they are freed. */
 void zsd_tables_leave(struct zsd_job *job);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * account.c - the arithmetic of accounts: see account.h. Who books what: plan/, disk/, op/reader.c.
+ * account.c - the arithmetic of accounts: see account.h. Booked by plan/, disk/ and op/reader.c.
  */
 #include "daemon/run/account.h"
 

@@ -1,5 +1,5 @@
 /*
- * account.h - the size of each tier, and the bytes promised of it.
+ * account.h - the size of each tier, and its promised bytes.
  *
  * Loop thread only.
  */
@@ -26,9 +26,9 @@ struct zsd_account {
     uint64_t used[ZSD_USES];
 };
 
-/** Books bytes in an account, and in the holder's part of it (NULL: not counted). */
+/** Books bytes in an account, and in the holder's part of it (held; NULL: not counted). */
 void zsd_book(struct zsd_account *a, struct zsd_account *held, enum zsd_use use, uint64_t bytes);
-/** Undoes that. */
+/** Undoes zsd_book(). */
 void zsd_unbook(struct zsd_account *a, struct zsd_account *held, enum zsd_use use, uint64_t bytes);
 uint64_t zsd_account_used(const struct zsd_account *a);
 static inline uint64_t zsd_account_free(const struct zsd_account *a)
@@ -36,7 +36,7 @@ static inline uint64_t zsd_account_free(const struct zsd_account *a)
     return a->budget - zsd_account_used(a);
 }
 
-/** A request for host memory that other jobs will free at their next step: plan/replan.c. */
+/** A request for host memory that other jobs will free with their next steps: plan/replan.c. */
 struct zsd_want {
     uint64_t bytes;
     struct zb_list node;
@@ -49,7 +49,7 @@ struct zsd_tiers {
     struct zsd_account gpu;     /* state, parameters, and page buffers (ring) */
     uint64_t gpu_target;        /* the GPU tier's budget as set */
     struct zb_err gpu_err;      /* code 0: the device works, or there is none */
-    struct zb_err gpu_unpinned; /* of the first host memory that it did not pin; code 0: none */
+    struct zb_err gpu_unpinned; /* the first failure to pin host memory; code 0: none */
 };
 
 #endif

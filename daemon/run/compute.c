@@ -1,16 +1,16 @@
 /*
  * compute.c - the compute pool.
  *
- * MODEL. Under one mutex: `line`, which workers take from as fair.h says, `slow`, a list for the
- * workers that take nothing else, and `finished`, a list which the loop thread empties. A worker
- * that finishes the first task of an empty `finished` writes the eventfd; whoever leaves tasks in
- * `finished` (a reap that stops at its limit) writes it again. So the eventfd is readable whenever
- * `finished` is not empty and nobody is about to look.
+ * MODEL. One mutex guards three lists: `line`, the fair queue of the workers (fair.h); `slow`, the list
+ * of the workers for slow tasks; and `finished`, which the loop thread empties. A worker that puts a
+ * task into an empty `finished` writes the eventfd. A reap that stops at its limit and leaves tasks in
+ * `finished` writes it again. So the eventfd is readable whenever `finished` is not empty, unless a
+ * reap is about to check it.
  *
  * INVARIANTS
- *     C1  A task is in exactly one place: line or slow, with a worker, or finished.
- *     C2  `pending` counts tasks posted whose done() has not begun; loop thread only.
- *     C3  done() runs without the mutex: it may post.
+ *     C1  A task is in exactly one place: in line or slow, with a worker, or in finished.
+ *     C2  `pending` counts posted tasks whose done() has not begun; loop thread only.
+ *     C3  done() runs without the mutex, because it may post tasks.
  */
 #include "daemon/run/compute.h"
 
@@ -33,17 +33,17 @@ struct zsd_compute {
     pthread_mutex_t lock;
     pthread_cond_t work;            /* line is not empty, or stop */
     pthread_cond_t slow_work;       /* slow is not empty, or stop */
-    struct zsd_fair line;           /* under lock, as the flows in it are */
-    struct zsd_flow nobody;         /* of tasks without a payer */
+    struct zsd_fair line;           /* under lock, and so are its flows */
+    struct zsd_flow nobody;         /* the flow of tasks without a payer */
     struct zb_list slow, finished;  /* under lock */
     bool stop;                      /* under lock */
     struct zsd_gauge waiting, busy; /* under lock: tasks in line, and with a worker of `all` */
     int wake_fd;
-    unsigned nsets; /* of CPUs: each worker keeps to one */
+    unsigned nsets; /* of CPUs: each worker stays on one set */
     cpu_set_t *sets;
     unsigned pending; /* C2 */
     struct crew {
-        unsigned threads; /* started */
+        unsigned threads; /* that were started */
         pthread_t *thread;
     } all, slowly;
 };
@@ -65,7 +65,7 @@ static void compute_finish(struct zsd_compute *c, struct zsd_task *task, bool sl
         (void)eventfd_write(c->wake_fd, 1); /* fails only after 2^64 - 2 of these */
 }
 
-/** The next task, or NULL: stop, and nothing is left. */
+/** The next task; NULL: stop was set, and no task is left. */
 static struct zsd_task *compute_next(struct zsd_compute *c)
 {
     struct zsd_turn *turn;
@@ -76,7 +76,7 @@ static struct zsd_task *compute_next(struct zsd_compute *c)
     if (turn) {
         uint64_t now_ns = zb_now_ns();
 
-        zsd_fair_take(&c->line, turn); /* its flow may be gone from now on */
+        zsd_fair_take(&c->line, turn); /* after this its flow may be freed */
         zsd_gauge_dec(&c->waiting, now_ns);
         zsd_gauge_inc(&c->busy, now_ns);
     }
@@ -136,8 +136,8 @@ static int crew_start_one(struct zsd_compute *c, struct crew *crew, const pthrea
     return rc;
 }
 
-/** The CPUs of worker i of n: so many workers on each set as it has CPUs. Slow ones use them all.
- */
+/** The CPUs of worker i of n: workers are distributed in proportion to the CPUs of the sets. Workers for
+ * slow tasks use all sets. */
 static void crew_cpus(const struct zsd_compute *c, const struct crew *crew, unsigned i, unsigned n,
                       cpu_set_t *ret)
 {
@@ -157,7 +157,7 @@ static void crew_cpus(const struct zsd_compute *c, const struct crew *crew, unsi
     }
 }
 
-/** Signals are the loop thread's: workers are born with all of them blocked. */
+/** Starts workers, with all signals blocked: signals are for the loop thread. */
 static int crew_start(struct zsd_compute *c, struct crew *crew, unsigned threads)
 {
     pthread_attr_t attr;
@@ -186,7 +186,7 @@ static int crew_new(struct zsd_compute *c, struct crew *crew, unsigned threads)
     return crew->thread ? crew_start(c, crew, threads) : -ENOMEM;
 }
 
-/** They were told to stop. */
+/** Waits for workers that were told to stop. */
 static void crew_join(struct crew *crew)
 {
     for (unsigned i = 0; i < crew->threads; i++)
@@ -216,7 +216,7 @@ int zsd_compute_new_on(struct zsd_compute **ret, unsigned threads, const cpu_set
     zsd_flow_init(&c->nobody);
     zb_list_init(&c->slow);
     zb_list_init(&c->finished);
-    (void)pthread_mutex_init(&c->lock, NULL); /* none fails here: no attributes */
+    (void)pthread_mutex_init(&c->lock, NULL); /* these cannot fail without attributes */
     (void)pthread_cond_init(&c->work, NULL);
     (void)pthread_cond_init(&c->slow_work, NULL);
     for (unsigned i = 0; i < nsets; i++)
@@ -253,7 +253,7 @@ int zsd_compute_slow(struct zsd_compute *c, unsigned threads, struct zb_err *err
     return rc < 0 ? zb_fail(err, rc, "%u threads for slow tasks: %m", threads) : 0;
 }
 
-/** Runs what is queued, and what its done()s queue. */
+/** Waits for all posted tasks, and those that their done() functions post. */
 static void compute_drain(struct zsd_compute *c)
 {
     struct pollfd p = { .fd = c->wake_fd, .events = POLLIN };
@@ -328,7 +328,7 @@ unsigned zsd_compute_reap(struct zsd_compute *c, unsigned max)
         task->done(task);
     }
     if (n < max)
-        return n; /* empty: the next to finish writes the eventfd */
+        return n; /* empty: the next worker that finishes writes the eventfd */
     pthread_mutex_lock(&c->lock);
     more = !zb_list_empty(&c->finished);
     pthread_mutex_unlock(&c->lock);

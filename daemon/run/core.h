@@ -1,10 +1,10 @@
 /*
- * core.h - the core of the daemon: jobs, shards, placement and operations. It knows neither libuv
- * nor sockets.
+ * core.h - the core of the daemon: jobs, shards, placement and operations. It is independent of libuv
+ * and sockets.
  *
- * MODEL. This header has the data that the loop runs and counts. Each other room keeps its data in
- * a struct of its own, which only that room and the rooms above it can access: the headers named
- * below define them. core_life.c makes all of them together.
+ * MODEL. This header has the data for scheduling and accounting. Each other room keeps its data in a
+ * struct of its own, which only that room and the rooms above it can access: the headers named below
+ * define them. core_life.c allocates all of them together.
  *
  * Loop thread only.
  */
@@ -24,26 +24,26 @@ struct zsd_scans;
 struct zsd_scrub;
 struct zsd_store;
 
-/** Deferred work: it runs in this turn or, if deferred by other work, in the next. Deferring it
- * again is fine. */
+/** Deferred work: it runs in this turn or, if deferred by other work, in the next. Deferring it twice
+ * is fine. */
 struct zsd_work {
     void (*run)(struct zsd_work *work);
     struct zb_list node;
 };
 
-/** A deadline of something that waits. */
+/** A deadline. */
 struct zsd_timed {
     uint64_t deadline_ns;
     void (*expire)(struct zsd_timed *timed); /* already disarmed */
     struct zb_list node;
 };
 
-/** What is armed (turn.c). */
+/** The timer wheel: all armed deadlines (turn.c). */
 #define ZSD_WHEEL_SLOTS 4096u
 struct zsd_wheel {
     struct zb_list slots[ZSD_WHEEL_SLOTS];
     struct zb_list due; /* collected, and not expired yet */
-    uint64_t span;      /* the newest that was checked */
+    uint64_t span;      /* the newest span of time that was checked */
 };
 
 struct zsd_core {
@@ -53,10 +53,10 @@ struct zsd_core {
     bool draining;          /* the daemon is ending: nothing new begins */
     struct zb_list works;   /* deferred */
     struct zsd_wheel wheel; /* deadlines */
-    unsigned in_progress;   /* operations */
+    unsigned in_progress;   /* operations in progress: an orderly end waits for them */
     struct zsd_work room;   /* deferred by zsd_room_changed(); op/open.c sets its function */
     struct zsd_tiers tiers;
-    struct zsd_payer house; /* payer for work without a job: readers, scrub, the catalog */
+    struct zsd_payer house; /* the house: payer for work without a job (readers, scrub, catalog) */
 
     struct zsd_disk *disk;       /* disk/disk.h */
     struct zsd_store *store;     /* store/store.h: saved data; NULL: none */

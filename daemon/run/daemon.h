@@ -1,12 +1,12 @@
 /*
  * daemon.h - the daemon as one struct: data that its parts share.
  *
- * MODEL. One loop thread owns everything reached from here: jobs, shards, placement, connections,
- * requests. No other thread reads or changes it, so nothing is locked. Two things run elsewhere
- * and return through an eventfd: compute tasks (compute.h) and I/O (nvme/zn.h). They use only the
- * memory that their task names.
+ * MODEL. The loop thread owns all data that can be reached from here: jobs, shards, placement,
+ * connections, requests. No other thread reads or changes it, so nothing is locked. Only compute tasks
+ * (compute.h) and I/O (nvme/zn.h) run elsewhere. They use only the memory that they name, and report
+ * their end through an eventfd.
  *
- * Only net/ and loop*.c use libuv. So tests of the other rooms run them without a loop.
+ * Only net/ and loop*.c use libuv, so tests run the other rooms without a loop.
  */
 #ifndef ZSD_DAEMON_H
 #define ZSD_DAEMON_H
@@ -37,34 +37,34 @@ struct zsd_path {
 
 /** Bytes per second of a data file. */
 struct zsd_rates {
-    uint64_t read, written, mixed; /* mixed: as much read as written */
+    uint64_t read, written, mixed; /* mixed: reads and writes in equal amounts */
 };
 
 struct zsd {
-    struct zsd_config config; /* as resolved at the start: no "auto" is left in it */
+    struct zsd_config config; /* the start replaces ZSD_AUTO in it with sizes */
     uint8_t instance[16];     /* random; changes with every start */
     uint64_t started_ns;
     const struct zk_ops *kernels;
     struct zsd_numa *numa; /* NULL: off */
     struct zsd_compute *compute;
     struct zsd_gpu *gpu;                    /* NULL: no GPU tier */
-    struct zsd_compute *gpu_threads;        /* its own pool; NULL: no GPU tier */
+    struct zsd_compute *gpu_threads;        /* the pool of the GPU tier; NULL: none */
     struct zn_engine *engine;               /* of the first data file; NULL: no NVMe tier */
     uint64_t engine_base;                   /* first usable byte of a data file */
     struct zsd_path more[ZN_PATHS_MAX - 1]; /* the other data files: disk/paths.h */
     unsigned nmore;
-    bool measures;                             /* measures the data files, when the store is open */
+    bool measures;                             /* measure the data files when the store opens */
     struct zsd_rates path_rates[ZN_PATHS_MAX]; /* measured at the start; 0: not measured */
     const char *catalog_path;                  /* NULL: nothing survives the daemon */
-    bool read_only;                            /* saved data is not changed: offline.c */
+    bool read_only;                            /* saved data must not be changed: offline.c */
     const char *catalog_vfs;                   /* of SQLite; NULL: the system's */
-    struct zsd_compute *catalog_thread;        /* one worker, the store's; NULL: no store */
+    struct zsd_compute *catalog_thread;        /* the store's pool of one worker; NULL: no store */
     struct zsd_core *core;
     struct zsd_server *server;
     struct zsd_limits *limits; /* net/limits.h; NULL: no limits */
     uint32_t clients;          /* connections, counted by the server */
-    uint32_t reqs; /* unanswered requests, also those of clients that have left; net/conn.c */
-    struct zb_list unanswered; /* the same requests, oldest first; no list before the first one */
+    uint32_t reqs; /* unanswered requests, also of clients that have left; net/answer.c */
+    struct zb_list unanswered; /* the same requests, oldest first; zero before the first one */
     struct zsd_datadir *datadir;
     struct zsd_loop *loop;
     struct zsd_stats stats;

@@ -2,15 +2,15 @@
  * fair.c - see fair.h.
  *
  * INVARIANTS
- *     F1  A flow is in its line exactly while one of its lists is not empty.
+ *     F1  A flow is in its line if and only if one of its lists is not empty.
  *     F2  The tag of a flow in line is not below the line's time.
  */
 #include "daemon/run/fair.h"
 
 #include <assert.h>
 
-/* Tags count bytes in units of so many, at the default share: a job of share 1 that moves 50 GB/s
- * fills 64 bits in years. */
+/* Bytes per unit of a tag, at the default share. So a job of share 1 that moves 50 GB/s takes years to
+ * overflow 64 bits. */
 #define PRICE_UNIT 64u
 
 static uint64_t price_of(uint64_t bytes, uint32_t share)
@@ -53,8 +53,8 @@ void zsd_fair_push(struct zsd_fair *line, struct zsd_flow *flow, struct zsd_turn
     zb_list_push_back(&line->flows, &flow->node);
 }
 
-/* The flows with the least tag: of all, of those with urgent turns, of those with others. Of equal
- * ones the first in line, who goes to its end when it is taken. */
+/* The flow with the smallest tag: of all flows, of those with urgent turns, of those with other turns.
+ * Of equal ones the first in the line; it goes to the end when its turn is taken. */
 struct least {
     struct zsd_flow *all, *urgent, *rest;
 };

@@ -1,24 +1,24 @@
 /*
- * fair.h - the queue for a resource that several jobs use: start-time fair queueing.
+ * fair.h - a queue that divides a resource among jobs: start-time fair queueing.
  *
  * MODEL. A LINE (struct zsd_fair) is the queue for one resource: the page buffers, the compute
- * threads, a data file. A PAYER is a job, or the house, for work that belongs to no job; it has a
- * share and one FLOW in each line. A TURN is one waiting request of a number of bytes; the turns
- * of a flow are in order of arrival.
+ * threads, a data file. A PAYER is a job, or the house for work that belongs to no job. It has a share,
+ * and one FLOW in each line. A TURN is one waiting request for a number of bytes; the turns of a flow
+ * are in order of arrival.
  *
  * Each flow has a tag, a virtual time. Taking a turn advances it by bytes / share. The flow with
  * the smallest tag is next. So flows that always have turns in the line get bytes in proportion to
  * their shares, to within one turn each, and a flow that is alone gets everything. A flow that
- * returns begins at the line's time, which is the smallest tag of the waiting flows: it has no
- * credit for the time when it was away, and owes only what it took in advance.
+ * returns begins at the line's time, which is the smallest tag of the waiting flows. So it gets no
+ * credit for the time when it was absent, and owes only the bytes that it took in advance.
  *
- * URGENT turns (a client waits for this one: a fetch) are taken before the rest. They are paid for
- * like any other, so the job gets less of the rest later. A job may be ahead of the waiting flows
- * by ZSD_URGENT_BYTES of its share; beyond that its urgent turns queue like the rest, so no flow
- * starves.
+ * URGENT turns (a client waits for the result: a fetch) are taken before the rest. They are charged
+ * like any other, so the job gets less of the rest later. A job may be ahead of the waiting flows by
+ * ZSD_URGENT_BYTES at the default share, in proportion to its own share. Beyond that its urgent turns
+ * queue like the rest, so no flow starves.
  *
- * Taking a turn loops over the flows in the line: there are as many as jobs that wait, and a turn
- * is a page.
+ * Taking a turn loops over the flows in the line. That is cheap: a flow is a waiting job, and a turn
+ * is a whole page.
  *
  * Not locked: a line belongs to the loop thread, or to the holder of its owner's mutex
  * (compute.c).
@@ -37,7 +37,7 @@
 
 struct zsd_flow {
     uint64_t tag;
-    uint32_t share;              /* of the newest turn */
+    uint32_t share;              /* the payer's, at its newest turn */
     struct zb_list urgent, rest; /* struct zsd_turn */
     struct zb_list node;         /* in the line's flows while it has turns */
 };
@@ -49,7 +49,7 @@ struct zsd_turn {
 };
 
 struct zsd_fair {
-    uint64_t now; /* virtual time: never goes back */
+    uint64_t now; /* the line's virtual time: never decreases */
     struct zb_list flows;
 };
 

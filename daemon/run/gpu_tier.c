@@ -1,11 +1,12 @@
 /*
- * gpu_tier.c - see gpu_tier.h for what it is for.
+ * gpu_tier.c - see gpu_tier.h.
  *
- * A lane belongs to a task while that runs: there are as many as threads, so one is always free.
- * The lock guards which are. Everything else of a lane is its task's.
+ * A lane belongs to a task while the task runs. There are as many lanes as threads, so a task always
+ * finds an idle one. The lock guards the list of idle lanes; a lane itself is used only by its task.
  *
- * TABLES. A step's segments are copied up for as many blocks of the page as the lane has room for,
- * which is more than one block can have: so a page may take several launches, cut between blocks.
+ * TABLES. The lane's table of segments may be too small for a whole page. Then the step takes several
+ * launches, cut between blocks, each for as many blocks as the table has room for. A single block always
+ * fits.
  */
 #include "daemon/run/gpu_tier.h"
 
@@ -18,16 +19,16 @@
 #include "proto/frame.h"
 
 #define LANES_MAX    4u
-#define LANES_SHARE  8u                    /* of the tier: lanes take one part of so many */
-#define LANE_PLANE   sizeof(float)         /* the largest element of parameters and gradients */
-#define SEGMENTS_MAX (ZB_BLOCK_ELEMS + 2u) /* of one launch: more than a block can have */
+#define LANES_SHARE  8u            /* lanes take at most this fraction of the tier, or one lane */
+#define LANE_PLANE   sizeof(float) /* the largest element of parameters and gradients */
+#define SEGMENTS_MAX (ZB_BLOCK_ELEMS + 2u) /* per launch: more than a block can have */
 #define LANE_ALIGN   256u
 #define PIN_BYTES    (64 * ZB_GIB) /* at a time */
 
 struct lane {
     struct zk_gpu_mem *mem;
     struct zk_gpu_stream *stream;
-    struct zk_page page; /* on the device: param, grad */
+    struct zk_page page; /* device memory: param, grad */
     void *segments, *groups;
 };
 
@@ -93,14 +94,14 @@ static void lane_put(struct zsd_gpu *g, struct lane *lane)
     (void)pthread_mutex_unlock(&g->lock);
 }
 
-/* ---- works, on a thread of the pool */
+/* ---- operations, on a thread of the pool */
 
 static void *page_part(const struct zsd_gpu_work *w, enum zb_plane plane, void *base, uint64_t at)
 {
     return (uint8_t *)base + zb_blocks_bytes(w->layout->block_bytes[plane], at);
 }
 
-/* Parameters that live on the device are stepped in their place. */
+/* Parameters that are on the device are stepped in place. */
 static void *step_param(const struct zsd_gpu_work *w, const struct lane *lane)
 {
     return w->there[ZB_PARAM] ? w->there[ZB_PARAM] : lane->page.param;
@@ -111,7 +112,7 @@ static void *host_plane(const struct zsd_gpu_work *w, enum zb_plane plane)
     return plane == ZB_PARAM ? w->page.param : plane == ZB_STATE ? w->page.state : w->page.grad;
 }
 
-/* Those planes of it that `which` names. */
+/* Copies the planes in `which`. */
 static int planes_copy(const struct zsd_gpu_work *w, struct lane *lane, enum zk_gpu_way way,
                        const bool *which, struct zb_err *err)
 {
@@ -125,7 +126,7 @@ static int planes_copy(const struct zsd_gpu_work *w, struct lane *lane, enum zk_
     return rc;
 }
 
-/* Launches for elements [from, *ret_to) of the page: as far as the table of segments reaches. */
+/* Launches the step of elements [from, *ret_to) of the page: as many as the table of segments allows. */
 static int step_launch(const struct zsd_gpu_work *w, struct lane *lane, uint64_t from,
                        uint64_t *ret_to, struct zb_err *err)
 {
@@ -146,7 +147,7 @@ static int step_launch(const struct zsd_gpu_work *w, struct lane *lane, uint64_t
     assert(to > from);
     *ret_to = to;
     if (n == 0)
-        return 0; /* nothing of it is stepped */
+        return 0; /* none of these elements are stepped */
     work.step = (struct zk_gpu_step){
         .layout = *w->layout,
         .page = { .param = page_part(w, ZB_PARAM, step_param(w, lane), from),
@@ -203,7 +204,7 @@ static void work_run(struct zsd_task *task)
     int rc;
 
     w->rc = work_issue(w, lane, &w->err);
-    rc = zk_gpu_stream_sync(lane->stream, &late); /* what was issued uses host memory until then */
+    rc = zk_gpu_stream_sync(lane->stream, &late); /* also after errors: copies use host memory */
     if (w->rc == 0 && rc < 0)
         w->rc = zb_fail(&w->err, rc, "%s", late.text);
     lane_put(w->gpu, lane);
@@ -218,7 +219,7 @@ void zsd_gpu_start(struct zsd *daemon, struct zsd_gpu_work *work)
 
 /* ---- host memory */
 
-/* Memory of a job may be large: what the driver does not take leaves the rest pinned. */
+/* Pins large memory in pieces, so that if the driver refuses one, the pieces before it stay pinned. */
 int zsd_gpu_pin(const struct zsd *daemon, void *memory, uint64_t bytes, struct zb_err *err)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -234,7 +235,7 @@ int zsd_gpu_pin(const struct zsd *daemon, void *memory, uint64_t bytes, struct z
 void zsd_gpu_unpin(const struct zsd *daemon, void *memory, uint64_t bytes)
 {
     for (uint64_t at = 0; daemon->gpu && memory && at < bytes; at += PIN_BYTES)
-        (void)zk_gpu_unpin(daemon->gpu->device, (uint8_t *)memory + at, NULL); /* or it was not */
+        (void)zk_gpu_unpin(daemon->gpu->device, (uint8_t *)memory + at, NULL); /* may be unpinned */
 }
 
 /* ---- up and down */

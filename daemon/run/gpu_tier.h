@@ -1,20 +1,19 @@
 /*
- * gpu_tier.h - the GPU tier's device: its opening, its memory, and operations on pages that are
- * there, as a whole or in part. plan/gpu_plan.c decides which optimizer state is there and when it
- * moves, plan/gpu_params.c which parameters are.
+ * gpu_tier.h - the GPU tier's device: its opening, its memory, and operations on pages that are on the
+ * device, as a whole or in part. plan/gpu_plan.c decides which optimizer state is there and when it
+ * moves, plan/gpu_params.c which parameters are there.
  *
- * MODEL. One device (kernels/gpu.h) and a few threads that talk to it, a pool of their own
- * (compute.h): copies of memory that is not pinned block in the call, so the loop makes none of
- * them. Each thread has a lane: a stream, and device memory for the parameters and the gradient of
- * one page and for the tables of a step. A task issues its works and waits for them, and returns
- * to the loop like any other task. So each lane has one task at a time: while one page is stepped,
- * others are copied up and down.
+ * MODEL. One device (kernels/gpu.h), and a small pool of threads that use it (compute.h). Copies of
+ * memory that is not pinned block in the call, so the loop makes none of them. Each thread has a lane:
+ * a stream, and device memory for the parameters and the gradient of one page and for the tables of a
+ * step. A task issues its operations on the device, waits for them, and returns to the loop like any
+ * other task. So each lane has one task at a time: while one page is stepped, others are copied up and
+ * down.
  *
- * A thread waits for the device, instead of the loop for a signal: after the device failed a
- * signal may never come, whereas a thread that waits gets the error.
+ * A thread waits for the device; the loop does not wait for an event from it. After a failure of the
+ * device an event may never come, but a thread that waits gets the error.
  *
- * ERRORS. A device that fails (-EIO, -EFAULT) has failed permanently. The task has the error
- * message.
+ * ERRORS. A device that fails (-EIO, -EFAULT) has failed permanently. The task has the error message.
  */
 #ifndef ZSD_GPU_TIER_H
 #define ZSD_GPU_TIER_H
@@ -29,7 +28,7 @@ struct zsd_gpu;
 enum zsd_gpu_what {
     ZSD_GPU_STEP, /* copies missing planes up, steps the page, copies parameters down */
     ZSD_GPU_DOWN, /* copies planes to host memory */
-    ZSD_GPU_UP    /* copies planes from there */
+    ZSD_GPU_UP    /* copies planes from host memory */
 };
 
 struct zsd_gpu_work {
@@ -38,39 +37,40 @@ struct zsd_gpu_work {
     enum zsd_gpu_what what;
     const struct zb_layout *layout;
     struct zk_page page;       /* host memory of planes that are copied, or not on the device */
-    void *there[ZB_PLANES];    /* on the device; NULL: not there. Never the gradient */
-    uint32_t bytes[ZB_PLANES]; /* of the page */
-    /* DOWN, UP: the planes to copy. STEP, for planes on the device: whether the state is copied up
-     * before the step, and each plane down after it */
+    void *there[ZB_PLANES];    /* the plane on the device; NULL: not there. Never the gradient */
+    uint32_t bytes[ZB_PLANES]; /* of the page's planes */
+    /* UP: the planes to copy (comes). DOWN: likewise (goes). STEP, for planes on the device: those to
+     * copy up before the step, and down after it */
     bool comes[ZB_PLANES], goes[ZB_PLANES];
     const struct zk_segment *segments;
     uint32_t nsegments, ngroups; /* ngroups: at most ZP_CLASSES_MAX */
     const struct zk_scalars *by_group;
-    int rc; /* filled: 0, or an error: the contents of the page are undefined */
+    int rc; /* result: 0; or an error, and the contents of the page are undefined */
     struct zb_err err;
 };
 
-/** A row of the start: config->gpu_bytes of the device config->gpu. 0: no tier, NULL. -ENODEV: no
- * such device or driver, -EINVAL, -ENOSPC, -ENOMEM, -EIO: err. */
+/** A step of the start (startup.c): opens the device config->gpu, with config->gpu_bytes (0: no tier,
+ * daemon->gpu stays NULL). 0; -ENODEV: no such device or driver, -EINVAL, -ENOSPC, -ENOMEM, -EIO:
+ * err. */
 int zsd_gpu_open(struct zsd *daemon, struct zb_err *err);
-/** All memory allocated from it must have been freed. */
+/** Closes it. All memory allocated from the device must have been freed. NULL tier: fine. */
 void zsd_gpu_close(struct zsd *daemon);
 
 struct zk_gpu *zsd_gpu_device(struct zsd_gpu *g);
-/** The tier's own memory: lanes. */
+/** Bytes of device memory that the tier uses itself, for lanes. */
 uint64_t zsd_gpu_own_bytes(const struct zsd_gpu *g);
 unsigned zsd_gpu_lanes(const struct zsd_gpu *g);
 /**
  * Pins host memory for copies, in whole pages: then copies run in parallel, and their calls do not
- * block. It may take half a second per GiB. No copy may use the memory meanwhile. Any thread.
+ * block. This may take half a second per GiB. No copy may use the memory meanwhile. Any thread.
  *
- * @return 0, also without a tier; else err has the reason why some of it is not pinned: works have
- *         the same result, but are slower
+ * @return 0, also without a tier; else err has the reason why some of it is not pinned: operations
+ *         have the same result, but are slower
  */
 int zsd_gpu_pin(const struct zsd *daemon, void *memory, uint64_t bytes, struct zb_err *err);
-/** Unpins the pinned part. Call before the memory is returned to the system. */
+/** Unpins the pinned parts. Call before the memory is returned to the system. */
 void zsd_gpu_unpin(const struct zsd *daemon, void *memory, uint64_t bytes);
-/** Starts it: done runs on the loop. */
+/** Starts an operation; its done() runs on the loop. */
 void zsd_gpu_start(struct zsd *daemon, struct zsd_gpu_work *work);
 
 #endif

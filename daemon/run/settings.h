@@ -23,10 +23,10 @@ struct zsd_config {
     uint64_t host_bytes; /* budget of the host tier */
     uint64_t nvme_bytes; /* size of the data file; 0: no NVMe tier */
     char paths[4096];    /* more data directories, with ZSD_PATHS_SEPARATOR between them */
-    uint64_t more_bytes; /* of the data file in each; ZSD_AUTO: by the rule of disk/datadir.h */
+    uint64_t more_bytes; /* size of the data file in each; ZSD_AUTO: the rule of disk/datadir.h */
     uint64_t gpu_bytes;  /* budget of the GPU tier; 0: there is none */
     char gpu[64];        /* its device, as kernels/gpu.h names it */
-    char io[16];         /* auto, uring, threads; fixed: no data file, but nvme/zn_fixed.h */
+    char io[16];         /* auto, uring, threads; fixed: memory as a drive (nvme/zn_fixed.h) */
     uint32_t io_depth;   /* requests in flight on the data file */
     uint64_t fixed_rate; /* of io fixed: bytes per second */
     uint32_t fixed_latency_us;
@@ -46,12 +46,12 @@ struct zsd_config {
     enum zb_log_level log_level;
     /* of the command line alone */
     bool embedded;          /* a trainer started it: daemon/config/embedded.h */
-    uint32_t ready_fd;      /* gets its line */
+    uint32_t ready_fd;      /* descriptor for its line */
     uint32_t linger_s;      /* seconds after the last client has left until it exits */
     uint32_t linger_kept_s; /* the same with a kept job in memory */
 };
 
-/** No data file, but a device of a fixed rate. */
+/** Whether a device of a fixed rate replaces the data file. */
 static inline bool zsd_fixed(const struct zsd_config *config)
 {
     return strcmp(config->io, "fixed") == 0;

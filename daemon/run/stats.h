@@ -1,16 +1,15 @@
 /*
- * stats.h - what the daemon counts: since its start, as `zctl stat` prints it; and of each job, as
- * `zctl top` shows it.
+ * stats.h - counters of the daemon since its start (`zctl stat`), and gauges of each job (`zctl top`).
  *
- * MODEL. One list of names; the struct and the table of names are made of it. Loop thread only: a
- * counter is a plain integer that its owner increases where the event happens. A new counter is a
- * line here.
+ * MODEL. The struct of counters and the table of their names are generated from one list. A new
+ * counter is a line here. Loop thread only: a counter is a plain integer that is increased where the
+ * event happens.
  *
- * A GAUGE is the current number of something, and its integral over time. Two readings give the
- * mean number between them, and the part of that time in which it was not 0, however long each
- * item lasts: an item counts while it waits, not when it ends. Gauges that change with a page are
- * updated where that happens, with one reading of the clock. Gauges that change with a turn of the
- * loop (requests that wait for a step, the queue of a drive) are updated once per turn, by
+ * A GAUGE is the current number of items, and its integral over time. Two readings give the mean
+ * number between them, and the fraction of that time in which it was not 0. This is exact for items of
+ * any duration, because an item counts while it waits, not when it ends. Gauges that change with a
+ * page are updated where that happens, with one reading of the clock. Gauges that change with a turn
+ * of the loop (requests that wait for a step, the queue of a drive) are updated once per turn, by
  * zsd_top_turn().
  */
 #ifndef ZSD_STATS_H
@@ -27,7 +26,7 @@
     X(clients_dropped)    /* by us: garbage, or a peer that does not read */             \
     X(requests)           /* and one-way messages */                                     \
     X(requests_unknown)   /* answered -ENOSYS, or dropped when one-way */                \
-    X(requests_malformed) /* a body that is no such message */                           \
+    X(requests_malformed) /* the body could not be decoded */                            \
     X(replies_failed)     /* answers with an error code */                               \
     X(replies_lost)       /* the client had gone */                                      \
     X(sent_stalls)        /* times that a connection was not read from: back-pressure */ \
@@ -36,19 +35,19 @@
     X(turn_max_work)      /* units of work of the longest turn: run/turn.h */            \
     X(turn_max_ns)        /* CPU time of the loop's thread, of the longest turn */       \
     X(turn_p999_ns)       /* 99.9 % of the turns took no longer, by the clock */         \
-    X(turn_recent_work)   /* the same three, of the turns since somebody asked... */     \
-    X(turn_recent_ns)     /* ...for counters before */                                   \
+    X(turn_recent_work)   /* the same three, of the turns since the counters were... */  \
+    X(turn_recent_ns)     /* ...last requested */                                        \
     X(turn_recent_p999_ns)
 
 /* The core's half. */
-#define ZSD_STATS_CORE(X)                                                      \
-    X(releases_bad)    /* one-way, so only counted */                          \
-    X(pages_early)     /* stepped ahead of the barrier */                      \
-    X(pages_undone)    /* of these, dropped again */                           \
-    X(scrub_bytes)     /* of saved pages that were read */                     \
-    X(scrub_bad_pages) /* corrupt, or not readable */                          \
-    X(write_holds)     /* page writes waited for a change of the catalog... */ \
-    X(write_hold_us)   /* ...so long, all together */
+#define ZSD_STATS_CORE(X)                                           \
+    X(releases_bad)    /* one-way, so only counted */               \
+    X(pages_early)     /* stepped ahead of the barrier */           \
+    X(pages_undone)    /* of these, dropped again */                \
+    X(scrub_bytes)     /* of saved pages that were read */          \
+    X(scrub_bad_pages) /* corrupt, or not readable */               \
+    X(write_holds)     /* pauses of page writes, for the catalog */ \
+    X(write_hold_us)   /* their total length */
 
 #define ZSD_STATS(X) ZSD_STATS_LOOP(X) ZSD_STATS_CORE(X)
 
@@ -66,13 +65,13 @@ extern const char *const zsd_stats_names[ZSD_STATS_COUNT];
 /* ---- gauges */
 
 struct zsd_gauge {
-    uint64_t now;      /* how many there are */
-    uint64_t since_ns; /* the integrals go up to here */
-    uint64_t area_ns;  /* of the number */
-    uint64_t busy_ns;  /* of: is there one? */
+    uint64_t now;      /* current number of items */
+    uint64_t since_ns; /* end of the integrals */
+    uint64_t area_ns;  /* integral of the number */
+    uint64_t busy_ns;  /* time in which it was not 0 */
 };
 
-/** Brings the integrals up to now_ns; a time that is past already changes nothing. */
+/** Extends the integrals to now_ns. An earlier time than theirs changes nothing. */
 static inline void zsd_gauge_at(struct zsd_gauge *g, uint64_t now_ns)
 {
     uint64_t ns = now_ns - g->since_ns;
@@ -103,12 +102,12 @@ static inline void zsd_gauge_dec(struct zsd_gauge *g, uint64_t now_ns)
 
 /* ---- of a job */
 
-/** Where a page operation is. A page that needs no buffer, or no I/O, passes through. */
+/** Stage of a page operation. A page that needs no buffer, or no I/O, passes through that stage. */
 enum zsd_stage {
     ZSD_STAGE_NONE,
     ZSD_STAGE_BUFFER,  /* waits for a page buffer */
     ZSD_STAGE_READ,    /* is read, or waits for the drive to begin */
-    ZSD_STAGE_COMPUTE, /* is with a compute thread, or waits for one */
+    ZSD_STAGE_COMPUTE, /* runs on a compute thread, or waits for one */
     ZSD_STAGE_WRITE,   /* is written, or waits for the drive to begin */
     ZSD_STAGE_GPU,     /* is stepped on the GPU, or its state is copied; or waits for that */
     ZSD_STAGES
@@ -133,24 +132,23 @@ enum zsd_wait {
 };
 
 struct zsd_job_stats {
-    uint64_t fetches, hits, misses; /* requests; shards of them that were in memory, and not */
+    uint64_t fetches, hits, misses; /* requests; their shards that were in memory, and others */
     uint64_t pushes;
     uint64_t pages;                      /* page operations that ended */
-    uint64_t page_ns;                    /* their time: at rest, the sum of the stages' areas */
-    uint64_t compute_ns;                 /* of it, with a compute thread */
+    uint64_t page_ns;                    /* their time: the sum of the stages' areas, at rest */
+    uint64_t compute_ns;                 /* of that, on a compute thread */
     struct zsd_gauge stages[ZSD_STAGES]; /* page operations; NONE is unused */
     struct zsd_gauge drive_only;         /* 1 while pages are only read or written */
     struct zsd_gauge waits[ZSD_WAITS];   /* requests; NONE is unused */
     struct zsd_gauge asking;             /* ranks with a request that is not answered */
 };
 
-/** Moves a page operation from one stage to another; NONE is before the first and after the last.
- */
+/** Moves a page operation from one stage to another; NONE: before the first, or after the last. */
 void zsd_stage_move(struct zsd_job_stats *s, enum zsd_stage from, enum zsd_stage to,
                     uint64_t now_ns);
-/** Changes what a request waits for; NONE is before and after waiting. */
+/** Changes what a request waits for; NONE: it does not wait. */
 void zsd_wait_move(struct zsd_job_stats *s, enum zsd_wait from, enum zsd_wait to, uint64_t now_ns);
-/** Brings all gauges up to now_ns. */
+/** Extends all gauges to now_ns. */
 void zsd_job_stats_at(struct zsd_job_stats *s, uint64_t now_ns);
 
 #endif

@@ -2,17 +2,18 @@
  * turn.c - deferred work, deadlines, tasks: see turn.h for the rules. core_life.c calls
  * zsd_works_run() each turn and zsd_timed_expire() each tick.
  *
- * DEADLINES lie in a wheel of ZSD_WHEEL_SLOTS lists, each of which has those of one span of time, and
- * of that span one round later, and so on. A tick looks into the spans that have passed since the
- * last one: it meets what is due, and what is due whole rounds later; a round is longer than most
- * timeouts. So a tick costs what has become due, not what is armed.
+ * DEADLINES are in a timer wheel of ZSD_WHEEL_SLOTS lists. Each list has the deadlines of one span of
+ * time, and of the same span one or more rounds later. A tick checks the lists of the spans that have
+ * passed since the last tick. There it finds deadlines that are due, and some that are due whole rounds
+ * later; these are few, because a round is longer than most timeouts. So the cost of a tick depends on
+ * the number of due deadlines, not of armed ones.
  */
 #include "daemon/run/turn.h"
 
 #include <assert.h>
 
 #define SPAN_SHIFT   24u /* of the time in ns: 17 ms; a round takes 69 s */
-#define EXPIRE_LEAST 64u /* deadlines of a tick, however many requests the turn has had */
+#define EXPIRE_LEAST 64u /* deadlines per tick that may expire, even if the turn is full */
 
 void zsd_defer(struct zsd_core *core, struct zsd_work *work)
 {
@@ -27,7 +28,7 @@ void zsd_room_changed(struct zsd_core *core)
     zsd_defer(core, &core->room);
 }
 
-/* Works have a part of each turn, whatever came before them. */
+/* Deferred work has its part of each turn, even if requests have used more than theirs. */
 static void works_begin(struct zsd_turns *t)
 {
     t->works = true;
@@ -81,8 +82,8 @@ bool zsd_wheel_empty(const struct zsd_wheel *wheel)
 void zsd_timed_arm_at(struct zsd_core *core, struct zsd_timed *timed, uint64_t deadline_ns,
                       void (*expire)(struct zsd_timed *timed))
 {
-    uint64_t span =
-        zb_max_u64(deadline_ns >> SPAN_SHIFT, core->wheel.span); /* a tick looks there */
+    uint64_t span = zb_max_u64(deadline_ns >> SPAN_SHIFT,
+                               core->wheel.span); /* the next tick checks that span */
 
     assert(!timed->node.next || zb_list_empty(&timed->node));
     timed->deadline_ns = deadline_ns;
@@ -105,7 +106,7 @@ void zsd_timed_disarm(struct zsd_timed *timed)
         zb_list_remove(&timed->node);
 }
 
-/* expire() may arm and disarm others: what is due is collected first. */
+/* Collects the due deadlines of a list first, because expire() may arm and disarm others. */
 static void wheel_collect(struct zsd_core *core, struct zb_list *slot, uint64_t now_ns)
 {
     zb_list_each(pos, slot)

@@ -2,16 +2,16 @@
  * turn.h - scheduling: deferred work, deadlines, tasks of the compute threads.
  *
  * RULE. Nothing is resumed from inside the call that made it runnable: zsd_defer() queues it, and
- * the turn of the loop runs it. So the stack stays flat, and a structure is never changed under
- * its caller. Work that is deferred while the queue runs is run in the next turn, for which the
- * loop does not wait.
+ * the turn of the loop runs it. So the stack stays flat, and no structure changes under its caller.
+ * Work that is deferred while the queue runs is run in the next turn, which then begins without
+ * waiting.
  *
  * BOUND. A turn handles at most ZSD_TURN_WORK pages, rows or shards, whatever the size of a job. A
- * loop over something as long as a job counts its steps (zsd_turn_count()), makes at most
- * zsd_turn_left() steps, and defers itself for the rest. Input of the poll (requests, completions)
- * may use half of the turn: zsd_turn_full() tells the connections when to stop. Work that finds
- * nothing left runs in the next turn, in order. ZSD_TURN_WORKS steps are reserved for deferred
- * work, because one request may use all of the rest, and such requests would keep it from running.
+ * loop whose length grows with a job counts its steps (zsd_turn_count()), makes at most
+ * zsd_turn_left() steps, and defers itself for the rest. Requests and completions of the poll may use
+ * half of the turn: zsd_turn_full() tells the connections when to stop. Deferred work for which the
+ * turn has no steps left runs in the next turn, in order. ZSD_TURN_WORKS steps are reserved for
+ * deferred work: one request may use all other steps, and a series of these would starve it.
  *
  * Loop thread only.
  */
@@ -23,11 +23,13 @@
 #define ZSD_TURN_WORK  4096u
 #define ZSD_TURN_WORKS 512u
 
+/** Queues work for this turn, or for the next one while deferred work runs. Queueing it twice is
+ * fine. */
 void zsd_defer(struct zsd_core *core, struct zsd_work *work);
-/** Defers everything that waits for memory, for the end of a job or for a commit: each checks
- * again. */
+/** Defers core->room, which lets every request that waits for memory, for the end of a job or for a
+ * commit check again. */
 void zsd_room_changed(struct zsd_core *core);
-/** Runs the work that was deferred before the call. True: it deferred more, for the next call. */
+/** Runs the work that was deferred before the call. True: more is queued for the next call. */
 bool zsd_works_run(struct zsd_core *core);
 
 /** Counts n pages, rows or shards for this turn. */
@@ -36,7 +38,7 @@ static inline void zsd_turn_count(struct zsd_core *core, uint64_t n)
     core->daemon->turns.work += n;
 }
 
-/** How many more this turn may handle; 0: defer. */
+/** How many more of them this turn may handle; 0: defer. */
 static inline uint64_t zsd_turn_left(const struct zsd_core *core)
 {
     const struct zsd_turns *t = &core->daemon->turns;
@@ -45,7 +47,7 @@ static inline uint64_t zsd_turn_left(const struct zsd_core *core)
     return t->work < most ? most - t->work : 0;
 }
 
-/** Whether requests have used their half. */
+/** Whether requests and completions have used their half of the turn. */
 static inline bool zsd_turn_full(const struct zsd *daemon)
 {
     return daemon->turns.work >= ZSD_TURN_WORK / 2;
@@ -54,14 +56,14 @@ static inline bool zsd_turn_full(const struct zsd *daemon)
 void zsd_wheel_init(struct zsd_wheel *wheel);
 /** Whether nothing is armed. */
 bool zsd_wheel_empty(const struct zsd_wheel *wheel);
-/** timeout_ms 0: the configured one. It is not armed yet. */
+/** Arms a deadline, which must not be armed. timeout_ms 0: the configured timeout. */
 void zsd_timed_arm(struct zsd_core *core, struct zsd_timed *timed, uint32_t timeout_ms,
                    void (*expire)(struct zsd_timed *timed));
 /** The same, with a given deadline. */
 void zsd_timed_arm_at(struct zsd_core *core, struct zsd_timed *timed, uint64_t deadline_ns,
                       void (*expire)(struct zsd_timed *timed));
 void zsd_timed_disarm(struct zsd_timed *timed);
-/** Expires everything whose deadline is not after now_ns; the part for which the turn has no room,
+/** Expires the deadlines that are not after now_ns. Those for which the turn has no steps left expire
  * at the next call. */
 void zsd_timed_expire(struct zsd_core *core, uint64_t now_ns);
 

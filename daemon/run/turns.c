@@ -8,7 +8,7 @@
 
 #include "daemon/run/daemon.h"
 
-/* Classes are linear inside an octave: value v of 2^k <= v < 2^(k+1) has eighth (v - 2^k) / 2^(k-3). */
+/* The class of a time. Each octave 2^k <= v < 2^(k+1) has 8 classes of equal width 2^(k-3). */
 static unsigned wall_class(uint64_t ns)
 {
     unsigned octave = 63u - (unsigned)__builtin_clzll(ns | ZSD_WALLS_OCTAVE);
@@ -17,7 +17,7 @@ static unsigned wall_class(uint64_t ns)
     return class < ZSD_WALLS ? class : ZSD_WALLS - 1;
 }
 
-/* The first value beyond the class. */
+/* The first value above the class. */
 static uint64_t wall_end(unsigned class)
 {
     unsigned octave = class / ZSD_WALLS_OCTAVE;
@@ -51,7 +51,7 @@ void zsd_turn_over(struct zsd *daemon, uint64_t idle_ns)
     struct zsd_stats *s = &daemon->stats;
     uint64_t cpu_ns = cpu_now_ns(), wall_ns = zb_now_ns();
 
-    if (t->cpu_ns > 0) { /* what came before the first turn is the start */
+    if (t->cpu_ns > 0) { /* the time before the first turn's end includes the start */
         uint64_t took_ns = wall_ns - t->wall_ns, waited_ns = idle_ns - t->idle_ns;
         unsigned class = wall_class(took_ns > waited_ns ? took_ns - waited_ns : 0);
 

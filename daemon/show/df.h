@@ -5,7 +5,7 @@
 #include "daemon/run/core.h"
 
 /** Call at the end of the core, when no task runs: rejects waiting requests, and frees the last
- * answer, which is kept for its pages. */
+ * result, which is kept for later pages of its list. */
 void zsd_df_free(struct zsd_core *core);
 
 #endif

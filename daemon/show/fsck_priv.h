@@ -1,5 +1,5 @@
 /*
- * fsck_priv.h - one run of an fsck, between fsck.c and the files that check.
+ * fsck_priv.h - one run of an fsck: shared by fsck.c, fsck_catalog.c and fsck_count.c.
  */
 #ifndef ZSD_FSCK_PRIV_H
 #define ZSD_FSCK_PRIV_H
@@ -16,14 +16,14 @@ struct zsd_fsck_run {
     struct zsd_core *core;
     struct zsd_survey s;
     struct zsd_fsck_report report;
-    uint32_t *holders;    /* of each place, counted */
-    uint32_t tries;       /* passes that gave way */
-    struct zsd_work work; /* looks away from the rows of a pass that is over */
-    struct zb_err err;    /* of that pass */
+    uint32_t *holders;    /* counted holders of each place */
+    uint32_t tries;       /* number of passes that gave way */
+    struct zsd_work work; /* releases the rows of a finished pass */
+    struct zb_err err;    /* result of that pass */
     struct zb_list askers;
 };
 
-/** Reports a problem; of more than ZSD_PROBLEMS_MAX only the number. */
+/** Reports a problem. After ZSD_PROBLEMS_MAX problems only their number. */
 __attribute__((format(printf, 2, 3))) static inline void fsck_problem(struct zsd_fsck_run *f,
                                                                       const char *fmt, ...)
 {
@@ -37,7 +37,7 @@ __attribute__((format(printf, 2, 3))) static inline void fsck_problem(struct zsd
     r->nproblems++;
 }
 
-/** fsck_catalog.c: the catalog's digest, and each record compared with memory. */
+/** fsck_catalog.c: verifies the catalog's digest, and compares each record with memory. */
 void zsd_fsck_catalog(struct zsd_fsck_run *f);
 
 /* fsck_count.c, in this order. */

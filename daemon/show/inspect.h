@@ -1,5 +1,5 @@
 /*
- * inspect.h - common functions of the lists that zctl shows: inspect.c, top.c.
+ * inspect.h - functions for the lists that zctl shows: shared by inspect.c and top.c.
  *
  * Loop thread only.
  */
@@ -9,7 +9,7 @@
 #include "daemon/job/job.h"
 #include "proto/shard.pb-c.h"
 
-#define ZSD_TIERS 3 /* host, nvme; gpu, where there is one */
+#define ZSD_TIERS 3 /* host, nvme; gpu, if there is one */
 
 struct zsd_tier_rows {
     Zp__TierRow rows[ZSD_TIERS], *list[ZSD_TIERS];
@@ -20,7 +20,7 @@ struct zsd_tier_rows {
 void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret);
 
 const char *zsd_job_state_name(const struct zsd_job *job);
-/** Whether this client may see the job, and it has that name ("": any). */
+/** Whether this client may see the job, and the job has that name ("": any). */
 bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job, const char *name);
 
 #endif

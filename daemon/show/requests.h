@@ -1,5 +1,5 @@
 /*
- * requests.h - the handlers of requests that people make: the rows of dispatch.c.
+ * requests.h - handlers of requests for people (zctl), for the rows of dispatch.c.
  */
 #ifndef ZSD_SHOW_REQUESTS_H
 #define ZSD_SHOW_REQUESTS_H

@@ -1,5 +1,6 @@
 /*
- * scans.h - the running fsck and df, at most one of each; and the position of `top` in its round.
+ * scans.h - the running fsck and df, at most one of each; and the position of `top` in its round over
+ * the jobs.
  *
  * Loop thread only.
  */
@@ -13,10 +14,10 @@ struct zsd_fsck_run;
 
 struct zsd_scans {
     struct zsd_fsck_run *fsck; /* the running one, or NULL */
-    struct zsd_df_run *df;     /* the running one, or the last one, kept for its pages; or NULL */
-    uint64_t surveys;          /* number of surveys taken for either */
-    uint64_t scrubs;           /* number of scrubs that were started */
-    uint32_t top_at;           /* jobs of the list that top has handled in its round */
+    struct zsd_df_run *df; /* the running one; or the last one, for pages of its list; or NULL */
+    uint64_t surveys;      /* number of surveys that were begun, for either */
+    uint64_t scrubs;       /* number of scrubs that were started */
+    uint32_t top_at;       /* number of jobs that top has handled in this round */
 };
 
 #endif

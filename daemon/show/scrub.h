@@ -1,17 +1,18 @@
 /*
- * scrub.h - a run over all saved pages: show/scrub.c has the model.
+ * scrub.h - reads and verifies all saved pages in the background: show/scrub.c has the model.
  */
 #ifndef ZSD_SCRUB_H
 #define ZSD_SCRUB_H
 
 #include "daemon/run/core.h"
 
+/** Call about every 20 ms while a run is in progress. */
 void zsd_scrub_tick(struct zsd_core *core, uint64_t now_ns);
-/** Is a run in progress, which zsd_scrub_tick() keeps going? */
+/** Whether a run is in progress, so that zsd_scrub_tick() must be called. */
 bool zsd_scrub_running(const struct zsd_core *core);
-/** No page is asked for any more; the one in flight ends by itself. */
+/** Stops the run: no more pages are read. A page in flight ends by itself. */
 void zsd_scrub_end(struct zsd_core *core);
-/** Nothing is in flight. */
+/** Frees it. No page may be in flight. */
 void zsd_scrub_free(struct zsd_core *core);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * scrub_rows.h - the rows that a scrub reads: those of all saved versions that there are at its start,
- * each once.
+ * scrub_rows.h - the rows that a scrub reads: those of all versions that are saved when it starts, each
+ * once.
  *
- * Versions are looked at (zsd_version_look()) until their rows are over, so that structs stay, whatever
- * is dropped meanwhile. Rows carry the mark of the run (row->scrub) until they are over.
+ * zsd_version_look() keeps the structs of a version and its rows allocated until its last row is
+ * finished, even if the job drops them. A row has the mark of the run (row->scrub) until it is finished.
  *
  * Loop thread only.
  */
@@ -18,23 +18,23 @@ struct zsd_scrub_version;
 struct zsd_scrub_rows {
     struct zsd_scrub_version *versions;
     uint32_t nversions;
-    uint32_t version, row; /* the present one */
+    uint32_t version, row; /* the current row */
     uint64_t mark;         /* of this run */
-    uint64_t nrows, bytes; /* marked */
+    uint64_t nrows, bytes; /* of the marked rows */
 };
 
 /** Lists the versions. 0 or -ENOMEM. */
 int zsd_scrub_rows_make(struct zsd_scrub_rows *l, struct zsd_core *core);
-/** Marks and counts the next rows, as many as the turn has room for; true: all are marked, and the first
- * one is the present one. */
+/** Marks and counts the next rows, as many as the turn has steps left. True: all are marked, and the
+ * first row is the current one. */
 bool zsd_scrub_rows_mark(struct zsd_scrub_rows *l, struct zsd_core *core);
-/** The present row, marked or not; NULL: all are over. */
+/** The current row, marked or not. NULL: all are finished. */
 struct zsd_row *zsd_scrub_row(struct zsd_scrub_rows *l);
-/** The name of its job. */
+/** The name of the current row's job. */
 const char *zsd_scrub_job(const struct zsd_scrub_rows *l);
-/** It is over: on to the next one. */
+/** Finishes the current row: removes its mark, and goes on to the next one. */
 void zsd_scrub_row_over(struct zsd_scrub_rows *l);
-/** All are over. */
+/** Releases all versions, and frees the list. */
 void zsd_scrub_rows_drop(struct zsd_scrub_rows *l);
 
 #endif

@@ -3,12 +3,12 @@
  *
  *     BEGIN ---> SYNC ---> CATALOG ---> SLOTS ---> SETTLE ---> over     done() gets the result
  *
- *     BEGIN    begin() decides the transaction, by the current state: in parts, if that is long;
- *              meanwhile no other change begins
- *     SYNC     flushes the data file, for changes that set `sync`
+ *     BEGIN    begin() decides the transaction from the current state, over several turns if that is
+ *              long; no other change begins meanwhile
+ *     SYNC     flushes the data files, for changes that set `sync`
  *     CATALOG  fill() adds long records, and the catalog commits, on the catalog's thread
- *     SLOTS    writes and flushes the commit slot of the data file
- *     SETTLE   settle() makes it so in memory, or undoes what begin() did: in parts, too
+ *     SLOTS    writes and flushes the commit slots of the data files
+ *     SETTLE   settle() applies the change in memory, or undoes begin(); also over several turns
  *
  * A change that only reads (`looks`) gives way when another change is queued: it ends with -EAGAIN,
  * and can be started again, at the end of the queue.
@@ -23,28 +23,28 @@
 
 /** One durable change; embedded in the struct of its owner, which keeps it until done. */
 struct zsd_change {
-    bool sync;  /* the data file is flushed first: pages were written for it */
-    bool looks; /* changes nothing: fill() only reads the catalog, even if that is poisoned */
-    bool holds; /* if it only reads: it does not give way */
-    /* Loop thread, at the front of the queue: puts the change into txn. 0; 1: that was a part of it, and
-     * it is called again in the next turn; or a negative errno with a message: nothing happens. */
+    bool sync;  /* flush the data files first, because pages were written for it */
+    bool looks; /* changes nothing: fill() only reads the catalog, even if the store is poisoned */
+    bool holds; /* with `looks`: it does not give way */
+    /* Loop thread, first in the queue: puts the change into txn. 0; 1: incomplete, call again in the
+     * next turn; or a negative errno with a message: the change fails. */
     int (*begin)(struct zsd_change *c, struct zb_err *err);
-    /* The catalog's thread: adds long records, from data that does not change meanwhile. NULL:
-     * nothing. */
+    /* The catalog's thread: adds long records, from data that does not change meanwhile. NULL: there
+     * are none. */
     int (*fill)(struct zsd_change *c, struct zb_err *err);
-    /* Loop thread, before the next change begins; err is NULL when it is durable. False: the rest is
-     * for the next turn, in which it is called again. NULL: nothing is to be settled. */
+    /* Loop thread, before the next change begins. err is NULL if the change is durable. False:
+     * incomplete, call again in the next turn. NULL: there is nothing to settle. */
     bool (*settle)(struct zsd_change *c, const struct zb_err *err);
-    /* Loop thread, once, not from inside zsd_change_start(): err is NULL when it is durable. */
+    /* Loop thread, once, not from inside zsd_change_start(). err is NULL if the change is durable. */
     void (*done)(struct zsd_change *c, const struct zb_err *err);
     struct zn_txn *txn;
-    /* of the queue */
+    /* owned by the queue */
     struct zsd_core *core;
     int state;
-    atomic_bool asked; /* another change is queued: one that only reads, and does not hold, ends
+    atomic_bool asked; /* another change is queued: one with `looks` and without `holds` should end
                           soon, with -EAGAIN */
     bool poisons;      /* no change is possible after this failure */
-    bool doubt;        /* it may have happened all the same: the next start finds out */
+    bool doubt;        /* it failed, but may be durable: only the next start finds out */
     bool settling;     /* SETTLE has begun */
     struct zb_err err;
     struct zn_slot slot;

@@ -27,7 +27,7 @@ struct zsd_unit {
     struct zsd_tensor *tensors;
     uint32_t ntensors;
     size_t tensors_room;
-    struct zk_segment *segments; /* of stepped elements; neighbours of one group are one */
+    struct zk_segment *segments; /* of stepped elements; adjacent tensors of a group are merged */
     uint32_t nsegments;
     struct zb_sorted shards; /* struct zsd_shard, by first element */
 };
@@ -36,10 +36,10 @@ struct zsd_unit {
 struct zsd_note {
     uint8_t *data;
     uint32_t total, got;
-    uint64_t iteration; /* that it belongs to, once kept */
+    uint64_t iteration; /* that the note belongs to, once it is kept */
 };
 
-/** Memory of a unit, as it is charged (ZSD_LIMIT_DEFINITION_BYTES). */
+/** Memory that is charged for a unit (ZSD_LIMIT_DEFINITION_BYTES). */
 #define ZSD_TENSOR_BYTES (sizeof(struct zsd_tensor) + sizeof(struct zk_segment))
 static inline uint64_t zsd_unit_bytes(const struct zsd_unit *unit)
 {
@@ -47,9 +47,9 @@ static inline uint64_t zsd_unit_bytes(const struct zsd_unit *unit)
 }
 
 void zsd_unit_free(struct zsd_unit *unit);
-/** Its segments, from its tensors: 0 or -ENOMEM. */
+/** Makes the segments of a unit from its tensors. 0 or -ENOMEM. */
 int zsd_unit_segments(struct zsd_unit *unit);
-/** A unit of its own: name, elems, layout, tensors, segments; no shards. NULL: no memory. */
+/** A copy of the unit: name, index, elems, layout, tensors, segments; no shards. NULL: no memory. */
 struct zsd_unit *zsd_unit_copy(const struct zsd_unit *unit);
 
 void zsd_note_done(struct zsd_note *note);

@@ -1,5 +1,5 @@
 /*
- * pack.h - objects to bytes and back: little-endian numbers, and byte strings after their length.
+ * pack.h - objects to bytes and back: little-endian numbers, and byte strings preceded by their length.
  * record.c has the model. Any thread.
  */
 #ifndef ZSD_PACK_H
@@ -22,7 +22,7 @@ struct zsd_unpack {
     bool bad;
 };
 
-/** Packs an object: called twice, to count the bytes and to put them. */
+/** Packs an object. Called twice: to count the bytes, and to write them. */
 typedef void zsd_pack_fn(struct zsd_pack *w, const void *object);
 
 void zsd_pack(struct zsd_pack *w, const void *from, size_t bytes);
@@ -39,7 +39,7 @@ uint64_t zsd_unpack_u64(struct zsd_unpack *r);
 void zsd_unpack_check(struct zsd_unpack *r, bool good);
 void zsd_unpack_text(struct zsd_unpack *r, char *to, size_t room);
 struct zsd_unpack zsd_unpack_begin(const void *bytes, size_t len_bytes);
-/** Everything was read, and was good. */
+/** 0: all bytes were read, and were valid; -EBADMSG: err has the message. */
 int zsd_unpack_end(const struct zsd_unpack *r, const char *what, struct zb_err *err);
 
 #endif

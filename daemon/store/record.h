@@ -1,8 +1,8 @@
 /*
  * record.h - the records of the catalog. nvme/FORMAT.md has the bytes.
  *
- * Any thread: the functions only read the object. put: 0, -ENOMEM. get: 0, -ENOMEM, -EBADMSG with a
- * message.
+ * Any thread: the functions only read the object. put and del return 0 or -ENOMEM; get returns 0,
+ * -ENOMEM, or -EBADMSG with a message.
  */
 #ifndef ZSD_RECORD_H
 #define ZSD_RECORD_H
@@ -14,7 +14,7 @@ enum zsd_record {
     ZSD_RECORD_STORE = 1,    /* (0, 0): boot, next_id */
     ZSD_RECORD_JOB = 2,      /* (number, 0) */
     ZSD_RECORD_UNIT = 3,     /* (number, index): a part of the manifest */
-    ZSD_RECORD_VERSION = 4,  /* (number, id): rows by id */
+    ZSD_RECORD_VERSION = 4,  /* (number, id): refers to rows by id */
     ZSD_RECORD_NOTE = 5,     /* (version id, rank; ZSD_NOTE_OF_JOB) */
     ZSD_RECORD_ROW = 6,      /* (row id, 0) */
     ZSD_RECORD_SNAPSHOT = 7, /* (number, id) */
@@ -27,7 +27,7 @@ struct zsd_store_record {
 int zsd_record_put_store(struct zn_txn *t, const struct zsd_store_record *s);
 int zsd_record_get_store(const void *bytes, size_t len_bytes, struct zsd_store_record *ret,
                          struct zb_err *err);
-/** The job without units and versions, except for the ids of the committed and the prepared one. */
+/** The job without units and versions, but with the ids of its committed and prepared version. */
 int zsd_record_put_job(struct zn_txn *t, const struct zsd_saved *saved, uint64_t committed,
                        uint64_t prepared);
 int zsd_record_get_job(const struct zn_key *key, const void *bytes, size_t len_bytes,
@@ -48,7 +48,7 @@ int zsd_record_put_row(struct zn_txn *t, const struct zsd_row *r);
 int zsd_record_get_row(const struct zn_key *key, const void *bytes, size_t len_bytes,
                        struct zsd_row **ret, struct zb_err *err);
 int zsd_record_put_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s);
-/** *ret is new, without its version: *ret_version is the id of that. */
+/** *ret is new, without its version; *ret_version is the version's id. */
 int zsd_record_get_snap(const struct zn_key *key, const void *bytes, size_t len_bytes,
                         struct zsd_snap **ret, uint64_t *ret_version, struct zb_err *err);
 /** Deletes a job with its units; a version with its notes; a row; a snapshot. */
