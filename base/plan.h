@@ -11,10 +11,12 @@
  *
  * Bytes of one element (K and G of the usual formulas of ZeRO):
  *
- *     param dtype   param   master in state       grad fp32            4      0   param itself
- *     2 or 4, as the unit asks bf16            2      2   lo (split)        the same fp16
- *     2      4   all of it         the same frozen          param's bytes, 0, 0 quantized       1,
- *     and 4 for each ZB_Q8_GROUP elements; frozen units only
+ *     param dtype   param   master in state       grad
+ *     fp32            4      0   param itself      2 or 4, as the unit asks
+ *     bf16            2      2   lo (split)        the same
+ *     fp16            2      4   all of it         the same
+ *     frozen          param's bytes, 0, 0
+ *     quantized       1, and 4 for each ZB_Q8_GROUP elements; frozen units only
  *
  * and in state also, for each moment of the optimizer
  *

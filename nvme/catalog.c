@@ -14,8 +14,8 @@
  *        v
  *     ROLLBACK --> nothing has changed (-ENOSPC), or poisoned
  *
- *     APPLY       changes the records, and the digest with them, in SQLite's memory SHRINK
- *     deleted records leave free pages, which the next transactions use. As many are
+ *     APPLY       changes the records, and the digest with them, in SQLite's memory
+ *     SHRINK      deleted records leave free pages, which the next transactions use. As many are
  *                 kept as there are pages in use, plus FREE_MIN; the rest is returned to the file
  *                 system
  *     RESERVE     extends the database file to the size that the checkpoint will need, so that a

@@ -6,7 +6,8 @@
 
 #include "kernels/cuda/warp_priv.h"
 
-/* Of codes and scales stored by block: those of the block that element i is in, and its scale. */
+/* Codes and scales are stored by block: the codes of the block that contains element i, and its
+ * scale. */
 WARP_FN unsigned char *block_codes(const void *blocks, uint64_t i)
 {
     return (unsigned char *)(uintptr_t)blocks + i / WARP_B * ZB_Q8_BLOCK_BYTES;
@@ -17,7 +18,7 @@ WARP_FN elem32 *block_scale(const void *blocks, uint64_t i)
     return (elem32 *)(void *)(block_codes(blocks, i) + WARP_B) + i % WARP_B / ZB_Q8_GROUP;
 }
 
-/* What a work reads of a quad. */
+/* The values that a work reads from a quad. */
 struct array_raw {
     struct raw from, more;
     struct quad8 code;
