@@ -37,7 +37,7 @@ size_t zp_reply_max(unsigned method, size_t body_bytes);
  * Unpacks a body. The message lives in the arena until the next zp_decode() with it.
  *
  * @return 0; -EPROTO not a message of this type, -EMSGSIZE it needs more than ZP_ARENA_MAX: err has
- * the text (-EBADMSG is reserved for stored bytes that are corrupt: PROTOCOL.md)
+ *         the text (-EBADMSG is reserved for stored bytes that are corrupt: PROTOCOL.md)
  */
 int zp_decode(struct zp_arena *a, const ProtobufCMessageDescriptor *type, const uint8_t *body,
               size_t body_bytes, const ProtobufCMessage **ret, struct zb_err *err);

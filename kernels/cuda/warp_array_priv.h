@@ -155,7 +155,7 @@ struct lane_quads {
     struct quad half[2];
 };
 
-/* Of a whole group, because its scale needs all of it: 8-bit moments, or int8. */
+/* Handles a whole group, since its scale depends on all of it: 8-bit moments, or int8. */
 WARP_FN void warp_group(const struct zk_gpu_array *a, bool moments, bool whole, uint64_t chunk)
 {
     enum zb_dtype dtype = moments ? ZB_F32 : a->from_dtype;
@@ -215,7 +215,7 @@ WARP_FN void lane_array(const struct zk_gpu_array *a, enum zk_gpu_op op, uint64_
         array_write(a, op, &r[half], lane_at(chunk, lane, half), whole);
 }
 
-/* One chunk of any work on arrays but a norm. */
+/* Does one chunk of any work on arrays, except norms. */
 WARP_FN void warp_array(const struct zk_gpu_array *a, enum zk_gpu_op op, bool vector,
                         uint64_t chunk)
 {
