@@ -18,7 +18,7 @@ int zb_grow_bytes(void *array, size_t *room, size_t n, size_t more, size_t each)
     want = want > twice ? want : twice;
     if (__builtin_mul_overflow(want, each, &bytes))
         return -ENOMEM;
-    memcpy(&at, array, sizeof(at)); /* whatever type the caller's pointer has */
+    memcpy(&at, array, sizeof(at)); /* the caller's pointer may have any type */
     at = realloc(at, bytes);
     if (!at)
         return -ENOMEM;

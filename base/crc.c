@@ -6,7 +6,8 @@
 
 uint32_t zb_crc32c(uint32_t crc, const void *data, size_t len_bytes)
 {
-    unsigned char *p = (unsigned char *)(uintptr_t)data; /* ISA-L reads, but takes no const */
+    unsigned char *p = (unsigned char *)(uintptr_t)data; /* ISA-L only reads, but its parameter is
+                                                            not const */
 
     crc = ~crc;
     while (len_bytes > 0) { /* ISA-L's length is an int */

@@ -1,8 +1,8 @@
 /*
  * crc.h - CRC32C (Castagnoli), the checksum of every page that leaves memory.
  *
- * By ISA-L, which picks the fastest instruction at run time (27 GB/s on one core measured with
- * AVX-512, against 6 GB/s for the packaged XXH3).
+ * ISA-L picks the fastest instructions at run time: 27 GB/s on one core measured with AVX-512,
+ * against 6 GB/s for the packaged XXH3.
  */
 #ifndef ZB_CRC_H
 #define ZB_CRC_H

@@ -14,7 +14,8 @@ int zb_fail(struct zb_err *err, int code, const char *fmt, ...)
     if (!err || err->code != 0)
         return code;
     err->code = code;
-    errno = code > -4096 && code < 0 ? -code : EPROTO; /* %m; a code from outside may be anything */
+    errno = code > -4096 && code < 0 ? -code : EPROTO; /* for %m; a code from outside may be
+                                                          anything */
     va_start(ap, fmt);
     (void)vsnprintf(err->text, sizeof(err->text), fmt, ap);
     va_end(ap);

@@ -13,7 +13,7 @@ struct zb_err {
 };
 
 /**
- * Records the first failure only and returns code, so a check stays one line. %m is the text of
+ * Records only the first failure. Returns code, so a check fits on one line. %m is the text of
  * code. err may be NULL. Bytes that could break a line of a log or a terminal become '?'.
  */
 int zb_fail(struct zb_err *err, int code, const char *fmt, ...)

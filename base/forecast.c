@@ -1,5 +1,5 @@
 /*
- * forecast.c - the node's bytes, by the code that decides admission, and a forecast as a whole.
+ * forecast.c - the bytes of the node, from the code that decides admission; the whole forecast.
  */
 #include "base/forecast.h"
 
@@ -10,9 +10,9 @@
 #include "base/size.h"
 #include "base/util.h"
 
-#define GPU_UNIT (2 * ZB_MIB) /* that a device's memory comes in */
+#define GPU_UNIT (2 * ZB_MIB) /* granularity of device memory */
 
-/* ---- what makes sense */
+/* ---- checks of a run */
 
 static int forecast_check(const struct zb_run *run, const struct zb_node *node, struct zb_err *err)
 {
@@ -31,7 +31,7 @@ static int forecast_check(const struct zb_run *run, const struct zb_node *node, 
     return 0;
 }
 
-/* A node has more than the daemon takes of a job. */
+/* Rejects a node with more shards than a daemon accepts for one job. */
 static int forecast_shards(const struct zb_run *run, uint32_t local, struct zb_err *err)
 {
     uint32_t world = zb_mode_world(run->mode, run->ranks, run->nodes);
@@ -51,7 +51,7 @@ static int forecast_shards(const struct zb_run *run, uint32_t local, struct zb_e
 
 /* ---- bytes */
 
-/* The least budget of a node in which a job takes so much for its planes and its ring. */
+/* The least budget of a node, if the job takes `bytes` for its planes and its ring. */
 static uint64_t forecast_budget(const struct zb_node *node, const struct zb_forecast *f,
                                 uint64_t bytes)
 {
@@ -96,7 +96,7 @@ static void forecast_refuse(const struct zb_node *node, const struct zb_place *p
             (unsigned long long)f->host_least);
 }
 
-/* State that goes to the GPU tier, as many runs as fit. 0 or -ENOMEM. */
+/* Counts the state that goes to the GPU tier: as many runs as fit. 0 or -ENOMEM. */
 static int forecast_gpu_tier(const struct zb_node *node, const struct zb_place_job *job,
                              struct zb_forecast *f)
 {
@@ -122,7 +122,7 @@ static int forecast_gpu_tier(const struct zb_node *node, const struct zb_place_j
 static void forecast_step(const struct zb_run *run, const struct zb_place_job *job,
                           const struct zb_place *place, struct zb_forecast *f)
 {
-    uint64_t all[ZB_PLANES] = { 0 }, here; /* state that is on no drive */
+    uint64_t all[ZB_PLANES] = { 0 }, here; /* state in memory or on the GPU */
 
     for (uint32_t i = 0; i < job->nshards; i++)
         for (enum zb_plane p = 0; p < ZB_PLANES; p++)
@@ -144,9 +144,9 @@ static void forecast_step(const struct zb_run *run, const struct zb_place_job *j
     f->crc_bytes = f->step_read + f->step_written;
 }
 
-/* ---- placement, and all of it */
+/* ---- placement, and the whole forecast */
 
-/* As admission does: rather without early steps than not at all. */
+/* As in admission: a job that does not fit with early steps is placed without them. */
 static int forecast_try(const struct zb_run *run, const struct zb_node *node,
                         struct zb_place_job *job, struct zb_place *place, struct zb_forecast *f)
 {
@@ -216,7 +216,7 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
         return rc;
     zb_forecast_rank(run, node, ret, &slice);
     for (enum zb_plane p = 0; p < ZB_PLANES; p++)
-        if (!zb_mode_cuts(run->mode, ZB_STATE)) /* nothing goes to the daemon */
+        if (!zb_mode_cuts(run->mode, ZB_STATE)) /* the daemon keeps nothing */
             layout.block_bytes[p] = 0;
     if (zb_mode_cuts(run->mode, ZB_STATE))
         ret->host_staging = ret->local * zb_staging_bytes(zb_piece_elems(slice, node->page_elems));

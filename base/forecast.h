@@ -12,11 +12,11 @@
  *              streamed
  *     step     the larger of both: they overlap
  *
- * Gradients on NVMe are written by the pushes of each micro-step, read by all but the first
- * before, and by the step.
+ * Gradients on NVMe are written by the pushes of each micro-step. The pushes of all micro-steps but
+ * the first read them before, and so does the step.
  *
- * What fetches of streamed parameters read during forward and backward is counted by walking
- * through the gathers of two steps with the places of the ring; the second step counts.
+ * Reads by fetches of streamed parameters during forward and backward are counted by simulating the
+ * gathers of two steps on the places of the ring; the second step counts.
  *
  * Pure; any thread.
  */
@@ -28,7 +28,7 @@
 #define ZB_PREFETCH_MAX 64u             /* units gathered ahead */
 #define ZB_DATA_START   UINT64_C(65536) /* bytes of a data file before the first page */
 
-/* Where planes may live: resident in host memory always, or on NVMe where they must. */
+/* Where planes may live: always in host memory, or on NVMe if they do not fit. */
 enum zb_offload { ZB_OFFLOAD_NONE, ZB_OFFLOAD_HOST, ZB_OFFLOAD_NVME };
 
 struct zb_run {
@@ -37,82 +37,83 @@ struct zb_run {
     uint32_t ranks, nodes; /* ranks is a multiple of nodes */
     struct zb_layout layout;
     enum zb_offload param, optimizer; /* not ZB_OFFLOAD_NONE */
-    enum zb_offload grad;             /* ZB_OFFLOAD_HOST: in memory, or it does not fit */
+    enum zb_offload grad;             /* ZB_OFFLOAD_HOST: if they do not fit in memory, the run is
+                                         refused */
     bool durable;
-    uint64_t commit_every; /* durable: 0 never */
-    bool early;            /* its steps begin early, if there is room for that */
+    uint64_t commit_every; /* durable: steps between commits; 0: never */
+    bool early;            /* steps begin early, if there is room for it */
     uint32_t micro_steps, prefetch_units;
-    double flops;   /* of a rank, a second; 0: not known */
-    double seconds; /* of a whole step with its computing; 0: as long as the optimizer takes */
+    double flops;   /* per second, of one rank; 0: unknown */
+    double seconds; /* of a whole step with forward and backward; 0: only the optimizer's time
+                       counts */
 };
 
-/* A node: budgets in bytes as the daemon has them, rates in bytes a second, 0: not known. */
+/* A node: budgets in bytes, as in the daemon's options; rates in bytes per second, 0: unknown. */
 struct zb_node {
     uint64_t host_bytes, nvme_bytes; /* nvme_bytes: for pages, without ZB_DATA_START */
     uint64_t gpu_bytes;              /* of each rank's GPU; 0: ignored */
-    uint64_t gpu_tier_bytes;         /* of the daemon's GPU tier, for this job; 0: there is none */
+    uint64_t gpu_tier_bytes;         /* of the daemon's GPU tier, for this job; 0: no tier */
     uint64_t host_taken, nvme_taken; /* by other jobs */
     uint32_t page_elems;
-    uint64_t ring_bytes; /* as the daemon's option; 0: it chooses */
-    uint32_t nbuffers;   /* page buffers of a daemon that runs; 0: from host_bytes */
+    uint64_t ring_bytes; /* as the daemon's option; 0: the daemon chooses */
+    uint32_t nbuffers;   /* page buffers of a running daemon; 0: from host_bytes */
     uint32_t cores;
     double drive_read, drive_write, memory;
-    double endurance; /* bytes that the drives may be written; 0: not known */
+    double endurance; /* bytes that may be written to the drives in their life; 0: unknown */
 };
 
 enum zb_bound { ZB_BOUND_UNKNOWN, ZB_BOUND_READ, ZB_BOUND_WRITE, ZB_BOUND_KERNEL, ZB_BOUND_CRC };
 
 struct zb_forecast {
     bool fits;
-    struct zb_err why; /* does not fit, because */
+    struct zb_err why; /* why it does not fit */
     uint64_t params;   /* of the model */
     uint32_t local;    /* ranks of this node */
 
-    /* of one rank, by plane: its own copies, and its part of the daemon's planes */
+    /* of one rank, by plane: its own copies, and its slices in the daemon */
     uint64_t own[ZB_PLANES], kept[ZB_PLANES];
     double field;                      /* the textbook's bytes for the same mode */
-    uint64_t gather_bytes, grad_bytes; /* of the engine, at most: units as they are computed with,
-                                          and gradients */
+    uint64_t gather_bytes, grad_bytes; /* of the engine, at most: gathered units, and gradients */
 
-    /* host memory of the daemon, for this job; buffers are everybody's */
+    /* the daemon's host memory for this job; buffers are shared by all jobs */
     uint64_t host_param, host_ring, host_grad, host_state, host_staging, host_buffers;
-    uint64_t host_used;                          /* of the budget, with other jobs */
+    uint64_t host_used;                          /* of the budget, other jobs included */
     uint64_t host_least;                         /* the smallest budget that would work */
-    uint64_t host_least_grads;                   /* that holds all gradients */
-    uint64_t nvme_param, nvme_state, nvme_spare; /* places: one version, and the others */
+    uint64_t host_least_grads;                   /* the smallest that holds all gradients in
+                                                    memory */
+    uint64_t nvme_param, nvme_state, nvme_spare; /* places: of one version, and all others */
     uint64_t nvme_grad;                          /* gradients that do not fit into memory */
     uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data file */
-    uint64_t gpu_state; /* of the state, what the GPU tier has from the third step on,
-                           in addition to its place below */
-    uint64_t gpu_used;  /* and takes of the tier for it */
+    uint64_t gpu_state; /* state on the GPU tier from the third step on, in addition to its place in
+                           the lower tier */
+    uint64_t gpu_used;  /* device memory that this state takes */
     uint32_t nbuffers;
-    bool early; /* it was wished, and there is room */
+    bool early; /* requested, and there is room */
 
-    /* bytes of one step of this node's shards */
-    uint64_t step_read, step_written; /* by the step itself, not committing */
+    /* bytes of one step, for this node's shards */
+    uint64_t step_read, step_written; /* by a step that does not commit */
     uint64_t fetch_read;              /* by fetches of streamed parameters between two steps */
     uint64_t push_read, push_written; /* by pushes of gradients that live on NVMe */
     uint64_t commit_written;          /* by a committing step, in addition to step_written */
-    double commit_share;              /* steps that commit */
+    double commit_share;              /* the fraction of steps that commit */
     uint64_t kernel_bytes, crc_bytes; /* through memory; through checksums */
 
     double drive_seconds, kernel_seconds, step_seconds; /* 0: not known */
     enum zb_bound bound;
-    double hide_tokens;     /* a step, over all ranks, that hide all storage traffic; 0: unknown */
-    double written_day;     /* bytes, if steps follow each other */
+    double hide_tokens;     /* per step, over all ranks, so that computing hides all storage
+                               traffic; 0: unknown */
+    double written_day;     /* bytes per day, if steps follow each other without pause */
     double endurance_years; /* 0: unknown, or nothing is written */
 };
 
 const char *zb_bound_name(enum zb_bound bound);
 
-/** 0, and ret->fits is whether it fits; -EINVAL, with a message: the run makes no sense;
- * -ENOMEM.
- */
+/** 0: ret->fits says whether it fits; -EINVAL, with a message: the run makes no sense; -ENOMEM. */
 int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *ret,
                 struct zb_err *err);
 
-/** The bandwidth-bound half alone, for bytes that are known: sets drive_seconds, kernel_seconds,
- * step_seconds and bound from the others. */
+/** Only the times, for given bytes: sets drive_seconds, kernel_seconds, step_seconds and bound
+ * from the other members. */
 void zb_forecast_time(const struct zb_node *node, struct zb_forecast *f);
 
 #endif

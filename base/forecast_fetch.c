@@ -1,5 +1,5 @@
 /*
- * forecast_fetch.c - fetches of streamed parameters: the ring, place by place.
+ * forecast_fetch.c - simulates fetches of streamed parameters, place by place of the ring.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -7,8 +7,8 @@
 #include "base/array.h"
 #include "base/forecast_priv.h"
 
-#define FETCH_STEPS 2u /* are walked through; the last one counts */
-#define WALK_MICROS 4u /* micro-steps of a step are walked through */
+#define FETCH_STEPS 2u /* steps simulated; the last one counts */
+#define WALK_MICROS 4u /* micro-steps simulated per step */
 
 struct ring_place {
     uint32_t shard;
@@ -22,12 +22,11 @@ struct ring {
     struct ring_place places[ZB_RING_PINS];
 };
 
-/* The shards of one rank that are streamed, by unit. */
+/* The simulation of one rank's streamed shards. */
 struct walk {
     const struct zb_place_job *job;
     const struct zb_model *model;
-    uint32_t
-        *shard_of; /* [nunits]: of the rank at hand; UINT32_MAX: it has none, or not streamed */
+    uint32_t *shard_of; /* [nunits]: of the current rank; UINT32_MAX: no streamed shard */
     struct ring *rings;
     uint32_t nrings, *ring_of; /* [nshards] */
     uint64_t now, read;
@@ -50,7 +49,8 @@ static struct ring_place *walk_find(struct walk *w, uint32_t shard)
     return NULL;
 }
 
-/* The shard is pinned: it is there, or read into the place that was given back first. */
+/* Pins a unit's shard. If it is not in the ring, it is read into the place that was unpinned
+ * longest ago. */
 static void walk_get(struct walk *w, uint32_t unit)
 {
     uint32_t shard = w->shard_of[unit];
@@ -69,7 +69,7 @@ static void walk_get(struct walk *w, uint32_t unit)
         if (!r->places[i].held && (!oldest || r->places[i].used < oldest->used))
             oldest = &r->places[i];
     if (!oldest)
-        return; /* all are held: it is read when one is given back, by walk_put() */
+        return; /* all places are held */
     *oldest = (struct ring_place){ .shard = shard, .held = true };
     w->read += walk_bytes(w, shard);
 }
@@ -86,9 +86,9 @@ static void walk_put(struct walk *w, uint32_t unit)
 }
 
 /*
- * One rank's gathers of some micro-steps, with the one that comes next ahead. Each gathers all
- * units in the same order, so what one leaves in the ring is the same for all but the first: of
- * those in the middle one is walked, and counts for all.
+ * Simulates one rank's gathers of a step, with `ahead` also the prefetch of the next unit. Every
+ * micro-step gathers the units in the same order, so each one after the first finds the same ring.
+ * Of those in the middle, one is simulated and counts for all.
  */
 static void walk_step(struct walk *w, uint32_t micro_steps, bool ahead)
 {
@@ -108,12 +108,12 @@ static void walk_step(struct walk *w, uint32_t micro_steps, bool ahead)
         if (ahead && i + 1 < n)
             walk_get(w, order[(i + 1) % w->model->norder]);
         if (i + 1 < n && order[(i + 1) % w->model->norder] == unit)
-            continue; /* it is held on */
+            continue; /* still held */
         walk_put(w, unit);
     }
 }
 
-/* A step makes what is cached old, but for what is frozen. */
+/* A step makes cached shards stale, except frozen ones. */
 static void walk_forget(struct walk *w)
 {
     for (uint32_t r = 0; r < w->nrings; r++)
@@ -125,7 +125,7 @@ static void walk_forget(struct walk *w)
         }
 }
 
-/* The rings of the shards [from, n), as admission counts them. */
+/* Sets up the rings of the shards [from, n), as admission counts them. */
 static int walk_rings(struct walk *w, uint32_t from)
 {
     size_t room = 0;

@@ -6,24 +6,24 @@
 
 #include "base/forecast.h"
 
-/* ---- forecast_rank.c: what a rank has itself */
+/* ---- forecast_rank.c: a rank's own memory */
 
-/** Its own copies, its part of the daemon's planes, the engine's buffers. *ret_slice: elements of the
- *  largest slice of a unit. */
+/** A rank's own copies, its slices in the daemon, the engine's buffers. *ret_slice: elements of
+ * the largest slice of a unit. */
 void zb_forecast_rank(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *f,
                       uint64_t *ret_slice);
-/** Its GPU: f->fits becomes false where that is too small. */
+/** Sets f->fits to false if the rank's GPU is too small. */
 void zb_forecast_gpu(const struct zb_node *node, struct zb_forecast *f);
 
 /* ---- forecast_fetch.c */
 
-/** What one step's gathers read, over the ranks of this node. 0 or -ENOMEM. */
+/** Counts the bytes that one step's gathers read, over the ranks of this node. 0 or -ENOMEM. */
 int zb_forecast_fetches(const struct zb_run *run, const struct zb_place_job *job,
                         const struct zb_place *place, uint32_t local, uint64_t *ret);
 
 /* ---- forecast_time.c: zb_forecast_time(), and */
 
-/** Tokens that hide the drives, and how long these last. */
+/** Sets the tokens that hide the drives' time, and how long the drives last. */
 void zb_forecast_wear(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *f);
 
 #endif

@@ -9,8 +9,9 @@
 #include "base/size.h"
 #include "base/util.h"
 
-/* What is whole on each rank is its own, padded to equal slices; the daemon has its slices of all
- * three planes, which is what is stepped. Where nothing is cut, the daemon has nothing. */
+/* Planes that are whole on each rank are its own, padded to equal slices. The daemon has the
+ * rank's slices of all three planes, and steps those. If no plane is split, the daemon has
+ * nothing. */
 static void rank_planes(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *f,
                         uint64_t *ret_slice)
 {
@@ -37,7 +38,7 @@ static void rank_planes(const struct zb_run *run, const struct zb_node *node, st
     f->field = zb_mode_field(run->mode, (double)run->model->params, run->ranks, run->nodes);
 }
 
-/* The engine's buffers of gathered units: one that was given back serves the next unit of about its
+/* The engine's buffers of gathered units: a released buffer serves the next unit of about its
  * size, and a few stay idle. */
 struct pool {
     struct {
@@ -105,7 +106,7 @@ static bool pool_ahead(const struct zb_run *run, uint64_t i, uint32_t unit)
     return false;
 }
 
-/* Bytes of a unit that was gathered from `world` slices. */
+/* Bytes of a unit gathered from `world` slices. */
 static uint64_t gathered_bytes(const struct zb_run *run, uint32_t unit, uint32_t world)
 {
     uint64_t slice, first, count;
@@ -114,7 +115,8 @@ static uint64_t gathered_bytes(const struct zb_run *run, uint32_t unit, uint32_t
     return zb_round_up(slice * world * zb_dtype_bytes(run->layout.dtype), ZB_PAGE_ALIGN);
 }
 
-/* One micro-step's gathers. A rank that is alone looks at the daemon's memory. */
+/* Simulates one micro-step's gathers; returns the most bytes at a time. A single rank needs no
+ * buffers: it uses the daemon's memory. */
 static uint64_t rank_gathers(const struct zb_run *run, uint32_t world)
 {
     struct pool p = { .keep = run->prefetch_units + ZB_GATHER_IDLE };
@@ -130,9 +132,10 @@ static uint64_t rank_gathers(const struct zb_run *run, uint32_t world)
     return p.most;
 }
 
-/* Gradients in fp32, at most: one that is made and those on their way, over several ranks with what
- * lies beside: of fp32 ones what is received, of DDP's the sums. Whole gradients are the rank's
- * own: of 16 bits what is received is in them, but on a GPU, where they are rounded beside. */
+/* Buffers of fp32 gradients, at most: the one being computed, and those in transit. With several
+ * ranks there are extra buffers: for received data if the dtype is fp32, for sums with ddp. Whole
+ * gradients (zero1) are the rank's own plane: 16-bit data is received into it, but rounded in
+ * extra buffers on a GPU. */
 static void rank_buffers(const struct zb_run *run, const struct zb_node *node,
                          struct zb_forecast *f)
 {

@@ -5,8 +5,8 @@
 
 #define DAY_S         86400.0
 #define YEAR_DAYS     365.0
-#define FLOPS_A_TOKEN 8.0  /* of a parameter: forward 2, backward 4, forward again 2 */
-#define CRC_BYTES_S   10e9 /* of one core, in the cache: less than half of what it is alone */
+#define FLOPS_A_TOKEN 8.0  /* per parameter: forward 2, backward 4, forward again 2 */
+#define CRC_BYTES_S   10e9 /* of one core, in the cache: less than half of its rate alone */
 
 const char *zb_bound_name(enum zb_bound bound)
 {
@@ -45,8 +45,8 @@ void zb_forecast_time(const struct zb_node *node, struct zb_forecast *f)
         f->bound = kernel >= crc ? ZB_BOUND_KERNEL : ZB_BOUND_CRC;
 }
 
-/* Computing takes FLOPS_A_TOKEN operations for each parameter and token; so many tokens take as long
- * as the drive. */
+/* Computing takes FLOPS_A_TOKEN operations per parameter and token. hide_tokens is the number of
+ * tokens whose computation takes as long as the drive. */
 void zb_forecast_wear(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *f)
 {
     double written = (double)(f->step_written + f->push_written) +

@@ -24,7 +24,7 @@ static void fork_child(void)
 
         f->child(f);
     }
-    (void)pthread_mutex_unlock(&fork_lock); /* taken by this thread, before it was the child's */
+    (void)pthread_mutex_unlock(&fork_lock); /* this thread took it in the parent, before fork() */
 }
 
 static void fork_register(void)
@@ -44,7 +44,7 @@ void zb_fork_watch(struct zb_fork *f, void (*child)(struct zb_fork *f))
 void zb_fork_forget(struct zb_fork *f)
 {
     (void)pthread_mutex_lock(&fork_lock);
-    if (f->node.next) /* written by its neighbours, too */
+    if (f->node.next) /* neighbours in the list write it too, so check under the lock */
         zb_list_remove(&f->node);
     (void)pthread_mutex_unlock(&fork_lock);
 }

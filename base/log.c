@@ -26,7 +26,8 @@ static const struct {
 
 static enum zb_log_level log_level = ZB_LOG_INFO;
 static bool never_wait;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows, with never_wait */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the following variables, with
+                                                            never_wait */
 static unsigned long dropped;
 
 void zb_log_set_level(enum zb_log_level level)
@@ -63,13 +64,13 @@ static size_t log_prefix(char *line, size_t size, enum zb_log_level level)
     return n > 0 ? (size_t)n : 0;
 }
 
-/** False: it would have to wait. */
+/** False: the write would block. */
 static bool log_write(const char *line, size_t bytes)
 {
     struct pollfd p = { .fd = STDERR_FILENO, .events = POLLOUT };
     ssize_t n;
 
-    /* writable: a pipe has room for PIPE_BUF bytes, which is more than a line */
+    /* a writable pipe has room for PIPE_BUF bytes, more than a line */
     if (never_wait && (poll(&p, 1, 0) != 1 || !(p.revents & POLLOUT)))
         return false;
     do
@@ -78,7 +79,7 @@ static bool log_write(const char *line, size_t bytes)
     return n >= 0 || errno != EAGAIN;
 }
 
-/** Says how many lines are missing here; false: not even that is taken. */
+/** Writes the number of dropped lines; false: that would block too. */
 static bool log_dropped(void)
 {
     char line[128];

@@ -3,7 +3,8 @@
  *
  * Under systemd (JOURNAL_STREAM is set) each line begins with the <N> prefix that the journal reads
  * as its priority; elsewhere with the time. A line is written by one write(2), so lines of several
- * threads never mix. Nothing is kept in memory: an abort loses no line. Lines longer than ZB_LOG_MAX are cut.
+ * threads never mix. Nothing is buffered: an abort loses no line. Lines longer than ZB_LOG_MAX are
+ * cut.
  */
 #ifndef ZB_LOG_H
 #define ZB_LOG_H
@@ -16,9 +17,9 @@ enum zb_log_level { ZB_LOG_ERROR, ZB_LOG_WARN, ZB_LOG_INFO, ZB_LOG_DEBUG };
 void zb_log_set_level(enum zb_log_level level);
 
 /**
- * From now on a line that standard error does not take at once (a pipe or a socket that is full) is
- * dropped, and the next line that is written is preceded by one that says how many were: who reads
- * a daemon's log slowly, or not at all, does not stop it. Set before threads start.
+ * From now on, a line that would block on standard error (a full pipe or socket) is dropped. The
+ * next line written is preceded by one with the number of dropped lines. So a slow reader of the
+ * log cannot stop a daemon. Set before threads start.
  */
 void zb_log_never_wait(void);
 

@@ -16,7 +16,7 @@ static size_t map_home(size_t slots, uint64_t key)
     return (size_t)(key >> 32) & (slots - 1);
 }
 
-/* The slot that has the key, or the free one where it would go. There always is a free one. */
+/* The slot of the key, or the free one where it would go. There is always a free one. */
 static size_t map_slot(const uint64_t *keys, size_t slots, uint64_t key)
 {
     size_t i = map_home(slots, key);
@@ -101,7 +101,7 @@ bool zb_map_remove(struct zb_map *m, uint64_t key)
     if (!have)
         return false;
     hole = (size_t)(have - m->values);
-    /* whoever was pushed behind the hole by it, or past it, moves up */
+    /* entries whose probing passed the hole move up */
     for (i = (hole + 1) & (m->slots - 1); m->keys[i] != ZB_MAP_NO_KEY;
          i = (i + 1) & (m->slots - 1)) {
         size_t home = map_home(m->slots, m->keys[i]);

@@ -1,10 +1,10 @@
 /*
- * map.h - from 64-bit keys to 32-bit values: counters of places, sets of ids.
+ * map.h - a hash map from 64-bit keys to 32-bit values: counters of places, sets of ids.
  *
- * MODEL. Open addressing, linear probing, at most three quarters full. A removal moves the entries
- * after it up, so there are no tombstones, and an old map is as fast as a new one.
- * 16 to 32 bytes an entry. Keys are mixed, so that multiples of large powers of two do not
- * collide. One thread at a time.
+ * MODEL. Open addressing, linear probing, at most three quarters full. A removal moves later
+ * entries up, so there are no tombstones, and an old map is as fast as a new one. It takes 16 to 32
+ * bytes per entry. Keys are mixed, so that multiples of large powers of two do not collide. One
+ * thread at a time.
  */
 #ifndef ZB_MAP_H
 #define ZB_MAP_H
@@ -15,7 +15,7 @@
 
 #define ZB_MAP_NO_KEY UINT64_MAX /* the one key that no entry can have */
 
-/** All zero: an empty map. */
+/** All zeros is an empty map. */
 struct zb_map {
     uint64_t *keys;
     uint32_t *values;
@@ -23,14 +23,14 @@ struct zb_map {
     size_t n;
 };
 
-/** Makes room for n entries in all, so that putting up to n never fails: 0, or -ENOMEM and nothing
- * has changed. */
+/** Makes room for n entries in all, so that adding up to n cannot fail. 0; -ENOMEM: nothing has
+ * changed. */
 int zb_map_reserve(struct zb_map *m, size_t n);
 
 /** Adds or replaces: 0 or -ENOMEM. */
 int zb_map_put(struct zb_map *m, uint64_t key, uint32_t value);
 
-/** The value, to read or change, until the next put or remove; NULL: no such key. */
+/** The value, to read or change; valid until the next put or remove. NULL: no such key. */
 uint32_t *zb_map_find(const struct zb_map *m, uint64_t key);
 
 /** False: no such key. */

@@ -13,9 +13,9 @@
 #include "base/util.h"
 
 #define MEMORY_NS     UINT64_C(30000000)
-#define MEMORY_TRIES  5u /* short ones, of which the best counts: others want the processor, too */
+#define MEMORY_TRIES  5u /* short tries, the best counts: other processes use the processor too */
 #define FILL_BYTES    (UINT64_C(4) << 20)
-#define DRIVE_THREADS 32u /* one transfer each: what keeps a drive busy */
+#define DRIVE_THREADS 32u /* one transfer each: enough to keep a drive busy */
 #define THREADS_MAX   64u
 #define HUGE_BYTES    (UINT64_C(2) << 20)
 #define WAIT_US       100u
@@ -24,8 +24,8 @@ struct measure {
     const struct zb_measure_work *work; /* on memory; NULL: the drive */
     int fd;                             /* of the drive's file */
     uint64_t ns, io_bytes;
-    atomic_uint ready; /* threads that have their memory, touched */
-    atomic_int go;     /* 1: the time begins; -1: it never will */
+    atomic_uint ready; /* threads whose memory is ready, touched */
+    atomic_int go;     /* 1: start measuring; -1: give up */
     atomic_uint_fast64_t moved, next;
     atomic_int rc;
 };
@@ -43,8 +43,8 @@ static int drive_move(struct measure *m, uint8_t *buf)
     return 0;
 }
 
-/* Fresh memory, on huge pages: what malloc() hands out a second time may be shared with a child of
- * this process by then, and is copied in small pages. NULL: there is none. */
+/* Fresh memory, on huge pages. Memory that malloc() reuses may be shared with a forked child, and
+ * would be copied in small pages. NULL: no memory. */
 static uint8_t *measure_map(uint64_t bytes)
 {
     void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -87,7 +87,8 @@ static void *measure_run(void *arg)
     return NULL;
 }
 
-/* Bytes a second that so many threads, besides this one, move; 0 or a negative errno. */
+/* Measures the bytes per second moved by `threads` threads, in addition to this one; 0 or a
+ * negative errno. */
 static int measure_rate(struct measure m, unsigned threads, double *ret)
 {
     pthread_t ids[THREADS_MAX];
@@ -126,7 +127,7 @@ int zb_measure_memory(const struct zb_measure_work *work, unsigned threads, doub
     return rc < 0 ? zb_fail(err, rc, "the bandwidth of memory: %m") : 0;
 }
 
-/* What was never written does not come from the device. */
+/* Fills the file: reads of ranges that were never written would not reach the device. */
 static int drive_fill(int fd)
 {
     uint8_t *buf = aligned_alloc(ZB_PAGE_ALIGN, FILL_BYTES);

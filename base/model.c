@@ -26,7 +26,7 @@ int zb_model_add(struct zb_model *m, uint64_t elems, struct zb_err *err)
     return 0;
 }
 
-/* Room for the order: every unit, `more`, and every unit again. */
+/* Makes room for the order: every unit twice, and `more`. */
 static int model_order_room(struct zb_model *m, uint32_t more, struct zb_err *err)
 {
     if (m->nunits == 0)
@@ -66,7 +66,7 @@ int zb_model_gpt(struct zb_model *m, const struct zb_gpt *s, struct zb_err *err)
     uint64_t c = s->width;
     int rc;
 
-    /* as examples/gpt has them: no product below overflows */
+    /* the limits of examples/gpt: no product below overflows */
     if (s->layers < 1 || s->layers > 4096 || c < 1 || c > 65536 || s->vocab < 1 ||
         s->vocab > 1048576 || s->seq < 1 || s->seq > 1048576)
         return zb_fail(err, -EINVAL,

@@ -1,11 +1,12 @@
 /*
  * model.h - a model as the units that a ZeRO engine gathers, and how a mode cuts it over ranks.
  *
- * MODEL. A unit is what is gathered and released together. The units are gathered in the order of
- * `order` in each micro-step: all of them forward, and backward again.
+ * MODEL. A unit is what is gathered and released together. Each micro-step gathers the units in the
+ * sequence `order`: all of them forward, and again backward.
  *
- * A MODE defines which planes are whole on each rank, and which are split across ranks (the usual
- * formulas of ZeRO, for p + g + k bytes of a parameter in the three planes, over N ranks):
+ * A MODE defines which planes are whole on each rank, and which are split across ranks. The usual
+ * formulas of ZeRO, for p + g + k bytes per parameter in the three planes, P parameters and N
+ * ranks:
  *
  *     ddp      (p + g + k) P            everything on every rank
  *     zero1    (p + g + k/N) P          state cut
@@ -13,8 +14,8 @@
  *     zero3    (p + g + k) P / N        all cut; fsdp is the same
  *     hybrid   (p + g + k) P / (N/nodes)   all cut inside each node, and again on the next
  *
- * Whole planes are in the rank's own memory. The daemon has each rank's slices of all three
- * planes, except with ddp, where it has nothing. Pure; any thread.
+ * Whole planes are in the rank's own memory. The daemon keeps each rank's slices of all three
+ * planes, but nothing with ddp. Pure; any thread.
  */
 #ifndef ZB_MODEL_H
 #define ZB_MODEL_H
@@ -32,7 +33,7 @@ struct zb_model {
     uint64_t *units; /* elements of each */
     uint32_t nunits;
     size_t units_room;
-    uint32_t *order; /* of the gathers in a micro-step */
+    uint32_t *order; /* units in the sequence in which a micro-step gathers them */
     uint32_t norder;
     uint64_t params, largest; /* elements: of all units, of the largest */
 };
@@ -41,15 +42,15 @@ struct zb_gpt {
     uint64_t layers, width, vocab, seq;
 };
 
-/** Appends a unit: 0; -EINVAL: no unit has as many elements; -ENOMEM. */
+/** Appends a unit: 0; -EINVAL: the number of elements is out of range; -ENOMEM. */
 int zb_model_add(struct zb_model *m, uint64_t elems, struct zb_err *err);
-/** All units are there: forward in their order, then backward. 0; -EINVAL there are none; -ENOMEM.
- */
+/** Sets `order` when all units are added: forward in their order, then backward. 0; -EINVAL: no
+ * units; -ENOMEM. */
 int zb_model_order(struct zb_model *m, struct zb_err *err);
-/** A model of equal units, with the rest in the last one. */
+/** A model of equal units; the last one takes the remainder. */
 int zb_model_params(struct zb_model *m, uint64_t params, uint32_t units, struct zb_err *err);
-/** The model of examples/gpt: the embeddings, a unit for each layer, the last norm; the head shares
- * the embedding, which is gathered once more for it, and not for the way back. */
+/** The model of examples/gpt: the embeddings, a unit for each layer, the last norm. The head
+ * shares the embedding, which is gathered a second time for it, but not for the backward pass. */
 int zb_model_gpt(struct zb_model *m, const struct zb_gpt *shape, struct zb_err *err);
 void zb_model_done(struct zb_model *m);
 
@@ -61,29 +62,28 @@ const char *zb_mode_name(enum zb_mode mode);    /* "zero3" */
 const char *zb_mode_formula(enum zb_mode mode); /* "(p + g + k) P / N" */
 /** The textbook's bytes on a rank: 2 + 2 + 12, or 4 + 4 + 8, for P parameters. */
 double zb_mode_field(enum zb_mode mode, double params, uint32_t ranks, uint32_t nodes);
-/** The plane is cut over the ranks. */
+/** Whether the plane is split across ranks. */
 bool zb_mode_cuts(enum zb_mode mode, enum zb_plane plane);
-/** Over this many ranks. */
+/** The number of ranks that it is split across. */
 uint32_t zb_mode_world(enum zb_mode mode, uint32_t ranks, uint32_t nodes);
 
 /**
- * The shards that the first `local` of `world` ranks keep, in the order in which one after the
- * other registers them: the ranks of the first node, which has the most. *ret is malloc'ed.
- * 0 or -ENOMEM.
+ * The shards of the first `local` of `world` ranks, in the order in which these ranks register
+ * them. These are the ranks of the first node, which keeps the most. *ret is malloc'ed. 0 or
+ * -ENOMEM.
  */
 int zb_model_shards(const struct zb_model *m, const struct zb_layout *layout, uint32_t world,
                     uint32_t local, struct zb_place_shard **ret, uint32_t *ret_n);
 
-/* ---- buffers that the engine needs in addition */
+/* ---- buffers of the engine */
 
 #define ZB_PREFETCH_MAX     64u     /* units gathered ahead */
-#define ZB_GATHER_IDLE      3u      /* buffers of gathered units that stay, beside those ahead */
-#define ZB_REDUCES_MAX      2u      /* gradients on their way to other ranks and the daemon */
-#define ZB_PIECES           4u      /* of staging, of each rank */
-#define ZB_PIECE_ELEMS_GOOD 262144u /* 1 MiB: long enough for the cost of a request not to show */
+#define ZB_GATHER_IDLE      3u      /* idle buffers of gathered units that are kept */
+#define ZB_REDUCES_MAX      2u      /* gradients in transit to other ranks and the daemon */
+#define ZB_PIECES           4u      /* in the staging of each rank */
+#define ZB_PIECE_ELEMS_GOOD 262144u /* 1 MiB: makes the cost of a request negligible */
 
-/** fp32 elements of a piece that travels, where the longest slice of a rank has `slice` elements.
- */
+/** fp32 elements of a transferred piece, if a rank's longest slice has `slice` elements. */
 static inline uint64_t zb_piece_elems(uint64_t slice, uint32_t page_elems)
 {
     uint64_t good = (ZB_PIECE_ELEMS_GOOD + (uint64_t)page_elems - 1) / page_elems * page_elems;

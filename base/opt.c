@@ -12,8 +12,8 @@
 #include "base/util.h"
 
 #define LINE_COLUMNS 80u
-#define HELP_COLUMN  26u /* where the text of an option begins */
-#define USAGE_INDENT 4u  /* of the lines after the first */
+#define HELP_COLUMN  26u /* where an option's description begins */
+#define USAGE_INDENT 4u  /* of all lines but the first */
 
 /* ---- rows */
 
@@ -53,7 +53,7 @@ void zb_opt_defaults(const struct zb_opt *rows, void *values)
         }
 }
 
-/* ---- what a value may be, for people */
+/* ---- descriptions of the allowed values */
 
 struct text {
     char s[256];
@@ -71,7 +71,8 @@ static void text_add(struct text *t, const char *fmt, ...)
     va_end(ap);
 }
 
-/** The next of the words of `choices`; *at moves to its end. Its length; 0: there is none. */
+/** Finds the next word of `choices`, and moves *at to its end. Returns its length; 0: no more
+ * words. */
 static size_t choice_next(const char **at, const char **ret_word)
 {
     *ret_word = *at + strspn(*at, " ");
@@ -270,7 +271,7 @@ static int value_whole(const struct zb_opt *o, void *member, const char *text, c
     return 0;
 }
 
-/** What a number is multiplied by that ends so; 0: nothing ends so. */
+/** The factor of a number's suffix; 0: not a suffix. */
 static double large_unit(const char *end)
 {
     static const struct {
@@ -333,7 +334,7 @@ int zb_opt_set(const struct zb_opt *o, void *values, const char *text, const cha
     case ZB_OPT_LARGE:
         return value_real(o, member, text, name, err);
     }
-    return -EINVAL; /* not reached: every type is above */
+    return -EINVAL; /* not reached: all types are handled above */
 }
 
 /* ---- the command line */
@@ -343,12 +344,13 @@ struct line {
     size_t ntables;
     int argc, i;
     char **argv;
-    int *words; /* NULL: none are taken */
+    int *words; /* NULL: no words are accepted */
     bool ended; /* by "--" */
     struct zb_err *err;
 };
 
-/** The row of a word that begins with a dash, and its table. *ret_value: what is joined to it. */
+/** Finds the row of a word that begins with a dash, and its table. *ret_value: the value joined to
+ * it. */
 static const struct zb_opt *line_find(const struct line *l, const char *word,
                                       struct zb_opts **ret_table, const char **ret_value)
 {
@@ -425,11 +427,11 @@ int zb_opt_parse(struct zb_opts *tables, size_t ntables, int argc, char **argv, 
 
 /* ---- help */
 
-/** Lines of words: what is written of the last one. */
+/** Wrapped output: the state of the current line. */
 struct lines {
     FILE *out;
     size_t column, indent; /* of all lines but the first */
-    bool begun;            /* a word before stands on this line */
+    bool begun;            /* this line already has a word */
 };
 
 /** Writes a word, after a blank or on a new line. */
@@ -486,7 +488,7 @@ void zb_opt_usage(FILE *out, const char *begin, const struct zb_opt *rows)
     (void)fputc('\n', out);
 }
 
-/** What a row says beside its help: "1 to 1024; default: 64". */
+/** The note after a row's help: "1 to 1024; default: 64". */
 static struct text note_text(const struct zb_opt *o)
 {
     const char *const notes[] = { o->missing, o->def && *o->def ? o->def : o->absent };

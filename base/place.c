@@ -9,12 +9,12 @@
 #include "base/slots.h"
 #include "base/util.h"
 
-#define BUFFER_ELEM_BYTES 18u /* all planes of one element: fp16 2 + 4 + 12; others have less */
-#define BUFFERS_SHARE     16u /* of the budget: page buffers take one part of so many */
+#define BUFFER_ELEM_BYTES 18u /* all planes of one element, at most: fp16 2 + 4 + 12 */
+#define BUFFERS_SHARE     16u /* page buffers take the budget divided by this */
 
-#define GPU_RUNS          64u /* that a job's state is cut into, */
-#define GPU_RUN_UNITS     16u /* unless runs would be less than so many of the device's units, */
-#define GPU_RUN_MAX       (256 * ZB_MIB) /* or more than that */
+#define GPU_RUNS          64u            /* a job's state is cut into so many runs, */
+#define GPU_RUN_UNITS     16u            /* unless a run would have fewer units of device memory, */
+#define GPU_RUN_MAX       (256 * ZB_MIB) /* or more bytes */
 
 /* ---- places of pages */
 
@@ -135,8 +135,8 @@ uint32_t zb_buffers(uint64_t host_bytes, uint64_t ring_bytes, uint64_t buffer_by
     return (uint32_t)zb_min_u64(zb_max_u64(want, 1), ZB_BUFFERS_MAX);
 }
 
-/* With k buffers, a budget of bytes + k buffers is enough, if it does not bring more than k. A
- * larger budget never brings fewer, so the first k is the least. */
+/* A budget of `bytes` and k buffers is enough if zb_buffers() does not choose more than k for it.
+ * A larger budget never gets fewer buffers, so the first such k is the least. */
 uint64_t zb_buffers_least(uint64_t bytes, uint64_t ring_bytes, uint64_t buffer_bytes)
 {
     uint64_t least = bytes;
@@ -158,8 +158,9 @@ static uint64_t shard_bytes(const struct zb_place_job *job, const struct zb_plac
 }
 
 /*
- * The longest resident prefix whose parameters and ring fit into `bytes`; -ENOSPC: not even all
- * streamed. Walked from the end: shard by shard, the suffix's ring is kept up to date.
+ * Finds the longest resident prefix whose parameters and ring fit into `bytes`; -ENOSPC: they do
+ * not fit even if all are streamed. Walks from the end, and adds one shard at a time to the ring of
+ * the suffix.
  */
 static int place_params(const struct zb_place_job *job, uint64_t bytes, struct zb_place *ret)
 {
@@ -201,7 +202,7 @@ static int place_params(const struct zb_place_job *job, uint64_t bytes, struct z
     return rc < 0 ? rc : found ? 0 : -ENOSPC;
 }
 
-/* How many pages of a shard's plane fit into what is left, and takes them from it. */
+/* Number of pages of a shard's plane that fit into *left; subtracts their bytes. */
 static uint32_t place_fit(const struct zb_place_job *job, const struct zb_place_shard *s,
                           enum zb_plane plane, uint64_t *left)
 {
@@ -219,12 +220,12 @@ static uint32_t place_fit(const struct zb_place_job *job, const struct zb_place_
     return page;
 }
 
-/* Streamed pages of a plane, and of them those that a step which begins early holds twice. */
+/* Streamed pages of a plane, and those of them that exist twice when a step begins early. */
 struct place_streams {
     struct zb_needs all, early;
 };
 
-/* Where gradients do not fit: those pages of them live in memory for which bytes are left. */
+/* Puts pages of gradients into memory as long as `left` bytes last. */
 static void place_grads(const struct zb_place_job *job, struct zb_place *ret, uint64_t bytes)
 {
     uint64_t left = bytes;
@@ -234,7 +235,7 @@ static void place_grads(const struct zb_place_job *job, struct zb_place *ret, ui
     ret->grad_bytes = bytes - left;
 }
 
-/* The places that the pages of one plane need, of which the first `resident` live in memory. */
+/* Counts the places for the pages of one plane, of which the first `resident` live in memory. */
 static int place_count(const struct zb_place_job *job, const struct zb_place_shard *s,
                        enum zb_plane plane, uint32_t resident, struct zb_place *ret,
                        struct place_streams *streams)
@@ -256,7 +257,7 @@ static int place_count(const struct zb_place_job *job, const struct zb_place_sha
     return rc;
 }
 
-/* State takes what is left of the job's host bytes. */
+/* State takes the rest of the job's host bytes. Then counts all places. */
 static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uint64_t state_left)
 {
     uint64_t left = state_left;
@@ -283,7 +284,7 @@ static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uin
     return rc;
 }
 
-/* Parameters, their ring and gradients; what is left of the job's bytes is for state. */
+/* Places parameters, their ring and gradients; *ret_left is left for state. */
 static int place_needed(const struct zb_place_job *job, struct zb_place *ret, uint64_t *ret_left)
 {
     bool spills = !job->params_resident && !job->grads_resident && !job->state_resident;
@@ -308,7 +309,8 @@ static int place_needed(const struct zb_place_job *job, struct zb_place *ret, ui
         if (rc < 0)
             return rc;
         place_grads(job, ret, job->host_bytes - ret->least_params);
-        *ret_left = job->host_bytes - ret->least_params - ret->grad_bytes; /* less than a page's */
+        *ret_left = job->host_bytes - ret->least_params - ret->grad_bytes; /* less than a page of
+                                                                              gradients */
         return 0;
     }
     place_grads(job, ret, grads);
@@ -331,7 +333,7 @@ int zb_place(const struct zb_place_job *job, struct zb_place *ret)
 
 /* ---- the GPU tier */
 
-/* Of all state of these shards. */
+/* Bytes of the state of all these shards. */
 static uint64_t gpu_state(const struct zb_place_shard *shards, uint32_t nshards,
                           uint32_t page_elems)
 {

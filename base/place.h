@@ -1,48 +1,46 @@
 /*
  * place.h - admission and placement, as arithmetic: where every byte of a job will live on a node,
- * and which budget would be enough. The daemon's admission and `zctl plan` call the same
- * functions.
+ * and which budget would suffice. The daemon's admission and `zctl plan` call the same functions.
  *
- * MODEL. Every state page is used once per step. So pinning the pages that fit and streaming the
- * rest has the hit rate of the best possible cache, in any order. The job's host bytes are
+ * MODEL. Every state page is used once per step. So keeping the pages that fit and streaming the
+ * rest has the hit rate of the best possible cache, whatever the order. The job's host bytes are
  * assigned once, by value per byte: parameters first, then gradients, then state.
  *
- *     needed      gradients, and for parameters either all of them or a ring for those that are
- *                 streamed; state that must be in memory
+ *     needed      gradients; all parameters, or a ring for those that are streamed; state that
+ *                 must be in memory
  *     parameters  the longest prefix of shards, in order of registration, that can be resident
  *                 while the ring for the others still fits
  *     state       page by page, in order of registration, as long as bytes are left
  *
  * Later the daemon moves only state, as other jobs free memory or need it (daemon/plan/replan.c).
  *
- * GRADIENTS ON NVME, as a last resort: if not even that fits with all state and parameters
- * streamed, parameters and state keep their minimum, and gradients are in memory page by page, in
- * order of registration, as long as bytes are left. Bytes that are fewer than such a page go to
- * state. Each push writes the other pages of gradients; the next push that adds, and the step,
- * read them. A byte of memory saves, on the drive, in a step of m micro-steps:
+ * GRADIENTS ON NVME, as a last resort: if gradients do not fit even with all state and parameters
+ * streamed, parameters and state keep their minimum. Gradients stay in memory page by page, in
+ * order of registration, as long as bytes are left; a remainder smaller than a page goes to state.
+ * Each push writes the other pages of gradients; the next push that adds, and the step, read them.
+ * In a step of m micro-steps, a byte of memory saves this I/O:
  *
  *     parameters  2 m + 1 read (forward, backward; the step), 1 written; less where the ring hits
  *     gradients   m read, m written
  *     state       1 read, 1 written
  *
- * So by bytes alone, memory for gradients is worth a little less than memory for parameters. But
- * it saves m writes instead of one. Writes wear the drive and are its slower direction, and a push
- * waits for them, whereas gathers are read ahead. So gradients move to NVMe last, and only if
- * parameters and state may live there too: a job that requires memory for one of them is refused.
+ * So by bytes alone, memory for gradients is worth a little less than memory for parameters. But it
+ * saves m writes instead of one. Writes wear the drive and are slower than reads, and a push waits
+ * for them, whereas gathers are read ahead. So gradients move to NVMe last, and only if parameters
+ * and state may live there too: a job that requires memory for one of them is refused.
  *
  * THE RING of streamed parameters has, for each rank and each size of shard, as many places as
- * there are such shards but at most ZB_RING_PINS. So a rank can have that many shards pinned at
- * one time, whichever they are, and nothing fragments.
+ * there are such shards, but at most ZB_RING_PINS. So a rank can pin any ZB_RING_PINS shards at the
+ * same time, and nothing fragments.
  *
- * ON THE DATA FILE a job needs, for each size of page, one place for each page that is streamed,
- * and as many spare ones as can be in flight at one time (page buffers), because pages are always
- * written to free places. Pages of gradients need no more than that, since they are not saved. A
- * job that begins its steps early has a spare place for every streamed page that is not frozen:
- * until the step, the old and the new page both exist. A durable job needs places for all of its
- * pages twice, for the committed version and the next one; for frozen pages, which do not change,
- * once.
+ * ON THE DATA FILE a job needs, for each size of page, one place for each streamed page, and a
+ * spare one for each page that can be in flight at one time (page buffers), because pages are
+ * always written to free places. Gradients need nothing else, since they are not saved. A job that
+ * begins its steps early has a spare place for every streamed page that is not frozen: until the
+ * step, the old and the new page both exist. A durable job needs two places for every page, for the
+ * committed version and the next one; but one for a frozen page, which does not change.
  *
- * Pure: nothing here knows a daemon. Any thread.
+ * Pure functions without a daemon. Any thread.
  */
 #ifndef ZB_PLACE_H
 #define ZB_PLACE_H
@@ -51,7 +49,7 @@
 
 /* Streamed shards of one size that a rank can pin at the same time. */
 #define ZB_RING_PINS       3u
-#define ZB_SHARDS_MAX      (1u << 20) /* of one job on a node */
+#define ZB_SHARDS_MAX      (1u << 20) /* of one job, on a node */
 #define ZB_BUFFERS_DEFAULT 32u
 #define ZB_BUFFERS_MAX     1024u
 
@@ -69,7 +67,7 @@ static inline uint64_t zb_layout_page(const struct zb_layout *layout, enum zb_pl
     return zb_page_bytes(layout->block_bytes[plane], elems);
 }
 
-/** Bytes of one plane of a shard, which is cut into pages. */
+/** Bytes of one plane of a shard, cut into pages. */
 static inline uint64_t zb_layout_bytes(const struct zb_layout *layout, enum zb_plane plane,
                                        uint32_t page_elems, uint64_t count)
 {
@@ -93,29 +91,30 @@ struct zb_needs {
 int zb_needs_reserve(struct zb_needs *p, uint32_t n);
 /** 0 or -ENOMEM. bytes is a multiple of ZB_PAGE_ALIGN. */
 int zb_needs_add(struct zb_needs *p, uint64_t bytes, uint64_t count);
-/** Adds all of another, `times` times: 0 or -ENOMEM. */
+/** Adds all needs of `other`, `times` times: 0 or -ENOMEM. */
 int zb_needs_sum(struct zb_needs *p, const struct zb_needs *other, uint64_t times);
-/** Subtracts another, which is part of it. */
+/** Subtracts `other`, which must be contained in p. */
 void zb_needs_take(struct zb_needs *p, const struct zb_needs *other);
-/** The pages [from, end) of one plane of a shard of `count` elements, `times` times. */
+/** Adds the pages from number `from` to the end, of one plane of a shard of `count` elements,
+ * `times` times. */
 int zb_needs_pages(struct zb_needs *p, const struct zb_layout *layout, enum zb_plane plane,
                    uint64_t count, uint32_t page_elems, uint32_t from, uint64_t times);
-/** The spare places of what is streamed of one plane: one for each page that a buffer can hold, and
- * at least one for each of `early`. Once for each plane: a buffer holds a page of both, and they
- * may be of one size. */
+/** Adds the spare places for the streamed pages of one plane: one for each page that buffers can
+ * hold, and at least one for each of `early`. Call it once per plane: a buffer holds a page of
+ * both planes, and these may have the same size. */
 int zb_needs_spares(struct zb_needs *p, const struct zb_needs *streamed,
                     const struct zb_needs *early, uint32_t nbuffers);
 uint64_t zb_needs_bytes(const struct zb_needs *p);
 void zb_needs_done(struct zb_needs *p);
 
-/* ---- page buffers: what streams passes through them; part of the host budget */
+/* ---- page buffers: streamed data passes through them; part of the host budget */
 
 /** Bytes of one page buffer: all planes of one page of any layout. */
 uint64_t zb_buffer_bytes(uint32_t page_elems);
-/** How many under a budget: what was asked for (ring_bytes > 0), else a sixteenth of the budget,
- * from one to ZB_BUFFERS_DEFAULT. */
+/** Number of page buffers under a budget: as requested (ring_bytes > 0), else a sixteenth of the
+ * budget, from one to ZB_BUFFERS_DEFAULT. */
 uint32_t zb_buffers(uint64_t host_bytes, uint64_t ring_bytes, uint64_t buffer_bytes);
-/** The smallest budget that leaves `bytes` in addition to its page buffers. */
+/** The smallest budget that leaves `bytes` after its page buffers. */
 uint64_t zb_buffers_least(uint64_t bytes, uint64_t ring_bytes, uint64_t buffer_bytes);
 
 /* ---- placement */
@@ -133,50 +132,53 @@ struct zb_place_job {
     uint32_t nshards;
     uint32_t page_elems;
     uint32_t nbuffers; /* page buffers of the daemon */
-    /* must be in memory: offload to host, or no data file. Where one of the others must, gradients
-     * must, too */
+    /* planes that must be in memory: offload to host, or no data file. If parameters or state must
+     * be, gradients must be too */
     bool params_resident, grads_resident, state_resident;
-    bool params_on_gpu; /* parameters take no host memory, and no ring */
+    bool params_on_gpu; /* parameters take no host memory and no ring */
     bool early;         /* its steps may begin early */
     bool durable;
-    /* durable: places for each trainable page besides those counted already: 2 for a new job */
+    /* durable: places for each trainable page, in addition to those counted already: 2 for a new
+     * job */
     unsigned times;
-    uint64_t host_bytes; /* that the job may take for its planes and its ring */
+    uint64_t host_bytes; /* available to the job for its planes and its ring */
 };
 
-/** What became of it. Begins as zero, but for `nvme`: what is counted already. */
+/** The placement. The caller zeroes it, except for `nvme`, which may have places counted already.
+ */
 struct zb_place {
     uint32_t params_resident; /* shards [0, n) keep their parameters in memory */
     uint32_t *state_resident; /* [nshards]: pages of each with state in memory */
     uint32_t *grads_resident; /* [nshards]: pages of each with the gradient in memory */
     uint64_t param_bytes, ring_bytes, grad_bytes, state_bytes; /* of host memory */
     struct zb_needs nvme;                                      /* places of pages */
-    uint64_t nvme_param, nvme_state;   /* of them, one version of what lives or is kept there */
+    uint64_t nvme_param, nvme_state;   /* of them, one version of the pages that live or are saved
+                                          there */
     uint64_t nvme_grad;                /* of them, gradients: one place for each page */
-    uint64_t least_params, least_host; /* the least host bytes that any placement of it takes:
-                                          parameters or their ring; all */
-    uint64_t least_grads;              /* the same with all gradients in memory */
+    uint64_t least_params, least_host; /* the least host bytes of any placement: for parameters or
+                                          their ring; in all */
+    uint64_t least_grads;              /* least_host with all gradients in memory */
 };
 
-/** 0; -ENOSPC: host_bytes are less than least_host, which is set, and least_params, and grad_bytes
- * to what of it are gradients;
- * -ENOMEM. Whether `nvme` fits is the caller's to compare. Then zb_place_done(), in any case. */
+/** 0; -ENOSPC: host_bytes is less than least_host. Then least_host and least_params are set, and
+ * grad_bytes is the part of least_host for gradients. -ENOMEM. The caller checks whether `nvme`
+ * fits, and calls zb_place_done() in every case. */
 int zb_place(const struct zb_place_job *job, struct zb_place *ret);
 void zb_place_done(struct zb_place *place);
 
-/* ---- the GPU tier: which of a job's state is there when its first steps have moved it */
+/* ---- the GPU tier: the part of a job's state that its first steps move there */
 
-/** Pages of a job's state that are on the GPU together, or not: one allocation there. */
+/** Pages of a job's state that move to the GPU and back together: one allocation there. */
 struct zb_gpu_run {
-    uint64_t from, bytes; /* of the bytes of all its state, in order of registration */
-    uint32_t shard, page; /* the first one of them */
+    uint64_t from, bytes; /* in the bytes of all the job's state, in order of registration */
+    uint32_t shard, page; /* of its first page */
 };
 
-/** Cuts the state from its end into runs; the GPU has the first so many of them. What the device
- * gives comes in units. Returns how many runs there are; NULL: counts only. */
+/** Cuts the state into runs, from its end; the GPU holds the first runs, as many as fit. `unit` is
+ * the granularity of device memory. Returns the number of runs; runs NULL: only counts. */
 uint32_t zb_gpu_runs(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
                      uint64_t unit, struct zb_gpu_run *runs);
-/** What a run takes of the device. */
+/** Device memory that a run takes. */
 static inline uint64_t zb_gpu_run_taken(const struct zb_gpu_run *run, uint64_t unit)
 {
     return (run->bytes + unit - 1) / unit * unit;

@@ -1,10 +1,10 @@
 /*
- * plan.h - sizes in bytes: the only source of these numbers for the planner, for admission, and for
- * the code that lays out pages.
+ * plan.h - sizes in bytes: the only source of these numbers for the planner, admission, and the
+ * code that lays out pages.
  *
  * WORDS. An element is one parameter. A block is ZB_BLOCK_ELEMS elements: the unit of shard bounds,
- * of norms and of the interleaving inside a state page. A page is `page_elems` elements (a multiple
- * of the block; the last page of a shard may be shorter) of one plane: the unit of I/O.
+ * norms, and interleaving inside a state page. A page is `page_elems` elements (a multiple of the
+ * block; the last page of a shard may be shorter) of one plane: the unit of I/O.
  *
  * A shard's planes are cut at the same elements, so page i of `param` and page i of `state` belong
  * together.
@@ -16,9 +16,9 @@
  *     bf16            2      2   lo (split)        the same
  *     fp16            2      4   all of it         the same
  *     frozen          param's bytes, 0, 0
- *     quantized       1, and 4 for each ZB_Q8_GROUP elements; only of what is frozen
+ *     quantized       1, and 4 for each ZB_Q8_GROUP elements; frozen units only
  *
- * and in state, besides, for each moment of the optimizer
+ * and in state also, for each moment of the optimizer
  *
  *     AdamW, Adam   exp_avg, exp_avg_sq            fp32    4
  *     Lion          exp_avg                        bf16    2
@@ -28,10 +28,10 @@
  * so AdamW with fp32 moments has 8, 10 and 12 bytes of state. Bytes are counted per block, because
  * some planes do not have a whole number of bytes per element.
  *
- * PAGES. A page of a plane is its blocks one after the other, and zeros up to the next multiple of
- * 4 KiB (O_DIRECT); only planes of 8 bits need such zeros. In memory, page p of a shard's plane
- * begins at p times the bytes of a full page. Gradients, and parameters that are not quantized, are
- * arrays of elements: a block of them is a multiple of 4 KiB, and they have no zeros between.
+ * PAGES. A page of a plane is its blocks one after the other, padded with zeros to a multiple of 4
+ * KiB (O_DIRECT). Only 8-bit planes need padding. In memory, page p of a shard's plane begins at p
+ * times the bytes of a full page. Gradients, and parameters that are not quantized, are plain
+ * arrays of elements: their blocks are multiples of 4 KiB, so there is no padding.
  */
 #ifndef ZB_PLAN_H
 #define ZB_PLAN_H
@@ -48,8 +48,8 @@
 #define ZB_PAGE_ELEMS_DEFAULT 262144u /* 64 blocks: 2 to 2.5 MiB of state */
 #define ZB_PAGE_ELEMS_MAX     1048576u
 
-/* The numbers are those of the wire and of the public header; 0 is none. Tables that are indexed by
- * them have ZB_x_END rows. */
+/* The numbers are those of the wire and of the public header; 0 is invalid. Tables indexed by them
+ * have ZB_x_END rows. */
 enum zb_dtype { ZB_F32 = 1, ZB_BF16 = 2, ZB_F16 = 3, ZB_DTYPE_END };
 enum zb_optimizer {
     ZB_ADAMW = 1,
@@ -64,21 +64,21 @@ enum zb_moments { ZB_MOMENTS_F32 = 1, ZB_MOMENTS_BF16 = 2, ZB_MOMENTS_Q8 = 3, ZB
 enum zb_plane { ZB_PARAM, ZB_GRAD, ZB_STATE, ZB_PLANES };
 
 #define ZB_MOMENTS_MAX    2u   /* of one optimizer */
-#define ZB_Q8_GROUP       256u /* elements that share a scale in 8 bits */
+#define ZB_Q8_GROUP       256u /* 8 bits: elements that share a scale */
 #define ZB_Q8_BLOCK_BYTES (ZB_BLOCK_ELEMS + ZB_BLOCK_ELEMS / ZB_Q8_GROUP * 4u) /* codes, scales */
 
-/** The bytes of a unit's planes, and what follows from them. */
+/** The bytes of a unit's planes, and numbers derived from them. */
 struct zb_layout {
     enum zb_dtype dtype, grad_dtype;
     enum zb_optimizer optimizer;
     enum zb_moments moments;
-    uint32_t nmoments; /* of the optimizer; a frozen unit has none of them */
+    uint32_t nmoments; /* of the optimizer; but a frozen unit stores none */
     bool frozen;
     bool quantized; /* frozen parameters in blockwise int8 (kernels/zk.h): a block is int8_t
                      * code[ZB_BLOCK_ELEMS], float scale[ZB_BLOCK_ELEMS / ZB_Q8_GROUP] */
     uint32_t block_bytes[ZB_PLANES]; /* 0: the plane does not exist */
-    /* What one checksum of a page of this plane covers: the largest whole number of blocks that
-     * fits ZB_CRC_BYTES_MAX, so a block can be verified and updated while it is in the cache. */
+    /* Bytes that one checksum of a page of this plane covers: the largest whole number of blocks
+     * within ZB_CRC_BYTES_MAX, so they can be verified and updated while in the cache. */
     uint32_t crc_bytes[ZB_PLANES];
 };
 
@@ -89,23 +89,23 @@ size_t zb_dtype_bytes(enum zb_dtype dtype); /* 0 for anything else */
 const char *zb_optimizer_name(enum zb_optimizer optimizer);
 /** "fp32", "bf16", "8bit"; NULL for anything else. */
 const char *zb_moments_name(enum zb_moments moments);
-/** What PyTorch calls moment i of an optimizer: "exp_avg"; NULL: it has fewer. */
+/** PyTorch's name for moment i of an optimizer: "exp_avg"; NULL: it has fewer. */
 const char *zb_moment_name(enum zb_optimizer optimizer, unsigned i);
-/** Moment i can be negative: exp_avg, and not exp_avg_sq. */
+/** Whether moment i can be negative: exp_avg can, exp_avg_sq cannot. */
 bool zb_moment_signed(enum zb_optimizer optimizer, unsigned i);
 /** Bytes of a block of one moment; 0 for anything else. */
 uint32_t zb_moment_block_bytes(enum zb_moments moments);
 
-/** 0, or -EINVAL with a message: a number that we do not know, or a pair that has no layout. */
+/** 0, or -EINVAL with a message: an unknown number, or a pair without a layout. */
 int zb_layout_of(enum zb_dtype dtype, enum zb_dtype grad_dtype, enum zb_optimizer optimizer,
                  enum zb_moments moments, bool frozen, struct zb_layout *ret, struct zb_err *err);
 
-/** Of a frozen unit: its parameters are kept in blockwise int8. They are still of `dtype` to who
- * reads them. */
+/** Changes the layout of a frozen unit to blockwise int8. Readers still get its parameters in
+ * `dtype`. */
 void zb_layout_quantize(struct zb_layout *layout);
 
-/** Bytes of `elems` elements, a whole number of blocks, of a plane; also where element `elems` of a
- * page begins in it. */
+/** Bytes of `elems` elements of a plane, a whole number of blocks; also the offset of element
+ * `elems` in a page. */
 static inline uint64_t zb_blocks_bytes(uint32_t block_bytes, uint64_t elems)
 {
     return elems / ZB_BLOCK_ELEMS * block_bytes;
@@ -119,8 +119,8 @@ static inline uint64_t zb_page_bytes(uint32_t block_bytes, uint64_t elems)
     return (bytes + ZB_PAGE_ALIGN - 1) / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
 }
 
-/** Bytes of `elems` elements of a plane that is cut into pages of `page_elems`; also where element
- * `elems`, the first of a page, is in memory. */
+/** Bytes of `elems` elements of a plane cut into pages of `page_elems`; also the offset in memory
+ * of element `elems`, if it is the first of a page. */
 static inline uint64_t zb_plane_bytes(uint32_t block_bytes, uint64_t page_elems, uint64_t elems)
 {
     return elems / page_elems * zb_page_bytes(block_bytes, page_elems) +
@@ -134,9 +134,9 @@ static inline uint64_t zb_padded_elems(uint64_t elems)
 }
 
 /**
- * The equal slices that a unit of `elems` elements is cut into over `world` ranks: every slice is
- * *ret_slice elements (a multiple of the block), rank's slice begins at rank * slice, and what is
- * stored of it is cut at the padded end of the unit (*ret_count, may be 0 for the last ranks).
+ * Cuts a unit of `elems` elements into equal slices for `world` ranks. Every slice has *ret_slice
+ * elements (a multiple of the block), and a rank's slice begins at rank * slice. The stored part,
+ * *ret_count elements, ends at the padded end of the unit; it may be 0 for the last ranks.
  */
 static inline void zb_slice(uint64_t elems, uint32_t world, uint32_t rank, uint64_t *ret_slice,
                             uint64_t *ret_first, uint64_t *ret_count)

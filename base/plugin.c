@@ -10,7 +10,7 @@
 
 #include "base/util.h"
 
-/* The file that this code is in: a library, or a program, which the loader knows by no name. */
+/* The file that contains this code: a library, or the program, for which the loader has no name. */
 static void own_file(char *out, size_t bytes)
 {
     struct link_map *map = NULL;
@@ -26,8 +26,8 @@ static void own_file(char *out, size_t bytes)
     out[n > 0 ? n : 0] = '\0';
 }
 
-/* Its folder, without a '/' at the end. False: it is not known (no /proc); what happens to lie in
- * the current folder is not loaded for it. */
+/* The folder of that file, without a trailing '/'. False: unknown (no /proc). The current folder
+ * is never used instead. */
 static bool own_folder(char *out, size_t bytes)
 {
     char *slash;
@@ -42,7 +42,7 @@ static bool own_folder(char *out, size_t bytes)
 static int plugin_find(const char *file, char *out, size_t bytes, struct zb_err *err)
 {
     static const char *const below[] = { "zshard", ZB_PLUGIN_INSTALLED, ".", "../lib" };
-    const char *folder = secure_getenv("ZSHARD_PLUGINS"); /* no caller's, of a setuid program */
+    const char *folder = secure_getenv("ZSHARD_PLUGINS"); /* ignored in a setuid program */
     char own[PATH_MAX];
 
     if (folder && *folder) {

@@ -1,14 +1,14 @@
 /*
- * plugin.h - parts of zshard in shared objects of their own, so that the rest does not depend on
- * their libraries: the backend for MPI, the devices of CUDA.
+ * plugin.h - loads parts of zshard that are shared objects of their own, so that the rest does not
+ * depend on their libraries: the MPI backend, the CUDA devices.
  *
- * MODEL. A plugin is a shared object of this build that exports one table. It is loaded when it is
- * first needed and never unloaded: neither MPI nor CUDA survives that. The loader checks that the
+ * MODEL. A plugin is a shared object of this build that exports one table. It is loaded when first
+ * needed and never unloaded, since neither MPI nor CUDA survives that. The loader checks that the
  * table is of this build before it calls anything in it.
  *
- * SEARCH PATH. Only $ZSHARD_PLUGINS, if it is set. Otherwise first the installed place (zshard/
- * next to the library that this is linked into, or next to that of a program with the same
- * prefix), then the place in a build (lib/ next to the program's bin/).
+ * SEARCH PATH. If $ZSHARD_PLUGINS is set, only that folder. Otherwise first the installed one
+ * (zshard/ next to the library that contains this code, or next to the library of a program with
+ * the same prefix), then the one of a build (lib/ next to the program's bin/).
  */
 #ifndef ZB_PLUGIN_H
 #define ZB_PLUGIN_H
@@ -19,16 +19,16 @@
 
 struct zb_plugin {
     void *library;     /* of dlopen() */
-    const void *table; /* what it exports */
+    const void *table; /* the exported table */
     char path[PATH_MAX + 64];
 };
 
 /**
- * @param file    its name, without a folder
+ * @param file    file name, without a folder
  * @param symbol  of the table
  * @param flags   of dlopen()
- * @return 0; -ENOENT there is no such file, -ELIBACC it cannot be loaded, -ENOEXEC it exports no
- *         such table
+ * @return 0; -ENOENT no such file, -ELIBACC it cannot be loaded, -ENOEXEC it exports no such
+ *         table
  */
 int zb_plugin_load(struct zb_plugin *ret, const char *file, const char *symbol, int flags,
                    struct zb_err *err);

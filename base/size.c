@@ -40,7 +40,7 @@ int zb_size_parse(const char *text, uint64_t *ret, struct zb_err *err)
         if (!isdigit((unsigned char)*++p))
             goto invalid;
         for (; isdigit((unsigned char)*p); p++)
-            if (part_of < UINT64_C(1000000000000)) { /* further digits are below one byte's use */
+            if (part_of < UINT64_C(1000000000000)) { /* further digits are less than a byte */
                 part = part * 10 + (unsigned)(*p - '0');
                 part_of *= 10;
             }

@@ -10,9 +10,9 @@
 
 /**
  * Reads a decimal number with an optional unit: B, K, M, G, T or P, upper or lower case, then
- * optionally "iB" ("64MiB"). A fraction is cut to whole bytes.
+ * optionally "iB" ("64MiB"). A fraction is rounded down to whole bytes.
  *
- * @return 0; -EINVAL not such a size, -ERANGE above 2^63 - 1: *ret is unchanged, err has the text
+ * @return 0; -EINVAL not a size, -ERANGE above 2^63 - 1: *ret is unchanged, err has the text
  */
 int zb_size_parse(const char *text, uint64_t *ret, struct zb_err *err);
 
@@ -20,7 +20,7 @@ struct zb_size_text {
     char s[24];
 };
 
-/** "1.50 GiB", "12 B": for people; three significant digits or exact below 1 KiB. */
+/** "1.50 GiB", "12 B": for people; three significant digits, exact below 1 KiB. */
 struct zb_size_text zb_size_text(uint64_t bytes);
 
 #endif

@@ -1,10 +1,9 @@
 /*
- * slots.h - equal places, taken and given back: regions of one size in a parameter arena. (Places
- * on the data files are daemon/disk/extents.c's.)
+ * slots.h - an allocator of places of equal size, for regions of a parameter arena. (Places on data
+ * files: daemon/disk/extents.c.)
  *
- * MODEL. Whoever lays out a job takes all the places it can ever need when it is placed, by size.
- * So nothing that was admitted can fail later for want of room, and nothing fragments. Loop thread
- * only.
+ * MODEL. When a job is placed, all places that it can ever need are reserved, by size. So an
+ * admitted job cannot fail later for lack of room, and nothing fragments. Loop thread only.
  */
 #ifndef ZB_SLOTS_H
 #define ZB_SLOTS_H
@@ -17,15 +16,15 @@
 
 #define ZB_NO_PLACE UINT64_MAX
 
-/** All places of one size. `tag` tells classes of one size apart (a rank; or 0). */
+/** All places of one size. `tag` distinguishes classes of the same size (a rank; or 0). */
 struct zb_slot_class {
     uint64_t bytes;
     uint32_t tag;
-    uint32_t users; /* pages or shards that live in places of this class */
+    uint32_t users; /* pages or shards that use places of this class */
     uint32_t total; /* places; set when laid out */
     uint32_t free;
-    uint64_t *free_at;     /* [total]: the first `free` are free places' offsets */
-    struct zb_list cached; /* the owner's: entries that may give up their place, oldest first */
+    uint64_t *free_at;     /* [total]: the first `free` are the offsets of free places */
+    struct zb_list cached; /* owner's list: entries that may give up their place, oldest first */
 };
 
 struct zb_slots {
@@ -36,7 +35,7 @@ struct zb_slots {
 
 /** Counts one more user of places of this size: 0 or -ENOMEM. *ret_class is its index. */
 int zb_slots_count(struct zb_slots *s, uint64_t bytes, uint32_t tag, uint32_t *ret_class);
-/** Makes room for a class's places (all taken until given): 0 or -ENOMEM. */
+/** Makes room for a class's places; all count as taken until given: 0 or -ENOMEM. */
 int zb_slots_lay(struct zb_slot_class *c, uint32_t total);
 /** ZB_NO_PLACE when none is free. */
 uint64_t zb_slots_take(struct zb_slot_class *c);

@@ -62,8 +62,8 @@ static int chunk_insert(struct zb_sorted *s, size_t at, struct zb_sorted_chunk *
     return 0;
 }
 
-/* The upper half of a full chunk becomes one of its own. Keys that come in ascending order leave full
- * chunks behind: then it is only the last one. */
+/* Moves all items of a full chunk after the first `keep` to a new chunk. For keys that come in
+ * ascending order only the last item moves, so that chunks stay full. */
 static int chunk_split(struct zb_sorted *s, size_t at, uint32_t keep)
 {
     struct zb_sorted_chunk *c = s->chunks[at], *upper;
@@ -83,7 +83,7 @@ int zb_sorted_put(struct zb_sorted *s, uint64_t key, void *value)
 
     if (at.chunk < s->nchunks && s->chunks[at.chunk]->items[at.item].key == key)
         return -EEXIST;
-    if (at.chunk == s->nchunks && s->nchunks > 0) { /* after all of them */
+    if (at.chunk == s->nchunks && s->nchunks > 0) { /* greater than all keys */
         at.chunk--;
         at.item = s->chunks[at.chunk]->n;
     }

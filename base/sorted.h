@@ -1,11 +1,11 @@
 /*
- * sorted.h - values by ascending keys, added and removed one at a time in any order.
+ * sorted.h - values sorted by key, added and removed one at a time in any order.
  *
- * MODEL. The values are in chunks of at most ZB_SORTED_CHUNK, and the chunks in a list by key. So
- * adding or removing one moves a part of one chunk, and not half of all values: n of them, in
- * whatever order, cost n searches. A chunk that is full becomes two.
+ * MODEL. Values are in chunks of at most ZB_SORTED_CHUNK, and chunks are in an array sorted by key.
+ * So an insertion or a removal moves a part of one chunk, not half of all values: n insertions, in
+ * any order, cost about n searches. A full chunk is split in two.
  *
- * Positions are good until the next change.
+ * Positions are valid until the next change.
  */
 #ifndef ZB_SORTED_H
 #define ZB_SORTED_H
@@ -37,16 +37,16 @@ struct zb_sorted_pos {
     uint32_t item;
 };
 
-/** The first value whose key is not below. */
+/** The position of the first value with this key or a greater one. */
 struct zb_sorted_pos zb_sorted_at(const struct zb_sorted *s, uint64_t key);
-/** The value there; NULL: after the last one. */
+/** The value at a position; NULL: past the end. */
 void *zb_sorted_get(const struct zb_sorted *s, struct zb_sorted_pos at);
-/** The value before, or NULL: it is the first. */
+/** The value before a position; NULL: `at` is the first. */
 void *zb_sorted_before(const struct zb_sorted *s, struct zb_sorted_pos at);
 struct zb_sorted_pos zb_sorted_next(const struct zb_sorted *s, struct zb_sorted_pos at);
-/** 0; -ENOMEM; -EEXIST: there is one with this key. */
+/** 0; -ENOMEM; -EEXIST: the key is taken. */
 int zb_sorted_put(struct zb_sorted *s, uint64_t key, void *value);
-/** The value, or NULL: there is none with this key. */
+/** The removed value; NULL: no such key. */
 void *zb_sorted_remove(struct zb_sorted *s, uint64_t key);
 void zb_sorted_done(struct zb_sorted *s);
 

@@ -10,8 +10,8 @@
 struct zb_space {
     uint64_t units;
     uint64_t free_units;
-    uint64_t next;   /* where the search begins */
-    uint64_t *taken; /* one bit a unit; bits past the end are set */
+    uint64_t next;   /* where the next search begins */
+    uint64_t *taken; /* one bit per unit; bits past the end are set */
 };
 
 int zb_space_new(struct zb_space **ret, uint64_t units)

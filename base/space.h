@@ -1,6 +1,6 @@
 /*
- * space.h - contiguous ranges out of a fixed number of equal units: extents of a data file, regions
- * of an arena.
+ * space.h - an allocator of contiguous ranges of equal units: extents of a data file, regions of an
+ * arena.
  *
  * MODEL. One bit for each unit, next-fit from where the last range ended. Nothing is stored inside
  * the space itself, so it serves memory and devices alike. One thread at a time.
@@ -19,10 +19,10 @@ void zb_space_free(struct zb_space *s);
 /** Takes `count` (>= 1) units in a row: 0, or -ENOSPC when no gap is as long. */
 int zb_space_take(struct zb_space *s, uint64_t count, uint64_t *ret_first);
 
-/** Takes just these units: 0; -ERANGE not all of them are inside, -EBUSY one is taken already. */
+/** Takes exactly these units: 0; -ERANGE: not all are inside; -EBUSY: one is already taken. */
 int zb_space_take_at(struct zb_space *s, uint64_t first, uint64_t count);
 
-/** Gives back what was taken; a range that is not wholly taken is our own mistake. */
+/** Gives a taken range back; all of it must be taken (asserted). */
 void zb_space_give(struct zb_space *s, uint64_t first, uint64_t count);
 
 uint64_t zb_space_free_units(const struct zb_space *s);

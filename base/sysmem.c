@@ -1,12 +1,12 @@
 /*
- * sysmem.c - the memory that machine and cgroups leave us.
+ * sysmem.c - the memory that the machine and its cgroups leave us.
  *
  * MODEL. /proc/self/cgroup names our memory cgroup, /proc/self/mountinfo says where its tree is
- * mounted and which part of the tree that mount shows. A limit of any group on the way up holds for
- * us, so every directory from ours up to the mount point is asked.
+ * mounted and which part of the tree that mount shows. The limit of every ancestor applies to us,
+ * so every directory from ours up to the mount point is read.
  *
- * A container may see a mount that does not begin at the root of the tree while /proc/self/cgroup
- * names a path from that root: then the mount's own root is cut from the path.
+ * A container may see a mount that begins below the root of the tree, while /proc/self/cgroup names
+ * a path from the root. Then the mount's root is cut from the path.
  */
 #include "base/sysmem.h"
 
@@ -21,7 +21,7 @@
 
 #define LINE_BYTES 4096
 
-/* The names of one thing in the two versions of cgroups. */
+/* The names of files and values in one version of cgroups. */
 struct cgroup_names {
     const char *fstype, *limit, *limit_soft, *usage, *cache;
 };
@@ -57,7 +57,7 @@ static bool read_number(const char *root, const char *dir, const char *name, con
         p += strspn(p, ": ");
         found = *p >= '0' && *p <= '9';
         if (found)
-            *ret = strtoull(p, NULL, 10); /* saturates, and that is as good as no limit */
+            *ret = strtoull(p, NULL, 10); /* saturates, which is as good as no limit */
         if (!key)
             break;
     }
@@ -81,7 +81,8 @@ static uint64_t cgroup_left(const char *root, const char *dir, const struct cgro
     return limit - zb_min_u64(limit, usage);
 }
 
-/** `dir` and its parents up to, and with, the first `mount_len` bytes of it. */
+/** The least that is left in `dir` and its parents, up to and including its first `mount_len`
+ * bytes. */
 static uint64_t cgroups_left(const char *root, char *dir, size_t mount_len,
                              const struct cgroup_names *n)
 {
@@ -162,7 +163,8 @@ static bool cgroup_dir(const char *root, const struct cgroup_names *n, const cha
             continue;
         cut = strcmp(m.root, "/") == 0 ? 0 : strlen(m.root);
         if (strncmp(path, m.root, cut) != 0 || (path[cut] != '/' && path[cut] != '\0'))
-            cut = strlen(path); /* another part of the tree: its limits are all that we see */
+            cut = strlen(path); /* another part of the tree: only the limits of the mount point are
+                                   visible */
         (void)snprintf(dir, 2 * LINE_BYTES, "%s%s", m.point,
                        strcmp(path + cut, "/") == 0 ? "" : path + cut);
         *ret_mount_len = strlen(m.point);

@@ -1,5 +1,5 @@
 /*
- * util.h - the few things that C lacks and every folder uses.
+ * util.h - small helpers that C lacks and every folder uses.
  *
  * Nothing here allocates, blocks or keeps state; every function is safe in any thread.
  */
@@ -35,13 +35,14 @@ static inline uint64_t zb_div_up(uint64_t a, uint64_t b)
     return a / b + (a % b != 0);
 }
 
-/** The smallest multiple of `to` that is at least a; the caller knows that it does not overflow. */
+/** The smallest multiple of `to` that is at least a; the caller ensures that it does not overflow.
+ */
 static inline uint64_t zb_round_up(uint64_t a, uint64_t to)
 {
     return zb_div_up(a, to) * to;
 }
 
-/** Sizes that come from outside: false, and *ret unchanged, where the result does not fit. */
+/** For sizes from outside: false, and *ret unchanged, if the result overflows. */
 static inline bool zb_mul_fits(uint64_t a, uint64_t b, uint64_t *ret)
 {
     uint64_t r;
@@ -70,7 +71,7 @@ static inline bool zb_range_inside(uint64_t first, uint64_t count, uint64_t tota
 
 /*
  * An intrusive, doubly linked list. A node is initialised once (zb_list_init) and may be removed
- * whether or not it is in a list; an empty list is a node that points at itself.
+ * even if it is in no list; an empty list is a node that points at itself.
  */
 struct zb_list {
     struct zb_list *prev, *next;
@@ -101,7 +102,7 @@ static inline void zb_list_remove(struct zb_list *node)
     zb_list_init(node);
 }
 
-/** All of `from` comes before what is in `to`; `from` is empty after it. */
+/** Moves all of `from` in front of the nodes of `to`; leaves `from` empty. */
 static inline void zb_list_splice_front(struct zb_list *from, struct zb_list *to)
 {
     if (zb_list_empty(from))
@@ -129,7 +130,7 @@ static inline struct zb_list *zb_list_pop_front(struct zb_list *l)
     for (struct zb_list *pos = (list)->next, *pos##_next = pos->next; pos != (list); \
          pos = pos##_next, pos##_next = pos->next)
 
-/** Closes *fd when it is open and makes it -1. */
+/** Closes *fd if it is open, and sets it to -1. */
 void zb_close_fd(int *fd);
 
 /** Monotonic time: for deadlines and durations, never for dates. */

@@ -1,6 +1,6 @@
 /*
- * child.h - a process of ours that does a part of the work, at the other end of a pair of sockets. It
- * ends with this one.
+ * child.h - a child process that does a part of the work, connected by a pair of sockets. It ends
+ * with this process.
  */
 #ifndef ZBENCH_CHILD_H
 #define ZBENCH_CHILD_H
@@ -16,13 +16,13 @@ struct zbench_child {
 
 #define ZBENCH_NO_CHILD ((struct zbench_child){ .fd = -1 })
 
-/** Forks; the child calls run() and exits with success. What the parent has in its buffers is written
+/** Forks; the child calls run() and exits with success. The parent's stdio buffers are flushed
  * before. On failure nothing is left. */
 int zbench_child_start(struct zbench_child *c, void (*run)(int fd, void *arg), void *arg,
                        struct zb_err *err);
-/** Kills it, and waits for its end. ZBENCH_NO_CHILD is fine. */
+/** Kills the child, and waits for its end. ZBENCH_NO_CHILD is allowed. */
 void zbench_child_end(struct zbench_child *c);
-/** Closes the socket, which it sees, and waits for its end. */
+/** Closes the socket, which tells the child to end, and waits for that. */
 void zbench_child_leave(struct zbench_child *c);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * drive.h - what a drive gives to one reader, at the moment: the control of figures that depend on
+ * drive.h - the rate at which a drive serves one reader, as a control for figures that depend on
  * it.
  *
- * MODEL. A file of our own beside the daemon's, written once and read from its begin to its end by
- * the engine that the daemon uses, many pieces at one time. One thread.
+ * MODEL. A separate file on the daemon's drive, written once, then read from beginning to end by
+ * the engine that the daemon uses, many pieces at a time. One thread.
  */
 #ifndef ZBENCH_DRIVE_H
 #define ZBENCH_DRIVE_H
@@ -16,13 +16,12 @@
 struct zbench_drive;
 struct zn_engine;
 
-/** Writes a file of so many bytes, of whole pieces, in the folder; it has no name then. 0 or a
- * negative errno. */
+/** Writes an unnamed file of `bytes` bytes (whole pieces) in the folder. 0 or a negative errno. */
 int zbench_drive_open(struct zbench_drive **ret, const char *dir, uint64_t bytes,
                       uint32_t piece_bytes, struct zb_err *err);
-/** Reads all of it: seconds that it took. */
+/** Reads the whole file; *ret_s: seconds. */
 int zbench_drive_read(struct zbench_drive *d, double *ret_s, struct zb_err *err);
-/** Reads pass by the page cache. */
+/** Whether reads bypass the page cache. */
 bool zbench_drive_direct(const struct zbench_drive *d);
 /** Waits for all requests of an engine that are in flight, and for those that their `done` submits. */
 void zbench_drain(struct zn_engine *e, unsigned depth);

@@ -16,10 +16,10 @@ struct zbench_fio {
     unsigned depth;
     bool direct, fixed_bufs;
     uint64_t offset_bytes, size_bytes;
-    double seconds, ramp_s; /* what counts, and what comes before */
+    double seconds, ramp_s; /* measured time, and warm-up before it */
 };
 
-/** Is it there? Notes its version; -ENOENT. */
+/** Finds fio and notes its version; -ENOENT. */
 int zbench_fio_find(struct zbench *z);
 /** Notes the command line. */
 void zbench_fio_print(const struct zbench *z, const struct zbench_fio *f);

@@ -1,5 +1,5 @@
 /*
- * floor.h - what a step of streamed state is held against: the kernels on pages that are in memory, and
+ * floor.h - lower bounds for a step of streamed state: the kernels on pages that are in memory, and
  * a loop that only moves bytes on a device of a fixed rate. bench_step.c has the model.
  */
 #ifndef ZBENCH_FLOOR_H
@@ -10,7 +10,7 @@
 
 #define STEP_HALF       2u               /* bytes of a parameter, and of a gradient */
 #define STEP_STATE      10u              /* bytes of its state */
-#define STEP_BYTES      (2 * STEP_STATE) /* a parameter, across the drive */
+#define STEP_BYTES      (2 * STEP_STATE) /* per parameter, read and written */
 #define STEP_DEPTH      16u              /* requests of the loop and of fio at one time */
 #define STEP_LATENCY_US 100u
 #define STEP_THREADS    64u

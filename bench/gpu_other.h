@@ -1,6 +1,6 @@
 /*
- * gpu_other.h - a process that stands for a daemon which copies into a GPU's memory that was exported to
- * it: the same messages (a unit's number there, a code back), the same mapping of device memory, pinned
+ * gpu_other.h - a process that stands for a daemon, and copies into GPU memory exported to it: the
+ * same messages (a unit's number there, a code back), the same mapping of device memory, pinned
  * memory of its own.
  */
 #ifndef ZBENCH_GPU_OTHER_H

@@ -1,6 +1,6 @@
 /*
- * io_slice.h - a slice of one of our I/O engines: as many requests in flight as it may have, for a fixed
- * time. bench_io.c has the model.
+ * io_slice.h - runs one of our I/O engines for a fixed time, with as many requests in flight as
+ * allowed. bench_io.c has the model.
  */
 #ifndef ZBENCH_IO_SLICE_H
 #define ZBENCH_IO_SLICE_H
@@ -20,7 +20,7 @@ enum io_mix { IO_READ, IO_WRITE, IO_MIXED };
 
 extern const char *const zbench_io_mixes[];
 
-/* What is measured on. */
+/* The file that is measured. */
 struct io_file {
     struct zbench *z;
     char path[4096];
@@ -42,7 +42,7 @@ struct io_slice {
     double mib_s, cpu_us; /* CPU microseconds of one request */
 };
 
-/** A signal handler sets it: slices end at once, and say nothing. */
+/** Set by a signal handler: slices end at once, without a message. */
 extern volatile sig_atomic_t zbench_io_stop;
 
 static inline uint64_t io_block_count(const struct io_file *f, uint32_t block_bytes)
@@ -55,7 +55,7 @@ static inline unsigned io_depth(uint32_t block_bytes)
     return (unsigned)(IO_INFLIGHT / block_bytes);
 }
 
-/** Draws f->fill, which is the caller's to free. */
+/** Fills f->fill with random bytes; the caller frees it. */
 int zbench_io_fill(struct io_file *f);
 /** A slice of ours; seconds 0 fills the file, each block once. */
 int zbench_io_slice(struct io_file *f, const struct io_how *how, enum io_mix mix,

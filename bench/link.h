@@ -7,7 +7,8 @@
  *     fork()                                         zbench_link_child()   waits for the parent
  *     zbench_link_parent()                           (returns)
  *
- * It needs `ip` and `tc` (iproute2) and the right to make namespaces; it goes with its processes.
+ * It needs `ip` and `tc` (iproute2) and the right to make namespaces; the link disappears with its
+ * processes.
  */
 #ifndef ZBENCH_LINK_H
 #define ZBENCH_LINK_H
@@ -17,14 +18,14 @@
 
 #include "base/err.h"
 
-#define ZBENCH_LINK_ADDRESS "192.0.2.1" /* of the parent: addresses that are no one's */
+#define ZBENCH_LINK_ADDRESS "192.0.2.1" /* of the parent: from a range reserved for documentation */
 
 struct zbench_link {
     uint64_t rate;         /* bytes a second, each way */
     int ready[2], made[2]; /* pipes: the child is in its namespace; the parent has made the link */
 };
 
-/** This process leaves its network for an empty one, for good. */
+/** Moves this process permanently to an empty network namespace. */
 int zbench_link_enter(struct zbench_link *l, struct zb_err *err);
 int zbench_link_child(struct zbench_link *l, struct zb_err *err);
 int zbench_link_parent(struct zbench_link *l, pid_t child, struct zb_err *err);

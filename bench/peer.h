@@ -1,5 +1,5 @@
 /*
- * peer.h - another program that does the same work, for the benches that compare with one
+ * peer.h - another program that does the same work, for benches that compare with it
  * (bench/peers/). It is a child that answers each line on its standard input with a line on its
  * standard output, and begins with "ready NAME WHAT...". The caller ignores SIGPIPE.
  */
@@ -17,8 +17,8 @@ struct zbench_peer {
     char name[32];
 };
 
-/** Runs `command` in a shell and waits until it is ready; what it says of itself is noted. On
- * failure, too, zbench_peer_end() takes what is there. */
+/** Runs `command` in a shell and waits until it is ready; its description of itself is noted. Call
+ * zbench_peer_end() even after a failure. */
 int zbench_peer_start(struct zbench *z, struct zbench_peer *p, const char *command);
 /** Sends a line and waits for the answer, which comes without its newline. */
 int zbench_peer_ask(struct zbench *z, struct zbench_peer *p, const char *question, char *answer,

@@ -1,6 +1,6 @@
 /*
- * process.h - programs that lie beside this one. A zshardd for the benches that need one is on a
- * temporary socket and data directory, gone with us however we end.
+ * process.h - runs programs from the folder of this one. A zshardd for benches has a temporary
+ * socket and data directory, which are removed however this process ends.
  */
 #ifndef ZBENCH_PROCESS_H
 #define ZBENCH_PROCESS_H
@@ -12,8 +12,8 @@
 
 struct zbench_daemon {
     pid_t pid;     /* 0: not started */
-    pid_t keeper;  /* removes the directory when we cannot; 0: not started */
-    int keeper_fd; /* open as long as we live; -1: none */
+    pid_t keeper;  /* removes the directory if this process cannot; 0: not started */
+    int keeper_fd; /* open as long as this process lives; -1: none */
     int out;       /* its standard output; -1: none */
     char dir[128]; /* "": not made */
     char socket[160];
@@ -21,17 +21,17 @@ struct zbench_daemon {
 
 #define ZBENCH_NO_DAEMON ((struct zbench_daemon){ .keeper_fd = -1, .out = -1 })
 
-/** Makes a directory in `parent` and starts a daemon with the words of `fmt`, which a space separates,
- * after --socket and --data; waits until it is ready. On failure, too, zbench_daemon_end() takes what
- * is there. */
+/** Makes a directory in `parent` and starts a daemon with the words of `fmt`, which a space
+ * separates, after --socket and --data; waits until it is ready. Call zbench_daemon_end() even
+ * after a failure. */
 int zbench_daemon_start(struct zbench_daemon *d, const char *parent, struct zb_err *err,
                         const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 int zbench_daemon_vstart(struct zbench_daemon *d, const char *parent, struct zb_err *err,
                          const char *fmt, va_list ap) __attribute__((format(printf, 4, 0)));
-/** Ends it in good order, and starts it again on the same data. */
+/** Stops the daemon cleanly, and starts it again on the same data. */
 int zbench_daemon_again(struct zbench_daemon *d, struct zb_err *err, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/** Ends it in good order and removes its directory. */
+/** Stops the daemon cleanly and removes its directory. */
 void zbench_daemon_end(struct zbench_daemon *d);
 
 /** Runs a program that lies beside this one, and waits for its end; what it prints to standard output

@@ -1,8 +1,8 @@
 /*
- * raw.h - a connection to a daemon below the client library, for a bench that sends what the library
- * does not: requests whose answers nobody reads, and one connection that asks without end.
+ * raw.h - a connection to a daemon below the client library, for a bench that does what the library
+ * does not: requests whose answers are never read, and endless requests on one connection.
  *
- * Non-blocking, one thread. A connection that the daemon has closed is lost: every call says so, and
+ * Non-blocking, one thread. If the daemon closes a connection, every call reports it as lost, and
  * the caller connects again.
  */
 #ifndef ZBENCH_RAW_H

@@ -1,9 +1,9 @@
 /*
- * rig.h - what most benches stand on: a daemon of our own, a client of it, and one job of equal units
+ * rig.h - the setup of most benches: a private daemon, a client of it, and one job of equal units
  * whose gradients are pushed and whose steps are timed.
  *
- * The units have one tensor each, so that a step changes every element (job.h). Blocking; one thread.
- * zbench_rig_end() takes whatever is there; every other failure is in z->err.
+ * The units have one tensor each, so that a step changes every element (job.h). Blocking; one
+ * thread. zbench_rig_end() may be called in any state; every other failure is in z->err.
  */
 #ifndef ZBENCH_RIG_H
 #define ZBENCH_RIG_H

@@ -2,9 +2,9 @@
 # install-deps.sh [build|test] - install the Debian 12 packages that zshard needs.
 #
 # build  compiler, build tools and libraries (default): enough for deploy/quickstart.sh
-# test   those, and what tests/run.sh uses besides: clang, fio, clang-format, iproute2 for nodes out of
-#        namespaces, for the kernels on aarch64 a cross compiler and an emulator, and what tests/venv.sh makes the
-#        Python tests' environment of
+# test   those, and what tests/run.sh also needs: clang, fio, clang-format, iproute2 for nodes in network
+#        namespaces, a cross compiler and an emulator for the aarch64 kernels, and packages from which
+#        tests/venv.sh makes the environment of the Python tests
 #
 # As root the missing packages are installed with apt-get. Otherwise nothing is changed: the missing
 # ones are named, and the exit status is 1 when there are any.

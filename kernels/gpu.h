@@ -4,8 +4,8 @@
  * MODEL. A struct zk_gpu is a device that one process has opened; there are two kinds behind the
  * same functions, and everything above is written and tested once for both:
  *
- *     "cuda[:N]"       device number N (0) of the CUDA runtime, by a plugin (zk_cuda.so) that is
- *                      loaded for it; without plugin, driver or device, opening fails
+ *     "cuda[:N]"       device number N (0) of the CUDA runtime, by a plugin (zk_cuda.so), loaded
+ *                      on opening; without plugin, driver or device, opening fails
  *     "emulated[:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]"
  *                      a GPU emulated by threads of this process: BYTES of memory (256M), in
  *                      multiples of UNIT (2M); it pins PIN of host memory (any), and with
@@ -20,9 +20,9 @@
  * any; copies run in parallel only if it was pinned, else the call may wait for them.
  *
  * ORDER. Works of one stream run one after the other, in the order they were given. Streams are
- * independent; events order them. What a work reads and writes, it does some time between the call
- * and the completion of what follows it in its stream: until then host memory of a copy belongs to
- * the copy, and device memory is whatever it was.
+ * independent; events order them. A work reads and writes memory at some time between the call and
+ * the completion of a later event or work of its stream. Until then the host memory of a copy
+ * belongs to the copy, and device memory may still have its old contents.
  *
  * ERRORS are negative errnos with an error message:
  *     -EINVAL, -EEXIST, -ENOENT, -ENOTSUP   nothing was done
@@ -46,22 +46,22 @@
 #include "kernels/zk_page.h"
 
 struct zk_gpu;
-struct zk_gpu_mem;    /* an allocation, or one of another process that is mapped here */
+struct zk_gpu_mem;    /* an allocation, or another process's allocation, mapped here */
 struct zk_gpu_stream; /* a queue of works */
 struct zk_gpu_event;  /* a point in a stream */
 
 struct zk_gpu_info {
     const char *backend; /* "cuda", "emulated" */
     char name[96];       /* for people */
-    char id[48];         /* which device it is: two processes with the same one can share memory */
+    char id[48];         /* identifies the device: processes with the same id can share memory */
     uint64_t total_bytes;
     uint64_t granularity_bytes; /* allocations are multiples of it */
     uint64_t limit_bytes;       /* what this process may allocate */
-    bool pins_read_only;        /* host memory that is mapped for reading only: few drivers can */
+    bool pins_read_only;        /* can pin read-only host memory: few drivers can */
 };
 
 struct zk_gpu_usage {
-    uint64_t free_bytes;     /* of the device, as it reports: others use it, too */
+    uint64_t free_bytes;     /* of the device, as reported: other processes use it too */
     uint64_t owned_bytes;    /* allocated here and not freed */
     uint64_t stranded_bytes; /* freed here, but still imported by other processes */
     uint64_t pinned_bytes;   /* of host memory */
@@ -70,7 +70,7 @@ struct zk_gpu_usage {
 /**
  * Opens a device; may take a second (it makes a context).
  *
- * @param limit_bytes  what may be allocated, stranded memory included; 0: all that the device has
+ * @param limit_bytes  limit of allocations, stranded memory included; 0: all of the device
  * @return 0; -EINVAL not a device's name, -ENODEV no such device, no driver, no plugin or one
  *         of another build ("no GPU: ..."), -ENOMEM, -EIO
  */
@@ -84,8 +84,8 @@ int zk_gpu_usage(struct zk_gpu *g, struct zk_gpu_usage *ret, struct zb_err *err)
 /* ---- device memory */
 
 /**
- * Allocates at least `bytes`, rounded up to the granularity. What is in it is unspecified: it may
- * be what another process left there.
+ * Allocates at least `bytes`, rounded up to the granularity. The contents are unspecified, and may
+ * be another process's old data.
  *
  * @param tag  the caller's, for zk_gpu_stranded()
  * @return 0; -EINVAL no bytes, -ENOSPC, -ENOMEM, -EIO
@@ -101,11 +101,11 @@ uint64_t zk_gpu_len(const struct zk_gpu_mem *mem); /* bytes */
 
 /*
  * SHARING. Memory goes to another process as two descriptors: the memory, and a mark (a pipe's
- * end). Whoever imports keeps the mark open as long as the memory is mapped, and the kernel closes
- * it when the process dies: so the exporter sees which processes still hold memory. A process that
+ * end). The importer keeps the mark open as long as the memory is mapped, and the kernel closes it
+ * when the process dies: so the exporter sees which processes still hold memory. A process that
  * holds the memory's descriptor and not its mark is not seen. The mark of a process that is killed
- * may close a moment before the driver frees its memory. An importer chooses its own access: this
- * is no wall against a hostile one.
+ * may close a moment before the driver frees its memory. An importer chooses its own access, so
+ * this does not protect against a hostile one.
  */
 struct zk_gpu_share {
     int mem_fd, mark_fd;
@@ -131,7 +131,7 @@ struct zk_gpu_strand {
     unsigned nholders; /* all of them; the first ones are named */
     uint64_t holders[ZK_GPU_HOLDERS_MAX];
 };
-/** Calls fn for everything that is stranded. fn may not call this device. */
+/** Calls fn for each stranded allocation. fn must not call this device. */
 void zk_gpu_stranded(struct zk_gpu *g, void (*fn)(void *arg, const struct zk_gpu_strand *strand),
                      void *arg);
 
@@ -148,9 +148,9 @@ void zk_gpu_stranded(struct zk_gpu *g, void (*fn)(void *arg, const struct zk_gpu
  */
 int zk_gpu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only,
                struct zb_err *err);
-/** Of a range as it was pinned; -ENOENT: of no such one. No copy uses it. */
+/** Unpins a range, exactly as it was pinned; -ENOENT: it is not pinned. No copy may use it. */
 int zk_gpu_unpin(struct zk_gpu *g, void *addr, struct zb_err *err);
-/** Of host memory, now: zk_gpu_usage()'s, without asking the driver anything. */
+/** Pinned host memory, as in zk_gpu_usage(), without a call of the driver. */
 uint64_t zk_gpu_pinned_bytes(struct zk_gpu *g);
 
 /* ---- streams and events */
@@ -158,7 +158,7 @@ uint64_t zk_gpu_pinned_bytes(struct zk_gpu *g);
 int zk_gpu_stream_new(struct zk_gpu *g, struct zk_gpu_stream **ret, struct zb_err *err);
 /** Waits for its works. NULL is allowed. */
 void zk_gpu_stream_free(struct zk_gpu_stream *s);
-/** As the device's own interface knows it: of "cuda" a cudaStream_t, else the stream itself. */
+/** The device's native handle: for "cuda" a cudaStream_t, else the stream itself. */
 void *zk_gpu_stream_native(struct zk_gpu_stream *s);
 /** Waits until everything in it is done. Never on a thread that may not wait: see zk_gpu_signal().
  */
@@ -167,11 +167,11 @@ int zk_gpu_stream_sync(struct zk_gpu_stream *s, struct zb_err *err);
 int zk_gpu_event_new(struct zk_gpu *g, struct zk_gpu_event **ret, struct zb_err *err);
 /** NULL is allowed. Works that wait for it still do. */
 void zk_gpu_event_free(struct zk_gpu_event *e);
-/** The event is reached when all that was given to the stream before is done. A new record replaces
- * the old one, but not for waits that have begun. */
+/** The event is reached when all earlier works of the stream are done. A new record replaces the
+ * old one, but not for waits that have begun. */
 int zk_gpu_event_record(struct zk_gpu_event *e, struct zk_gpu_stream *s, struct zb_err *err);
-/** What is given to `s` from now on runs after the event's last record; one that was never recorded
- * is reached. */
+/** Later works of `s` run after the event's last record is reached; an event that was never
+ * recorded counts as reached. */
 int zk_gpu_event_wait(struct zk_gpu_event *e, struct zk_gpu_stream *s, struct zb_err *err);
 /** 0: reached; -EAGAIN: not yet (no message is written); else the error. */
 int zk_gpu_event_query(struct zk_gpu_event *e, struct zb_err *err);
@@ -180,14 +180,14 @@ int zk_gpu_event_query(struct zk_gpu_event *e, struct zb_err *err);
 
 enum zk_gpu_way { ZK_GPU_TO_DEVICE, ZK_GPU_TO_HOST, ZK_GPU_WITHIN };
 
-/** Copies len_bytes (may be 0); they do not overlap. */
+/** Copies len_bytes (may be 0); the ranges do not overlap. */
 int zk_gpu_copy(struct zk_gpu_stream *s, enum zk_gpu_way way, void *to, const void *from,
                 uint64_t len_bytes, struct zb_err *err);
 /** Sets device memory to a byte. */
 int zk_gpu_fill(struct zk_gpu_stream *s, void *dev, uint8_t byte, uint64_t len_bytes,
                 struct zb_err *err);
-/** Adds 1 to an eventfd when all that was given to the stream before is done: so a loop learns of
- * it. The descriptor stays open until then. After the device failed it may never happen. */
+/** Adds 1 to an eventfd when all earlier works of the stream are done, so that a loop can wait for
+ * them. The descriptor must stay open until then. If the device fails, it may never happen. */
 int zk_gpu_signal(struct zk_gpu_stream *s, int eventfd, struct zb_err *err);
 
 /*
@@ -207,11 +207,12 @@ enum zk_gpu_op {
     ZK_GPU_ENCODE_Q8,     /* from fp32, to = code, side = float scale[]; key, is_signed */
     ZK_GPU_DECODE_Q8,     /* from = code, side = scale, to fp32; is_signed */
     ZK_GPU_QUANTIZE_I8,   /* from any dtype, to = codes and scales, by block (zb_layout_quantize) */
-    ZK_GPU_DEQUANTIZE_I8, /* the same back; n is a multiple of the block for both */
+    ZK_GPU_DEQUANTIZE_I8, /* the inverse; n is a multiple of the block for both */
     ZK_GPU_OP_END
 };
 
-/** Of one block: sumsq() and how many are infinite or NaN; if there are any, sum is 0. */
+/** For one block: sumsq(), and the number of infinite or NaN elements; if there are any, sum is 0.
+ */
 struct zk_gpu_norm {
     double sum;
     uint64_t nonfinite;
@@ -244,7 +245,7 @@ struct zk_gpu_array {
     void *side; /* lo, or scales of moments; read or written as the kernel asks */
     struct zk_gpu_norm *norms;
     uint64_t n;                         /* elements; whole groups of moments, blocks of int8 */
-    enum zb_dtype from_dtype, to_dtype; /* where the kernel leaves them open */
+    enum zb_dtype from_dtype, to_dtype; /* if the kernel does not fix them */
     uint32_t key;
     bool is_signed;
 };
@@ -258,7 +259,7 @@ struct zk_gpu_work {
     };
 };
 
-/** Launches it; the struct itself is copied. -EINVAL: not a work that there is, with a message. */
+/** Launches a work; the struct itself is copied. -EINVAL, with a message: not a valid work. */
 int zk_gpu_launch(struct zk_gpu_stream *s, const struct zk_gpu_work *work, struct zb_err *err);
 
 #endif

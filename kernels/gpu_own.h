@@ -23,8 +23,8 @@
 #include "kernels/gpu.h"
 
 /**
- * @param name    that the owner opened the device by
- * @param native  what the owner's zk_gpu_stream_native() gave; the owner keeps the stream open
+ * @param name    the name by which the owner opened the device
+ * @param native  result of the owner's zk_gpu_stream_native(); the owner keeps the stream open
  * @return 0, or as zk_gpu_open()
  */
 int zk_gpu_adopt(const char *name, void *native, struct zk_gpu **ret, struct zk_gpu_stream **ret_s,
@@ -32,14 +32,15 @@ int zk_gpu_adopt(const char *name, void *native, struct zk_gpu **ret, struct zk_
 /** Everything made from the device by this side is freed. NULLs are allowed. */
 void zk_gpu_disown(struct zk_gpu *g, struct zk_gpu_stream *s);
 
-/** Makes the device the calling thread's, as CUDA wants it before each launch. 0, or -EIO. */
+/** Makes the device current in the calling thread, which CUDA requires before each launch. 0, or
+ * -EIO. */
 int zk_gpu_enter(struct zk_gpu *g, struct zb_err *err);
 
-/** What is called so among what others have put into the device's plugin (ZK_GPU_EXPORT): a
- * function, or data. Of this build, as the plugin is. NULL: nothing is. */
+/** The function or data with this name that the device's plugin exports (ZK_GPU_EXPORT). It is of
+ * this build, as the plugin is. NULL: no such symbol. */
 void *zk_gpu_symbol(struct zk_gpu *g, const char *name);
 
-/** Of what leaves the plugin. */
+/** Marks symbols that the plugin exports. */
 #define ZK_GPU_EXPORT __attribute__((visibility("default")))
 
 /* ---- works that are functions, on "emulated" only */
@@ -47,19 +48,19 @@ void *zk_gpu_symbol(struct zk_gpu *g, const char *name);
 #define ZK_GPU_CALL_BYTES 256u
 #define ZK_GPU_USES_MAX   8u
 
-/** A range of device memory that a call uses, by the position of its address in the arguments. */
+/** A range of device memory that a call uses, given by the position of its address in the
+ * arguments. */
 struct zk_gpu_use {
     size_t at;
     uint64_t len_bytes; /* 0: not used, whatever the address is */
     bool writes;
 };
 
-/** Device addresses in `args` are such that the function can use them. Not 0: the device is lost.
- */
+/** The function can dereference device addresses in `args`. Not 0: the device is lost. */
 typedef int zk_gpu_call_fn(void *args);
 
 /**
- * Gives a stream a call; the arguments are copied.
+ * Queues a call in a stream; the arguments are copied.
  *
  * @param args_bytes  at most ZK_GPU_CALL_BYTES
  * @param nuses       at most ZK_GPU_USES_MAX

@@ -1,5 +1,5 @@
 /*
- * measure.c - how fast this machine's threads step the pages of a layout that are in memory.
+ * measure.c - measures how fast this machine's threads step the pages of a layout in memory.
  *
  * MODEL. Every thread has its own pages, far more than the caches hold, and steps one after the other:
  * the same function, planes and bytes as in a job's step, with gradients that do not change.
@@ -39,8 +39,8 @@ static struct zk_page steps_page(const struct steps *s, uint8_t *room, uint64_t 
                              .count = PAGE_ELEMS };
 }
 
-/* Bytes of 0x3c are about 0.01 or 1 in every dtype. No value here or later is denormal: on those,
- * processors take their time. */
+/* Bytes of 0x3c are about 0.01 or 1 in every dtype. No value ever becomes denormal: processors are
+ * slow on those. */
 static void steps_begin(const void *arg, uint8_t *room)
 {
     const struct steps *s = arg;

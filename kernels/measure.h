@@ -1,6 +1,6 @@
 /*
- * measure.h - how fast a node's threads step what is in memory: for plans (base/measure.h has
- * drives).
+ * measure.h - measures how fast a node's threads step state in memory, for plans (drives:
+ * base/measure.h).
  */
 #ifndef ZK_MEASURE_H
 #define ZK_MEASURE_H

@@ -48,7 +48,7 @@ static void page_check(const struct zk_page *page)
     assert(page->first % B == 0 && page->count % B == 0 && page->param);
 }
 
-/* One block: parameters, and what state has of the master. */
+/* Stores the master of one block: parameters, and the master in state. */
 static void page_set_master(const struct zk_ops *ops, const struct zb_layout *layout,
                             const struct zk_page *page, uint64_t at, const float *master)
 {
@@ -131,7 +131,7 @@ static void moment_store(const struct zk_ops *ops, const struct zb_layout *layou
 
 /* ---- steps */
 
-/* A block that is stepped, and where it lies. */
+/* A block that is stepped, and its position. */
 struct block {
     const struct zk_ops *ops;
     const struct zb_layout *layout;
@@ -139,12 +139,12 @@ struct block {
     const char *grad;
     struct zk_state_block state;
     uint64_t first;                          /* of the unit's elements */
-    const struct zk_segment *segments, *end; /* those that end behind its first element */
+    const struct zk_segment *segments, *end; /* those that end after its first element */
     const struct zk_scalars *by_group;
     uint32_t rounding;
 };
 
-/* Elements [from, to), all of one group. The moments of element `from` are at m and v. */
+/* Steps elements [from, to), all of one group. The moments of element `from` are at m and v. */
 static void block_step_run(const struct block *b, zk_step_fn *step, uint64_t from, uint64_t to,
                            void *m, void *v, const struct zk_scalars *scalars)
 {
@@ -163,7 +163,8 @@ static void block_step_run(const struct block *b, zk_step_fn *step, uint64_t fro
     step(scalars, &arrays, to - from);
 }
 
-/* All of it that lies in segments; its moments are at moment[], of so many bytes each. */
+/* Steps the elements of a block that are in segments. Moments are at moment[], `bytes` bytes per
+ * element. */
 static void block_step(const struct block *b, zk_step_fn *step, size_t bytes,
                        void *const moment[ZB_MOMENTS_MAX])
 {
@@ -341,7 +342,7 @@ static void page_add(const struct zk_ops *ops, float *acc, const void *x, enum z
         (dtype == ZB_BF16 ? ops->add_bf16 : ops->add_f16)(acc, x, B);
 }
 
-/* One block; returns the sum of squares of what is in grad then. */
+/* Takes in one block; returns the sum of squares of the resulting gradient. */
 static double page_ingest_block(const struct zk_ops *ops, enum zb_dtype grad_dtype, void *grad,
                                 enum zb_dtype from_dtype, const void *from, bool add, uint64_t *bad)
 {

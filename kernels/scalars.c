@@ -22,7 +22,7 @@ double zk_powi(double b, uint64_t t)
     return power;
 }
 
-/* NaN is outside, too. */
+/* NaN is out of range too. */
 static int range_check(const char *name, const char *what, double x, double least, double most,
                        struct zb_err *err)
 {

@@ -3,8 +3,8 @@
  *
  * MODEL. A finite double is an integer of 53 bits times a power of two: it is shifted to its place
  * in a number of 640 bits and added there, with carry. Integer addition is associative and
- * commutative, so the limbs depend on what was added and on nothing else. A total of 2^320 or more
- * would wrap around; 2^64 squares of fp32 do not come to it.
+ * commutative, so the limbs depend only on the values added. A total of 2^320 or more would wrap
+ * around; 2^64 squares of fp32 do not come to it.
  */
 #include <assert.h>
 #include <endian.h>
@@ -16,7 +16,7 @@
 #define LOWEST_BIT    (-320) /* bit 0 of limb 0 is 2^LOWEST_BIT */
 #define MANTISSA_BITS 53
 
-/* Adds x << (64 * at) and carries on; what leaves the top limb is lost. */
+/* Adds x << (64 * at) and propagates the carry; a carry out of the top limb is lost. */
 static void xsum_add_at(struct zk_xsum *s, unsigned at, uint64_t x)
 {
     for (; x != 0 && at < ZK_XSUM_LIMBS; at++)
@@ -64,9 +64,9 @@ void zk_xsum_take(struct zk_xsum *s, const struct zk_xsum *other)
     }
 }
 
-/* The 64 bits from the highest one down make a window; of what is below it, only whether it is zero
- * matters to the rounding, and the window's last bit (it lies below the half of a double's last
- * place) says that. The conversion of the window rounds, once. */
+/* The window is the 64 bits from the highest set bit down. For the rounding, only whether the bits
+ * below it are zero matters. The window's last bit, which is worth less than half of a double's
+ * last place, records that (a sticky bit). The conversion of the window rounds, once. */
 double zk_xsum_value(const struct zk_xsum *s)
 {
     int top = ZK_XSUM_LIMBS - 1, shift;

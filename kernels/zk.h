@@ -99,10 +99,10 @@ static inline struct zk_state_block zk_state_block(const struct zb_layout *layou
  *                m = fma(g, g, m)
  *                p = fma(-step_size, g / (sqrt(m) + eps), p)
  *
- * Then the master is stored as its parameter's dtype asks. The differences to torch.optim, which
- * are ones of rounding but for these: SGD keeps g as its momentum while momentum is 0, so that
- * momentum that is switched on later begins with the last gradient and not with the next; an
- * infinite parameter becomes NaN under l2, also under one of 0.
+ * Then the master is stored as its parameter's dtype asks. The differences to torch.optim are ones
+ * of rounding, except for these: SGD keeps g as its momentum while momentum is 0, so that momentum
+ * that is switched on later begins with the last gradient and not with the next; an infinite
+ * parameter becomes NaN under l2, also under one of 0.
  */
 struct zk_scalars {
     float scale; /* of the gradient: 1 / (loss scale * averaging) times the clip coefficient */
@@ -163,12 +163,12 @@ struct zk_params {
 
 /** b^t in double by repeated squaring, from the lowest bit of t up: the same bits everywhere. */
 double zk_powi(double b, uint64_t t);
-/** No scalar of an optimizer is above this; so what zk_prepare() makes of them is finite. */
+/** The limit of every scalar of an optimizer, so that the results of zk_prepare() are finite. */
 #define ZK_PARAM_MAX 1e6
-/** 0, or -EINVAL: what a caller gave that this optimizer cannot step with, in an error message that
- * names the scalar. lr, weight decay, eps, momentum and lr decay are 0 to ZK_PARAM_MAX, dampening
- * may be negative, the betas are below 1, scale is finite as a float. What the optimizer does not
- * use is ignored, except for lr, weight decay and scale. */
+/** 0, or -EINVAL, with an error message that names the scalar that this optimizer cannot step
+ * with. lr, weight decay, eps, momentum and lr decay are 0 to ZK_PARAM_MAX, dampening may be
+ * negative, the betas are below 1, scale is finite as a float. What the optimizer does not use is
+ * ignored, except for lr, weight decay and scale. */
 int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *params,
                     struct zb_err *err);
 /** t >= 1: the number of this step. The betas are in [0, 1): 1 would divide by zero. What the

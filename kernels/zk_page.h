@@ -1,6 +1,6 @@
 /*
- * zk_page.h - operations on the pages of a shard: the same code for the daemon and for the
- * engine's store inside a process, so that the place of the state cannot change a run.
+ * zk_page.h - operations on the pages of a shard: the same code for the daemon and for the engine's
+ * store inside a process, so that results do not depend on where state is.
  *
  * A page is a run of elements of one shard, a whole number of blocks, with its planes as
  * base/plan.h lays them out: `param` (hi of the split master for bf16, the master for fp32; codes
@@ -12,8 +12,8 @@
 
 #include "kernels/zk.h"
 
-/** Which parameter group the elements of a unit belong to: ascending, not overlapping. What is in
- * no segment (frozen tensors, padding) is never stepped. */
+/** Assigns elements of a unit to a parameter group. Segments are ascending and do not overlap.
+ * Elements in no segment (frozen tensors, padding) are never stepped. */
 struct zk_segment {
     uint64_t first, count; /* of the unit's elements */
     uint32_t group;

@@ -8,13 +8,13 @@
  *
  * A COMMIT
  *
- *     APPLY --> SHRINK --> RESERVE --> COMMIT --> CHECKPOINT --> over
+ *     APPLY --> SHRINK --> RESERVE --> COMMIT --> CHECKPOINT --> done
  *        |         |          |           |            |
  *        +---------+----------+-----------+            +--> poisoned
  *        v
  *     ROLLBACK --> nothing has changed (-ENOSPC), or poisoned
  *
- *     APPLY       changes the records, and the digest beside them, in SQLite's memory
+ *     APPLY       changes the records, and the digest with them, in SQLite's memory
  *     SHRINK      deleted records leave free pages, which the next transactions use. As many are
  *                 kept as there are pages in use, plus FREE_MIN; the rest is returned to the file
  *                 system
@@ -51,7 +51,7 @@
 
 #define CATALOG_GROW 65536u
 #define FREE_MIN     64u  /* free pages that a catalog keeps in any case */
-#define SHRINK_MAX   256u /* that one transaction gives back beyond those that it freed itself */
+#define SHRINK_MAX   256u /* free pages returned at most, beyond those that the transaction freed */
 
 /* The bytes of record (0, 0, 0); integers are little-endian. */
 struct catalog_head {
@@ -78,7 +78,8 @@ static int walk_damaged(const struct zn_catalog *c, const struct zn_key *key, co
                    c->path, key->kind, key->a, key->b, how);
 }
 
-/* One row of EACH; *key is the one before it (have: there was one), and becomes its own. */
+/* Handles one row of EACH. *key is the previous row's key (have: there was one), and becomes this
+ * row's. */
 static int walk_row(struct zn_catalog *c, bool have, struct zn_key *key, walk_fn *fn, void *arg,
                     struct zb_err *err)
 {
@@ -223,7 +224,8 @@ int zn_catalog_verify(struct zn_catalog *c, struct zb_err *err)
     struct catalog_state now;
     int rc;
 
-    (void)sqlite3_db_release_memory(c->db); /* what SQLite remembers proves nothing */
+    (void)sqlite3_db_release_memory(c->db); /* drops SQLite's cached pages, to read the file
+                                               itself */
     rc = zn_catalog_read(c, &now, err);
     if (rc < 0)
         return rc;
@@ -271,7 +273,8 @@ static int put_row(struct zn_catalog *c, enum stmt s, sqlite3_int64 id, const st
     return zn_catalog_run(c, s, "write a record", err);
 }
 
-/* What there is now of the key goes from the totals: 1, and *ret_id is its row; 0: nothing. */
+/* Subtracts the key's current record from the totals: 1, and *ret_id is its row; 0: no such
+ * record. */
 static int apply_forget(struct zn_catalog *c, enum stmt find, struct zn_key *key,
                         struct catalog_state *s, sqlite3_int64 *ret_id, struct zb_err *err)
 {
@@ -395,7 +398,7 @@ static int catalog_shrink(struct zn_catalog *c, uint64_t was, struct zb_err *err
     return zn_catalog_exec(c, sql, "give its free pages back", err);
 }
 
-/* Writes zeros behind the file's end, up to what the pages of this transaction take. */
+/* Writes zeros past the end of the file, up to the size that the pages of this transaction need. */
 static int catalog_reserve(struct zn_catalog *c, struct zb_err *err)
 {
     static const uint8_t zeros[CATALOG_GROW];
@@ -417,7 +420,7 @@ static int catalog_reserve(struct zn_catalog *c, struct zb_err *err)
     }
     if (rc == SQLITE_OK)
         return 0;
-    (void)f->pMethods->xTruncate(f, was); /* only space is lost if it stays longer */
+    (void)f->pMethods->xTruncate(f, was); /* if it fails, only space is lost */
     return zb_fail(err, (rc & 0xff) == SQLITE_FULL ? -ENOSPC : -EIO,
                    "catalog '%s': make room for %" PRIu64 " bytes of it: %m", c->path,
                    size.file_bytes);
@@ -434,7 +437,7 @@ int zn_catalog_checkpoint(struct zn_catalog *c, int mode, struct zb_err *err)
     return rc == SQLITE_OK ? 0 : zn_catalog_fail(c, rc, "bring the WAL to its place", err);
 }
 
-/* Flushes that the WAL is empty. */
+/* Flushes the truncated WAL. */
 static int catalog_flush_wal(struct zn_catalog *c, struct zb_err *err)
 {
     sqlite3_file *wal;
@@ -445,7 +448,7 @@ static int catalog_flush_wal(struct zn_catalog *c, struct zb_err *err)
     return rc == SQLITE_OK ? 0 : zn_catalog_fail(c, rc, "flush the WAL", err);
 }
 
-/* Nothing has changed, and nothing of the transaction can come back: 0. */
+/* 0: nothing has changed, and no part of the transaction can reappear. */
 static int catalog_rollback(struct zn_catalog *c, struct zb_err *err)
 {
     int rc = 0;
@@ -460,7 +463,7 @@ static int catalog_rollback(struct zn_catalog *c, struct zb_err *err)
 static int catalog_poison(struct zn_catalog *c, const struct zb_err *why, struct zb_err *err)
 {
     c->poisoned = *why;
-    if (why->code == -ENOSPC) /* at a place where that is not harmless any more */
+    if (why->code == -ENOSPC) /* too late: -ENOSPC is not harmless here */
         c->poisoned.code = -EIO;
     return zb_fail(err, c->poisoned.code, "%s", c->poisoned.text);
 }

@@ -25,7 +25,7 @@ enum stmt {
 
 struct catalog_state {
     struct zn_slot slot;
-    uint64_t records, record_bytes; /* without our own */
+    uint64_t records, record_bytes; /* without the catalog's own record */
 };
 
 struct zn_catalog {
@@ -33,7 +33,7 @@ struct zn_catalog {
     sqlite3 *db;
     sqlite3_stmt *stmts[STMTS];
     bool read_only;
-    int lock_fd; /* of a read-only one */
+    int lock_fd; /* of a read-only catalog */
     struct catalog_state state;
     struct zb_err poisoned;
     const atomic_bool *stop; /* zn_catalog_stop_on() */
@@ -46,28 +46,27 @@ extern const char *const zn_catalog_sql[STMTS];
 
 /** The checksum that is stored with a record. */
 uint32_t zn_record_crc(const struct zn_key *key, const void *bytes, size_t len_bytes);
-/** What a record adds to the digest. */
+/** A record's contribution to the digest. */
 uint64_t zn_record_mix(const struct zn_key *key, uint32_t crc);
 
-/** Records the error message of what SQLite just failed to do; rc is SQLite's. Returns a negative
- *  errno. */
+/** Records the message of SQLite's last failure; rc is SQLite's code. Returns a negative errno. */
 int zn_catalog_fail(struct zn_catalog *c, int rc, const char *what, struct zb_err *err);
-/** fn sees each row as text; it returns 0. */
+/** Calls fn for each row, as text; fn returns 0. */
 int zn_catalog_query(struct zn_catalog *c, const char *sql, sqlite3_callback fn, void *arg,
                      const char *what, struct zb_err *err);
 int zn_catalog_exec(struct zn_catalog *c, const char *sql, const char *what, struct zb_err *err);
 void zn_catalog_bind_key(struct zn_catalog *c, enum stmt s, const struct zn_key *key);
-/** 1: a row; 0: none. The caller resets (G4). */
+/** 1: a row; 0: no row. The caller resets the statement (G4). */
 int zn_catalog_step(struct zn_catalog *c, enum stmt s, const char *what, struct zb_err *err);
 void zn_catalog_reset(struct zn_catalog *c, enum stmt s);
-/** A statement that gives no rows: steps and resets. */
+/** Steps and resets a statement that gives no rows. */
 int zn_catalog_run(struct zn_catalog *c, enum stmt s, const char *what, struct zb_err *err);
 
 /* ---- catalog.c */
 
-/** Reads and checks everything; *ret is what there is. */
+/** Reads and checks all records; *ret is the state they give. */
 int zn_catalog_read(struct zn_catalog *c, struct catalog_state *ret, struct zb_err *err);
-/** Writes our own record, after the others. */
+/** Writes the catalog's own record, after the others. */
 int zn_catalog_put_head(struct zn_catalog *c, const struct catalog_state *s, struct zb_err *err);
 /** mode: whether the WAL is truncated (TRUNCATE) or overwritten by the next commit (RESTART). */
 int zn_catalog_checkpoint(struct zn_catalog *c, int mode, struct zb_err *err);

@@ -21,8 +21,8 @@
 #define CATALOG_CACHE_KIB "32768"
 #define CATALOG_WAL_KEPT  "16777216" /* bytes of it that stay for the next commit */
 #define CATALOG_SQL_MAX   4096
-/* Where SQLite keeps its locks (its file format, section 1.1.1): a reader's lock is on these bytes,
- * and whoever has a database for itself holds them for writing. */
+/* Where SQLite keeps its locks (its file format, section 1.1.1): readers lock these bytes for
+ * reading, and an exclusive user locks them for writing. */
 #define CATALOG_LOCK_AT    (INT64_C(0x40000000) + 2)
 #define CATALOG_LOCK_BYTES 510
 
@@ -56,8 +56,8 @@ static int open_newest(const struct zn_slot *slots, unsigned n, struct zn_slot *
     return 0;
 }
 
-/* It and its journals are files, where they are there: SQLite would follow a link, and wait for whoever
- * writes to a FIFO. */
+/* Checks that the database and its journals, if they exist, are regular files: SQLite would follow
+ * a link, and wait for the writer of a FIFO. */
 static int open_regular(const struct zn_catalog_options *o, struct zb_err *err)
 {
     static const char *const ends[] = { "", "-wal", "-shm", "-journal" };
@@ -78,7 +78,8 @@ static int open_regular(const struct zn_catalog_options *o, struct zb_err *err)
     return 0;
 }
 
-/* Is it there, and may we? A new file is ours alone: SQLite would let others read it. */
+/* Checks that the file exists and is accessible, or creates it. A new file gets mode 0600: SQLite
+ * would let others read it. */
 static int open_file(const struct zn_catalog_options *o, bool may_create, struct zb_err *err)
 {
     int fd = open_regular(o, err);
@@ -98,8 +99,8 @@ static int open_file(const struct zn_catalog_options *o, bool may_create, struct
     return 0;
 }
 
-/* SQLite locks a database for us alone with locks for writing, which a file that is open for
- * reading does not get. So here is a reader's, and SQLite takes none (its VFS unix-none). */
+/* SQLite's exclusive mode takes write locks, which a file opened for reading cannot get. So we
+ * take a reader's lock here, and SQLite takes none (its VFS unix-none). */
 static int open_lock(struct zn_catalog *c, struct zb_err *err)
 {
     struct flock lock = { .l_type = F_RDLCK,
@@ -117,7 +118,7 @@ static int open_lock(struct zn_catalog *c, struct zb_err *err)
     return zb_fail(err, -errno, "lock catalog '%s': %m", c->path);
 }
 
-/* What a damaged database, or one that somebody made for us, must not be able to do. */
+/* Disables features that a damaged or a malicious database could abuse. */
 static int open_defend(struct zn_catalog *c, struct zb_err *err)
 {
     static const struct {
@@ -225,11 +226,11 @@ static int open_prepare(struct zn_catalog *c, struct zb_err *err)
     return 0;
 }
 
-/* Files that were made in the folder, and files that were deleted from it, become durable. SQLite
- * does this when it makes a file, and only then. So the journal that made the database may have been
- * deleted, and still come back with the next power cut: it would be rolled back over what was
- * written since. Nothing is written to a database before its folder is flushed. A VFS has no call
- * for it but a deletion: of a file that is made for it. */
+/* Makes creations and deletions of files in the folder durable. SQLite does so only when it
+ * creates a file. So after the first transaction its journal may be deleted, but reappear after a
+ * power cut, and would be rolled back over later writes. Nothing is written to a database before
+ * its folder is flushed. The only call of a VFS that flushes a folder is a deletion, so a file is
+ * made and deleted. */
 static int open_flush_folder(const struct zn_catalog *c, const char *vfs_name, struct zb_err *err)
 {
     sqlite3_vfs *vfs = sqlite3_vfs_find(vfs_name);
@@ -253,7 +254,7 @@ static int open_flush_folder(const struct zn_catalog *c, const char *vfs_name, s
                    "catalog '%s': flush its folder: %s", c->path, sqlite3_errstr(rc));
 }
 
-/* An empty database becomes a catalog, all at once: a crash leaves an empty one. */
+/* Turns an empty database into a catalog, atomically: a crash leaves it empty. */
 static int open_create(struct zn_catalog *c, const char *vfs_name, struct zb_err *err)
 {
     struct catalog_state state = { 0 };
@@ -267,7 +268,7 @@ static int open_create(struct zn_catalog *c, const char *vfs_name, struct zb_err
                          "PRAGMA journal_mode=WAL",
                          "create it", err);
     if (rc == 0)
-        rc = open_flush_folder(c, vfs_name, err); /* the journal that made it a WAL is deleted */
+        rc = open_flush_folder(c, vfs_name, err); /* makes the deletion of the journal durable */
     if (rc == 0)
         rc = zn_catalog_exec(c, "BEGIN IMMEDIATE;" CATALOG_TABLE ";" CATALOG_INDEX, "create it",
                              err);
@@ -280,7 +281,7 @@ static int open_create(struct zn_catalog *c, const char *vfs_name, struct zb_err
     return rc;
 }
 
-/* The tables that we made, or none yet: then they are made. */
+/* Checks the schema, and creates it in an empty database. */
 static int open_schema(struct zn_catalog *c, const struct zn_catalog_options *o, bool may_create,
                        bool committed, struct zb_err *err)
 {
@@ -290,7 +291,8 @@ static int open_schema(struct zn_catalog *c, const struct zn_catalog_options *o,
         zn_catalog_query(c, "SELECT sql FROM sqlite_schema", schema_on_row, &schema, "open", err);
 
     if (rc == 0 && !o->read_only)
-        rc = open_flush_folder(c, o->vfs, err); /* a process before may have been killed too soon */
+        rc = open_flush_folder(c, o->vfs, err); /* an earlier process may have been killed before it
+                                                   did this */
     if (rc < 0)
         return rc;
     if (schema.rows == 0 && !may_create)
@@ -309,8 +311,8 @@ static int open_schema(struct zn_catalog *c, const struct zn_catalog_options *o,
     return rc;
 }
 
-/* Every page of the file belongs to one tree, or is free, once: or a commit would overwrite what is
- * in use. The records do not show that. */
+/* Checks that every page of the file is free or belongs to exactly one tree. Otherwise a commit
+ * could overwrite pages in use. The checksums of records do not detect that. */
 static int open_check_pages(struct zn_catalog *c, struct zb_err *err)
 {
     struct text text = { "" };
@@ -322,7 +324,7 @@ static int open_check_pages(struct zn_catalog *c, struct zb_err *err)
     return rc;
 }
 
-/* The catalog as it is against what the data files say. */
+/* Compares the catalog with the slots of the data files. */
 static int open_compare(const struct zn_catalog *c, const struct zn_slot *newest,
                         struct zb_err *err)
 {

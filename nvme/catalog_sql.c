@@ -74,7 +74,7 @@ static int sql_errno(sqlite3 *db, int rc)
         return os > 0 ? -os : -ENOENT;
     case SQLITE_IOERR:
         return rc == SQLITE_IOERR_NOMEM ? -ENOMEM : rc == SQLITE_IOERR_CORRUPTFS ? -EBADMSG : -EIO;
-    default: /* CORRUPT, NOTADB; our SQL is fixed, so damage alone brings about the others too */
+    default: /* CORRUPT, NOTADB; our SQL is fixed, so the others also mean damage */
         return -EBADMSG;
     }
 }
@@ -120,7 +120,7 @@ int zn_catalog_step(struct zn_catalog *c, enum stmt s, const char *what, struct 
 
 void zn_catalog_reset(struct zn_catalog *c, enum stmt s)
 {
-    (void)sqlite3_reset(c->stmts[s]); /* repeats the failure that step answered with */
+    (void)sqlite3_reset(c->stmts[s]); /* returns the failure of the step again */
     (void)sqlite3_clear_bindings(c->stmts[s]);
 }
 

@@ -44,7 +44,7 @@ int zn_clock_start(struct zn_clock *c, struct zn_engine *e)
     pthread_cond_init(&c->changed, &attr);
     pthread_condattr_destroy(&attr);
     c->next_ns = ZN_NEVER;
-    sigfillset(&all); /* signals are the program's */
+    sigfillset(&all); /* signals are handled by the program's threads */
     pthread_sigmask(SIG_SETMASK, &all, &old);
     rc = -pthread_create(&c->thread, NULL, clock_thread, c);
     pthread_sigmask(SIG_SETMASK, &old, NULL);

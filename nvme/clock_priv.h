@@ -1,9 +1,9 @@
 /*
- * clock_priv.h - a thread that sets an engine's wake-up at a given moment: for devices whose
- * requests end by the clock.
+ * clock_priv.h - a thread that sets an engine's wake-up at a given time: for devices whose requests
+ * complete by the clock.
  *
- * It wakes some 0.1 ms late on a busy machine, which delays a completion but not a device whose
- * moments are computed, not measured.
+ * It wakes some 0.1 ms late on a busy machine. That delays a completion, but not the device: its
+ * times are computed, not measured.
  */
 #ifndef ZN_CLOCK_PRIV_H
 #define ZN_CLOCK_PRIV_H
@@ -24,12 +24,11 @@ struct zn_clock {
     pthread_t thread;
 };
 
-/** 0 or a negative errno; zn_clock_stop() takes what it left, and zeros. */
+/** 0 or a negative errno. zn_clock_stop() may be called after a failure, and on zeros. */
 int zn_clock_start(struct zn_clock *c, struct zn_engine *e);
 void zn_clock_stop(struct zn_clock *c);
 
-/** There will be something to reap at next_ns (of zb_now_ns()); an earlier moment that is set
- * stays. */
+/** Sets the wake-up at next_ns (time of zb_now_ns()), unless an earlier one is set. */
 void zn_clock_set(struct zn_clock *c, uint64_t next_ns);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * engine.c - what all engines share while they run: checks of requests, the limit, tails of short
- * transfers, counters. The only caller of done. engine_open.c opens and closes.
+ * transfers, counters. Only this file calls done. engine_open.c opens and closes.
  *
  * A REQUEST goes down with res = the bytes to transfer now, and comes up with the signed result:
  *
@@ -33,7 +33,7 @@
 
 void zn_wake(struct zn_engine *e)
 {
-    (void)eventfd_write(e->wake_fd, 1); /* fails only when it is readable already */
+    (void)eventfd_write(e->wake_fd, 1); /* fails only if it is already readable */
 }
 
 void zn_why(struct zn_engine *e, const char *text)
@@ -43,7 +43,7 @@ void zn_why(struct zn_engine *e, const char *text)
     (void)snprintf(e->info.why + len, sizeof(e->info.why) - len, "%s%s", len > 0 ? "; " : "", text);
 }
 
-/* Down to the backend, for what is missing. */
+/* Sends a request down to the backend, for the missing bytes. */
 static void engine_send(struct zn_engine *e, struct zn_io *io)
 {
     io->res = io->op == ZN_FLUSH ? 0 : (int)(io->len_bytes - io->got_bytes);
@@ -76,7 +76,7 @@ static void engine_on_slot(struct zn_io *slot_io, int rc)
     io->done(io, rc);
 }
 
-/* The write that a commit slot is. */
+/* Makes the write of a commit slot. */
 static struct zn_io *engine_slot(struct zn_engine *e, struct zn_io *io)
 {
     const struct zn_slot *slot = io->buf;
@@ -114,8 +114,8 @@ void zn_kick(struct zn_engine *e)
 {
     int rc = e->ops->kick(e);
 
-    /* It worked in the trial. The kernel forbids it now: whoever sandboxed this process forgot it,
-     * and what is in flight can be neither finished nor taken back. */
+    /* It worked in the trial, so the process was put into a sandbox that forbids it. Requests in
+     * flight can be neither finished nor cancelled. */
     assert(rc == 0);
 }
 
@@ -130,7 +130,7 @@ void zn_unregister(struct zn_engine *e, void *base)
         e->ops->drop(e, base);
 }
 
-/* What a result makes of a request: true when it has to go down again, else *ret_rc is final. */
+/* Handles a result: true if the request has to go down again, else *ret_rc is final. */
 static bool engine_again(struct zn_engine *e, struct zn_io *io, int *ret_rc)
 {
     uint32_t got = io->got_bytes;
@@ -186,7 +186,7 @@ unsigned zn_reap(struct zn_engine *e, unsigned max)
     unsigned n = 0;
     struct zn_io *io;
 
-    assert(!e->reaping); /* from inside a done */
+    assert(!e->reaping); /* not to be called from a done */
     e->reaping = true;
     while (n < max && (io = e->ops->reap(e)) != NULL) {
         int rc;
@@ -204,7 +204,7 @@ unsigned zn_reap(struct zn_engine *e, unsigned max)
     if (n == max)
         zn_wake(e); /* I2 */
     if (again)
-        zn_kick(e); /* the caller does not know of these */
+        zn_kick(e); /* requests sent down again, which the caller does not know of */
     return n;
 }
 

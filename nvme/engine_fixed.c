@@ -45,7 +45,7 @@ struct fixed_request {
 struct fixed_engine {
     struct fixed_device *device;
     struct zb_list fresh_urgent, fresh;
-    uint64_t free_ns; /* when the transfers that were kicked are over */
+    uint64_t free_ns; /* end of the transfers that were kicked */
     struct zn_clock clock;
     unsigned first, count, room;  /* of queue, a ring */
     struct fixed_request queue[]; /* [depth] */
@@ -53,7 +53,7 @@ struct fixed_engine {
 
 /* ---- contents */
 
-/* Bytes from `block` of the file on that lie in memory in one piece, at most len_bytes. */
+/* Bytes from off_bytes of the file on that are contiguous in memory, at most len_bytes. */
 static uint64_t fixed_piece(const struct fixed_device *d, uint64_t off_bytes, uint64_t len_bytes)
 {
     uint64_t at = off_bytes % FIXED_BLOCK, got = FIXED_BLOCK - at;
@@ -90,7 +90,7 @@ static bool fixed_owns(const struct fixed_device *d, const void *bytes)
     return at >= memory && at - memory < d->size_bytes;
 }
 
-/* The device's own memory, from `bytes` on, is from now on what the file has at off_bytes. */
+/* Makes the device's own memory from `bytes` on the contents of the file at off_bytes. */
 static void fixed_move(struct fixed_device *d, const void *bytes, uint64_t len_bytes,
                        uint64_t off_bytes)
 {
@@ -178,7 +178,7 @@ static struct zn_io *fixed_reap(struct zn_engine *e)
         zn_clock_set(&x->clock, r->end_ns);
         return NULL;
     }
-    fixed_perform(x->device, r->io); /* res is what was asked for: all of it */
+    fixed_perform(x->device, r->io); /* res stays as requested: all bytes */
     x->first = (x->first + 1) % x->room;
     x->count--;
     return r->io;
@@ -259,7 +259,7 @@ static void device_free(struct fixed_device *d)
     free(d);
 }
 
-/* From here on the device is the file's. */
+/* The file takes over the device. */
 static int place_open(struct zn_file *f, const char *path, struct zb_err *err)
 {
     struct fixed_device **mine = f->device, *d = *mine;
@@ -269,7 +269,7 @@ static int place_open(struct zn_file *f, const char *path, struct zb_err *err)
     *mine = NULL;
     f->device = d;
     f->medium = (struct zn_medium){ .ops = &medium_ops, .device = d };
-    f->locked = true; /* it has no name: nobody else can open it */
+    f->locked = true; /* it has no name, so no other process can open it */
     f->was_bytes = d->size_bytes;
     return 0;
 }

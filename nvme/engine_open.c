@@ -41,7 +41,7 @@ static int engine_check_options(const struct zn_engine *e, const struct zn_optio
     return 0;
 }
 
-/* Sleeps until the wake-up, and takes it back. */
+/* Sleeps until the wake-up, and clears it. */
 static void engine_wait(struct zn_engine *e)
 {
     struct pollfd p = { .fd = e->wake_fd, .events = POLLIN };
@@ -52,7 +52,7 @@ static void engine_wait(struct zn_engine *e)
     (void)eventfd_read(e->wake_fd, &n);
 }
 
-/* The trial: the first block, read the whole way round through the kernel and the wake-up. */
+/* The trial: reads the first block, all the way through the kernel and the wake-up. */
 static int engine_try(struct zn_engine *e, struct zb_err *err)
 {
     alignas(ZN_SUPER_BYTES) char block[ZN_SUPER_BYTES];
@@ -91,7 +91,7 @@ static int engine_start(struct zn_engine *e, const struct zn_ops *ops, struct zb
     return rc;
 }
 
-/* The first backend that is wanted and works; info.why keeps why an earlier one does not. */
+/* Starts the first allowed backend that works; info.why says why an earlier one does not. */
 static int engine_choose(struct zn_engine *e, const char *io, struct zb_err *err)
 {
     struct zb_err why = { 0 };
@@ -174,7 +174,7 @@ void zn_close(struct zn_engine *e)
     if (!e)
         return;
     e->closing = true;
-    (void)zn_reap(e, UINT_MAX); /* what the caller was woken for, and did not fetch */
+    (void)zn_reap(e, UINT_MAX); /* completions that the caller has not reaped */
     while (e->stats.inflight > 0) {
         zn_kick(e);
         engine_wait(e);

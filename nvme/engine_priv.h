@@ -2,8 +2,8 @@
  * engine_priv.h - the interface between engine.c and its backends, and the file that they use.
  *
  * DIVISION OF WORK. engine.c checks requests, counts them, keeps `depth`, resubmits tails and calls
- * done. A backend moves bytes: it takes an io with `res` = the bytes to transfer now (from
- * got_bytes on) and gives it back with `res` = the signed result. A backend never sees more than
+ * done. A backend moves bytes: it takes an io with `res` = the bytes to transfer next (from
+ * got_bytes on) and returns it with `res` = the signed result. A backend never sees more than
  * `depth` requests at a time, so it is never full.
  */
 #ifndef ZN_ENGINE_PRIV_H
@@ -19,31 +19,32 @@ struct zn_file;
 
 struct zn_ops {
     const char *name;
-    /* Sets e->impl. A failure leaves it for close(), which takes a half-built backend too. */
+    /* Sets e->impl. After a failure close() is called, and must accept a half-built backend. */
     int (*start)(struct zn_engine *e, struct zb_err *err);
     void (*submit)(struct zn_engine *e, struct zn_io *io);
-    /* Hands over what was submitted. What the kernel cannot take now stays queued, and the wake-up
-     * is set. A failure is one that no second try would cure, and nothing was handed over. */
+    /* Hands submitted requests over. If the kernel cannot take some of them yet, they stay queued,
+     * and the wake-up is set. On failure nothing was handed over, and trying again would not help.
+     */
     int (*kick)(struct zn_engine *e);
     struct zn_io *(*reap)(struct zn_engine *e); /* a finished io, or NULL */
-    void (*close)(struct zn_engine *e);         /* nothing is in flight */
-    /* As zn_register() and zn_unregister(). NULL: it has no use for them. */
+    void (*close)(struct zn_engine *e);         /* called when nothing is in flight */
+    /* As zn_register() and zn_unregister(). NULL: not supported. */
     int (*add)(struct zn_engine *e, void *base, uint64_t len_bytes);
     void (*drop)(struct zn_engine *e, void *base);
 };
 
 extern const struct zn_ops zn_uring_ops, zn_threads_ops;
 
-/* Where data files live, and what runs there: the kernel's files (file.c), or a device of another
- * kind. It does not interpret the bytes of the file. */
+/* A kind of data file, and its backends: the kernel's files (file.c), or a device of another kind.
+ * A place does not interpret the bytes of the file. */
 struct zn_place {
-    const struct zn_ops *const *backends; /* that "auto" tries, in this order; NULL ends them */
-    /* Opens or creates the file and locks it; sets block, was_bytes and medium. A failure leaves
-     * what was opened for close(). */
+    const struct zn_ops *const *backends; /* tried by "auto", in this order; NULL-terminated */
+    /* Opens or creates the file and locks it; sets block, was_bytes and medium. After a failure
+     * close() is called. */
     int (*open)(struct zn_file *f, const char *path, struct zb_err *err);
-    /* O_DIRECT and its alignment, where it works: direct, why_buffered, align_bytes of *info. */
+    /* Tries O_DIRECT and its alignment: sets direct, why_buffered, align_bytes of *info. */
     void (*direct)(struct zn_file *f, const struct zn_options *o, struct zn_info *info);
-    void (*name)(struct zn_file *f); /* draws the UUID of a new file */
+    void (*name)(struct zn_file *f); /* generates the UUID of a new file */
     int (*reserve)(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
                    struct zb_err *err);
     void (*cut)(struct zn_file *f, uint64_t size_bytes); /* undoes reserve() */
@@ -52,18 +53,18 @@ struct zn_place {
 
 extern const struct zn_place zn_kernel_place;
 
-/* The data file: opened and checked first, changed only once an engine runs on it. */
+/* The data file: opened and checked first, and changed only when an engine runs on it. */
 struct zn_file {
     const struct zn_place *place;
     void *device; /* of the place; NULL for the kernel's */
     struct zn_medium medium;
-    int fd; /* of a kernel's file: holds the lock */
+    int fd; /* descriptor of a kernel's file; holds the lock */
     bool block, locked, read_only, no_follow;
     bool ours;          /* there was a superblock: this one */
     uint64_t was_bytes; /* length of the file when it was opened, or of the device */
     struct zn_super super;
     struct zn_slot slot;    /* the newest commit slot when it was opened */
-    struct zb_err slot_err; /* or why that is not known */
+    struct zb_err slot_err; /* or why it is unknown */
 };
 
 struct zn_engine {
@@ -72,12 +73,12 @@ struct zn_engine {
     struct zn_file file;
     int wake_fd;
     unsigned threads;
-    uint32_t tail_align; /* a tail begins on a multiple of it */
+    uint32_t tail_align; /* the tail of a short transfer begins on a multiple of it */
     bool closing;
     bool reaping;
-    /* A commit slot being written: backends see a write of this block. */
+    /* The write of a commit slot: backends see a write of this block. */
     struct zn_io slot_io;
-    struct zn_io *slot_of; /* whose request it is; NULL: none is in flight */
+    struct zn_io *slot_of; /* the request that it serves; NULL: none is in flight */
     void *slot_block;
     struct zn_info info;
     struct zn_stats stats;
@@ -90,10 +91,10 @@ int zn_open_at(struct zn_engine **ret, const struct zn_place *place, void *devic
 /** Makes the wake-up readable. Any thread. */
 void zn_wake(struct zn_engine *e);
 
-/** Adds to info.why what could not be had. */
+/** Adds to info.why a feature that is not available. */
 void zn_why(struct zn_engine *e, const char *text);
 
-/** Where the bytes of this transfer are. */
+/** The memory of the next transfer. */
 static inline void *zn_io_at(const struct zn_io *io)
 {
     return (char *)io->buf + io->got_bytes;
@@ -105,18 +106,19 @@ static inline uint64_t zn_io_off(const struct zn_io *io)
 }
 
 /**
- * Opens (creates) and locks the file, refuses what is not ours or has the wrong size, and turns
- * O_DIRECT on where it works: fills direct, why_buffered and align_bytes of *info. Changes no byte.
+ * Opens (creates) and locks the file, rejects one that is not ours or has the wrong size, and
+ * enables O_DIRECT if it works: fills direct, why_buffered and align_bytes of *info. Changes no
+ * byte.
  */
 int zn_file_open(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
                  struct zb_err *err);
 
-/** Reserves the space and writes the superblock where it is missing or has another size. A failure
- *  gives the file its old length back. */
+/** Reserves the space, and writes the superblock if it is missing or has another size. On failure
+ * the file gets its old length back. */
 int zn_file_prepare(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
                     struct zb_err *err);
 
-/** Unlocks and closes what was opened. The backend is gone already. */
+/** Unlocks and closes the file. The backend is already closed. */
 void zn_file_close(struct zn_file *f);
 
 #endif

@@ -30,7 +30,7 @@ struct pool {
     pthread_mutex_t lock;
     pthread_cond_t work;
     struct zb_list urgent, queue, finished;
-    unsigned idle; /* threads that wait for work */
+    unsigned idle; /* threads waiting for work */
     bool stop;
     unsigned started;
     pthread_t thread[];
@@ -100,7 +100,7 @@ static void *pool_thread(void *arg)
     return NULL;
 }
 
-/* Threads that signals leave alone: those are the program's. */
+/* Starts threads with all signals blocked: the program handles signals. */
 static int pool_spawn(struct pool *p, unsigned count)
 {
     sigset_t all, old;

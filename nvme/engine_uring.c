@@ -58,10 +58,10 @@ struct uring_region {
 struct uring {
     struct io_uring ring; /* first: a test looks at it */
     bool ring_up;
-    bool popped;            /* a completion was since the ring was found empty (U4) */
+    bool popped;            /* a completion was reaped since the ring was last empty (U4) */
     bool stuck;             /* the kernel did not take all entries at the last kick (U3) */
     struct zb_space *slots; /* NULL: the kernel has no table for us */
-    bool refused;           /* it takes no more: not asked again until something was dropped */
+    bool refused;           /* the table takes no more: not tried again until a piece is dropped */
     struct uring_region *regions; /* by base */
     unsigned nregions;
 };
@@ -80,7 +80,7 @@ static const struct {
     { 0, "io_uring without restrictions (Linux 5.10)" },
 };
 
-/* What the engine ever submits, and registers once the ring is enabled. */
+/* All operations that the engine submits, and registers after the ring is enabled. */
 static struct io_uring_restriction uring_allowed[] = {
     { .opcode = IORING_RESTRICTION_SQE_OP, .sqe_op = IORING_OP_READ },
     { .opcode = IORING_RESTRICTION_SQE_OP, .sqe_op = IORING_OP_WRITE },
@@ -114,7 +114,7 @@ static int uring_register(struct uring *u, unsigned op, void *arg, unsigned coun
     return syscall(__NR_io_uring_register, u->ring.ring_fd, op, arg, count) < 0 ? -errno : 0;
 }
 
-/* Tells what is allowed, and enables the ring. */
+/* Restricts the ring, and enables it. */
 static int uring_enable(struct zn_engine *e, struct uring *u, struct zb_err *err)
 {
     struct zb_err why = { 0 };
@@ -131,7 +131,7 @@ static int uring_enable(struct zn_engine *e, struct uring *u, struct zb_err *err
     return rc < 0 ? zb_fail(err, rc, "io_uring cannot be enabled: %m") : 0;
 }
 
-/* An empty table of pieces. Without it everything goes the plain way. */
+/* Creates an empty table of pieces. Without it no request uses registered memory. */
 static void uring_table(struct zn_engine *e, struct uring *u)
 {
     struct zb_err why = { 0 };
@@ -165,7 +165,7 @@ static int uring_start(struct zn_engine *e, struct zb_err *err)
     u->ring_up = true;
     if (uring_modes[mode].lacks)
         zn_why(e, uring_modes[mode].lacks);
-    /* One descriptor, known to the ring for good: no lookup and no reference for each request. */
+    /* The data file is registered once: no lookup and no reference per request. */
     rc = io_uring_register_files(&u->ring, &e->file.fd, 1);
     if (rc == 0)
         rc = io_uring_register_eventfd(&u->ring, e->wake_fd);
@@ -182,7 +182,7 @@ static void uring_close(struct zn_engine *e)
     if (!u)
         return;
     if (u->ring_up) {
-        /* The kernel takes a ring apart later, in its own time: the file should not wait for it. */
+        /* The kernel tears the ring down later; this releases the file at once. */
         (void)io_uring_unregister_files(&u->ring);
         io_uring_queue_exit(&u->ring);
     }
@@ -241,8 +241,8 @@ static int uring_slot_set(struct uring *u, int32_t slot, void *base, uint64_t le
     return rc < 0 ? rc : 0;
 }
 
-/* Requests that wait in the ring and name this slot go the plain way: the kernel has not looked at
- * them yet, and would find the slot empty (-EFAULT). */
+/* Requests that wait in the ring and name this slot are changed to plain memory: the kernel has
+ * not seen them yet, and would find the slot empty (-EFAULT). */
 static void uring_plain(struct uring *u, int32_t slot)
 {
     const struct io_uring_sq *sq = &u->ring.sq;
@@ -282,7 +282,7 @@ static void uring_drop(struct zn_engine *e, void *base)
     memmove(r, r + 1, (u->nregions - (at - 1)) * sizeof(*r));
 }
 
-/* Registers a piece. A failure is no error: the requests go the plain way. */
+/* Registers a piece. A failure is no error: its requests use plain memory. */
 static int32_t uring_piece(struct zn_engine *e, struct uring *u, struct uring_region *r,
                            uint32_t piece)
 {
@@ -308,7 +308,7 @@ static int32_t uring_piece(struct zn_engine *e, struct uring *u, struct uring_re
     return URING_NO_SLOT;
 }
 
-/* The slot of the piece that holds all of this transfer's memory. */
+/* The slot of the piece that contains all memory of this transfer. */
 static int32_t uring_slot(struct zn_engine *e, struct uring *u, const void *mem, uint64_t len_bytes)
 {
     unsigned at = uring_region_above(u, (uintptr_t)mem);

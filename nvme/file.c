@@ -26,8 +26,8 @@
 
 /* Every device and file system that we open takes it; also what pages are multiples of. */
 #define FILE_ALIGN        4096u
-#define FILE_LOCK_WAIT_MS 1000u   /* for a daemon that lives, */
-#define FILE_LOCK_DEAD_MS 120000u /* and for what is in flight of one that died */
+#define FILE_LOCK_WAIT_MS 1000u   /* for a living daemon, */
+#define FILE_LOCK_DEAD_MS 120000u /* and for requests in flight of a dead one */
 #define FILE_LOCK_STEP_MS 10u
 
 static int file_other(const char *path, struct zb_err *err)
@@ -41,7 +41,8 @@ static int file_open_fd(struct zn_file *f, const char *path, struct zb_err *err)
     int flags = f->read_only ? O_RDONLY : O_RDWR | O_CREAT;
 
     flags |= f->no_follow ? O_NOFOLLOW : 0;
-    f->fd = open(path, flags | O_NONBLOCK | O_CLOEXEC | O_NOCTTY, 0600); /* a FIFO's would wait */
+    f->fd = open(path, flags | O_NONBLOCK | O_CLOEXEC | O_NOCTTY, 0600); /* opening a FIFO would
+                                                                            wait */
     if (f->fd >= 0)
         return 0;
     switch (errno) {
@@ -67,7 +68,7 @@ static int file_open_fd(struct zn_file *f, const char *path, struct zb_err *err)
     }
 }
 
-/* What it is, and how long. */
+/* Finds the type and the length of the file. */
 static int file_identify(struct zn_file *f, const char *path, struct zb_err *err)
 {
     struct stat st;
@@ -85,8 +86,9 @@ static int file_identify(struct zn_file *f, const char *path, struct zb_err *err
     return 0;
 }
 
-/* Whether a process that took the lock is there, as /proc/locks says. One that is not named there counts
- * as dead: the list leaves out what it cannot name, or changes while it is read, and then we wait. */
+/* Whether the process that took the lock is alive, by /proc/locks. One that is not listed counts
+ * as dead, and then we wait: the list omits processes that it cannot name, and may change while it
+ * is read. */
 static bool file_holder_lives(const struct zn_file *f)
 {
     FILE *locks = fopen("/proc/locks", "re");
@@ -110,9 +112,9 @@ static bool file_holder_lives(const struct zn_file *f)
 }
 
 /*
- * The lock belongs to the open file, and an io_uring keeps that open until its last request is
- * over, longer than its process lives. So after a crash nobody gets in while a write of the dead
- * one can still land: we wait for that, but only for a moment for a process that lives.
+ * The lock belongs to the open file. An io_uring keeps the file open until its last request is
+ * done, even after its process has died. So after a crash the lock is held while a write can still
+ * land. We wait for that, but only briefly if the holder is alive.
  */
 static int file_lock(struct zn_file *f, const char *path, struct zb_err *err)
 {
@@ -131,7 +133,7 @@ static int file_lock(struct zn_file *f, const char *path, struct zb_err *err)
     return 0;
 }
 
-/* Ours or blank, and not larger than what is asked. */
+/* Checks that the file is ours or blank, and not larger than requested. */
 static int file_check(struct zn_file *f, const struct zn_options *o, struct zb_err *err)
 {
     int rc = zn_layout_read(f->medium, o->path, &f->super, err);
@@ -165,7 +167,7 @@ static int file_check(struct zn_file *f, const struct zn_options *o, struct zb_e
     return 0;
 }
 
-/* "" when O_DIRECT is on, and *ret_align is what it needs; else why not. */
+/* Returns "" if O_DIRECT is on, with its alignment in *ret_align; else the reason. */
 static const char *file_try_direct(const struct zn_file *f, const struct zn_options *o,
                                    uint32_t *ret_align)
 {
@@ -178,7 +180,7 @@ static const char *file_try_direct(const struct zn_file *f, const struct zn_opti
     if (o->buffered)
         return "buffered I/O was asked for";
     if (fstatfs(f->fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC)
-        return "tmpfs keeps files in memory"; /* from Linux 6.6 on it takes the flag all the same */
+        return "tmpfs keeps files in memory"; /* although it accepts the flag from Linux 6.6 on */
     if (statx(f->fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &sx) == 0 &&
         (sx.stx_mask & STATX_DIOALIGN)) {
         if (sx.stx_dio_offset_align == 0)
@@ -191,7 +193,7 @@ static const char *file_try_direct(const struct zn_file *f, const struct zn_opti
     }
     if (flags < 0 || fcntl(f->fd, F_SETFL, flags | O_DIRECT) < 0)
         return "the file system refuses O_DIRECT";
-    if (pread(f->fd, block, sizeof(block), 0) < 0) { /* some accept the flag, and then no read */
+    if (pread(f->fd, block, sizeof(block), 0) < 0) { /* some accept the flag, but reads fail */
         (void)fcntl(f->fd, F_SETFL, flags);
         return "the file system accepts O_DIRECT and refuses to read with it";
     }
@@ -211,7 +213,7 @@ static int file_open(struct zn_file *f, const char *path, struct zb_err *err)
 
 static void file_direct(struct zn_file *f, const struct zn_options *o, struct zn_info *info)
 {
-    info->align_bytes = FILE_ALIGN; /* buffered too: a caller right here is right everywhere */
+    info->align_bytes = FILE_ALIGN; /* also if buffered: then callers are aligned everywhere */
     (void)snprintf(info->why_buffered, sizeof(info->why_buffered), "%s",
                    file_try_direct(f, o, &info->align_bytes));
     info->direct = info->why_buffered[0] == '\0';
@@ -233,9 +235,8 @@ int zn_file_open(struct zn_file *f, const struct zn_options *o, struct zn_info *
     return rc;
 }
 
-/* Room on the file system for what the file lacks; true where it does not say. Blocks that the file
- * system keeps in reserve do not count, not even for root: they are for repairs, and some kernels
- * give them to nobody. */
+/* Whether the file system has room for the missing bytes; true if unknown. Reserved blocks do not
+ * count, not even for root: they are for repairs, and some kernels give them to nobody. */
 static bool file_has_room(const struct zn_file *f, uint64_t size_bytes, uint64_t *ret_free_bytes)
 {
     struct statvfs vfs;
@@ -254,11 +255,11 @@ static int file_no_room(const char *path, uint64_t size_bytes, uint64_t free_byt
 }
 
 /*
- * Real space, where the file system can reserve it. It is asked only for what it has: ext4 takes all
- * that is free before it says that this was not enough, and for that moment nobody else can write
- * there. Where it cannot reserve, only the length is set: writing zeros would hold up the start by the
- * size over the bandwidth, and reserves nothing on a copy-on-write file system, which is what most of
- * these are. Then a full file system shows itself as a failed write.
+ * Reserves space, if the file system can. The free space is checked first: ext4 takes all of it
+ * before it reports that it is not enough, and meanwhile nobody else can write. If the file system
+ * cannot reserve, only the length is set. Writing zeros would delay the start, and reserves nothing
+ * on a copy-on-write file system, as most of these are. Then a full file system shows up as a
+ * failed write.
  */
 static int file_reserve(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
                         struct zb_err *err)
@@ -291,7 +292,7 @@ static int file_reserve(struct zn_file *f, const struct zn_options *o, struct zn
 static void file_cut(struct zn_file *f, uint64_t size_bytes)
 {
     if (!f->block)
-        (void)ftruncate(f->fd, (off_t)size_bytes); /* what failed first is what is reported */
+        (void)ftruncate(f->fd, (off_t)size_bytes); /* the first failure is reported */
 }
 
 static void file_name(struct zn_file *f)
@@ -302,7 +303,8 @@ static void file_name(struct zn_file *f)
 static void file_close(struct zn_file *f)
 {
     if (f->locked)
-        (void)flock(f->fd, LOCK_UN); /* at once: nothing is in flight, but a ring may linger */
+        (void)flock(f->fd, LOCK_UN); /* at once: nothing is in flight, but a ring may keep the file
+                                        open */
     f->locked = false;
     zb_close_fd(&f->fd);
 }
@@ -313,8 +315,8 @@ const struct zn_place zn_kernel_place = {
     file_backends, file_open, file_direct, file_name, file_reserve, file_cut, file_close,
 };
 
-/* Before the superblock says how long the file is: a power cut between the two would leave a file
- * that looks as if it had been cut. */
+/* Makes the length durable before the superblock records it: otherwise a power cut could leave a
+ * file that looks truncated. */
 static int file_flush_length(const struct zn_file *f, const char *path, struct zb_err *err)
 {
     int rc = f->medium.ops->flush(&f->medium);

@@ -12,7 +12,7 @@
 
 #include "base/crc.h"
 
-/* The bytes of FORMAT.md; integers are little-endian, what follows in the block is zero. */
+/* The bytes of FORMAT.md; integers are little-endian, the rest of the block is zero. */
 struct super_block {
     uint8_t magic[8];
     uint32_t version;
@@ -22,7 +22,7 @@ struct super_block {
     uint64_t path;
 };
 
-/* As PNG's: a byte above 127 and both line ends, so that no text tool leaves it whole. */
+/* As in PNG: a byte above 127 and both line ends, so that any text conversion damages it. */
 static const uint8_t super_magic[8] = { 0x89, 'Z', 'S', 'H', 'D', '\r', '\n', 0x1a };
 
 _Static_assert(offsetof(struct super_block, size_bytes) == 32 && sizeof(struct super_block) == 48,
@@ -171,7 +171,7 @@ int zn_layout_read(struct zn_medium m, const char *path, struct zn_super *ret, s
             break;
         if (layout_is_zero(chunk, (size_t)n))
             continue;
-        if (off > 0 || (size_t)n < ZN_SUPER_BYTES) /* then it cannot be a superblock */
+        if (off > 0 || (size_t)n < ZN_SUPER_BYTES) /* it cannot be a superblock */
             memset(chunk, 0, ZN_SUPER_BYTES);
         return zn_super_decode(chunk, path, ret, err);
     }

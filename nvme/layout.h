@@ -15,23 +15,23 @@
 
 #define ZN_SUPER_BYTES   4096u
 #define ZN_SUPER_VERSION 1u
-/* A file without a superblock is taken only when this much of its beginning is zero: file systems,
- * partition tables, RAID and volume managers all leave a mark there. */
+/* A file without a superblock is accepted only if this many bytes at its beginning are zero: file
+ * systems, partition tables, RAID and volume managers all write a mark there. */
 #define ZN_BLANK_BYTES (UINT64_C(1) << 20)
 
 struct zn_super {
-    uint8_t uuid[16];    /* drawn when the file is formatted, kept while it grows */
+    uint8_t uuid[16];    /* generated when the file is formatted; kept when it grows */
     uint64_t size_bytes; /* of the whole file */
-    uint64_t path;       /* which of its daemon's files it is (ZN_AT_PATH); 0: the first */
+    uint64_t path;       /* index among the daemon's files (ZN_AT_PATH), from 0 */
 };
 
 /*
- * What the superblock lies on, before an engine runs there: a descriptor, or a file of another kind
- * of device. Small, and passed by value.
+ * Access to a file before an engine runs on it: a descriptor, or a file of another kind of device.
+ * Small, passed by value.
  */
 struct zn_medium {
     const struct zn_medium_ops *ops;
-    int fd;       /* of zn_fd(); elsewhere the number of a file */
+    int fd;       /* of zn_fd(); for other kinds the number of a file */
     void *device; /* of other kinds */
 };
 
@@ -45,7 +45,7 @@ struct zn_medium_ops {
 
 struct zn_medium zn_fd(int fd);
 
-/** All of the range: the bytes there were before the end, or a negative errno. */
+/** Reads the whole range: the number of bytes before the end of the file, or a negative errno. */
 ssize_t zn_medium_read(const struct zn_medium *m, void *bytes, size_t len_bytes,
                        uint64_t off_bytes);
 /** 0 or a negative errno. */
@@ -59,8 +59,8 @@ void zn_super_encode(const struct zn_super *s, void *block);
  *  @return 0; -EMEDIUMTYPE not ours, -EBADMSG damaged, -EOPNOTSUPP another version */
 int zn_super_decode(const void *block, const char *path, struct zn_super *ret, struct zb_err *err);
 
-/** Reads the beginning of the file: as zn_super_decode(), -ENODATA (without a message) when it is
- *  blank, or what the device answers. */
+/** Reads the beginning of the file: as zn_super_decode(), -ENODATA (without a message) if it is
+ * blank, or the device's error. */
 int zn_layout_read(struct zn_medium m, const char *path, struct zn_super *ret, struct zb_err *err);
 
 /** Writes the superblock and makes it durable. */
@@ -71,9 +71,9 @@ int zn_layout_write(struct zn_medium m, const char *path, const struct zn_super 
 void zn_super_init(struct zn_super *s, const uint8_t *random);
 
 /*
- * COMMIT SLOTS: two blocks after the superblock, written in turn (sequence modulo 2): what the
- * catalog must be, see zn_catalog.h. A write of one that is torn or lost leaves the other. All of a
- * slot that is not zero is in one 512-byte sector.
+ * COMMIT SLOTS: two blocks after the superblock, written in turn (sequence modulo 2): the state
+ * that the catalog must have, see zn_catalog.h. If the write of one is torn or lost, the other
+ * remains. The non-zero bytes of a slot are in one 512-byte sector.
  */
 #define ZN_SLOTS        2u
 #define ZN_SLOT_BYTES   4096u
@@ -90,11 +90,11 @@ static inline uint64_t zn_slot_at(uint64_t sequence)
     return ZN_SUPER_BYTES + sequence % ZN_SLOTS * ZN_SLOT_BYTES;
 }
 
-/** Fills block[ZN_SLOT_BYTES]; `file` is the data file's own UUID, so that a slot of another file
- * is none. */
+/** Fills block[ZN_SLOT_BYTES]; `file` is the data file's own UUID, so that another file's slot is
+ * invalid. */
 void zn_slot_encode(const struct zn_slot *slot, const uint8_t file[16], void *block);
-/** 0; -ENODATA never written (zeros); -EBADMSG damaged, or another file's; -EOPNOTSUPP of a version
- * that we do not know. */
+/** 0; -ENODATA never written (zeros); -EBADMSG damaged, or another file's; -EOPNOTSUPP an unknown
+ * version. */
 int zn_slot_decode(const void *block, const uint8_t file[16], struct zn_slot *ret);
 
 /**
@@ -106,7 +106,7 @@ int zn_slot_decode(const void *block, const uint8_t file[16], struct zn_slot *re
 int zn_slot_newest(const void *blocks, const uint8_t file[16], const char *path,
                    struct zn_slot *ret, struct zb_err *err);
 
-/** Reads both slots of an open file: as zn_slot_newest(), or what the device answers. */
+/** Reads both slots of an open file: as zn_slot_newest(), or the device's error. */
 int zn_layout_read_slots(struct zn_medium m, const char *path, const uint8_t file[16],
                          struct zn_slot *ret, struct zb_err *err);
 

@@ -5,8 +5,8 @@
 
 #include "base/crc.h"
 
-/* What every checksum of a page begins with: who the page is. Little-endian, so that a file can be
- * read on another machine. */
+/* The seed of every checksum of a page: its identity, little-endian so that a file can be read on
+ * another machine. */
 static uint32_t page_seed(const struct zn_page_id *id)
 {
     struct {

@@ -24,7 +24,7 @@ void zn_txn_free(struct zn_txn *t)
     free(t);
 }
 
-/* One more change, zero but for op and key: *ret. */
+/* Appends a change with op and key, otherwise zero: *ret. */
 static int txn_add(struct zn_txn *t, enum zn_change_op op, const struct zn_key *key,
                    struct zn_change **ret)
 {

@@ -32,10 +32,10 @@
 #define ZN_DEPTH_DEFAULT 64u
 #define ZN_DEPTH_MAX     4096u
 #define ZN_IO_BYTES_MAX  (UINT32_C(1) << 30)
-#define ZN_DATA_START    (UINT64_C(64) << 10) /* below it: the superblock, and room for its kin */
+#define ZN_DATA_START    (UINT64_C(64) << 10) /* below it: superblock and commit slots */
 
-/* Where a page is, for owners of several files: the path's index above the offset in it. An
- * engine knows one file, and takes offsets only. */
+/* The address of a page, for owners of several files: the path's index in the bits above the
+ * offset. An engine has one file, and takes offsets only. */
 #define ZN_PATHS_MAX        8u
 #define ZN_AT(path, offset) ((uint64_t)(path) << 56 | (offset))
 #define ZN_AT_PATH(at)      ((unsigned)((at) >> 56))
@@ -44,10 +44,10 @@
 struct zn_engine;
 struct zn_io;
 
-/** ZN_FLUSH makes durable the writes whose done ran before it was submitted; those in flight beside
- *  it may or may not be. ZN_SLOT writes a commit slot (layout.h), the one that its sequence (not 0)
- *  names: buf is a struct zn_slot, which is encoded before zn_submit() returns; len and off are
- *  ignored. One is in flight at a time. Like any other write, a flush makes it durable. */
+/** ZN_FLUSH makes durable the writes whose done ran before it was submitted; those still in flight
+ * then may or may not become durable. ZN_SLOT writes a commit slot (layout.h), which one follows
+ * from its sequence (not 0): buf is a struct zn_slot, encoded before zn_submit() returns; len and
+ * off are ignored. At most one is in flight. Like any other write, a flush makes it durable. */
 enum zn_op { ZN_READ, ZN_WRITE, ZN_FLUSH, ZN_SLOT };
 
 /** rc is 0, or the negative errno of the first failure: then the buffer's bytes are unspecified.
@@ -60,14 +60,14 @@ struct zn_io {
     void *buf; /* ignored by ZN_FLUSH, as are len and off */
     uint32_t len_bytes;
     uint64_t off_bytes;
-    bool urgent; /* a client waits for it: it is served before others in every queue */
-    bool lend;   /* a read: fine to leave buf's memory alone and let buf point to the bytes in
-                    memory of the engine, to be changed and written from there; after that write
-                    the old place holds anything. Only zn_fixed.h does it */
+    bool urgent; /* a client waits for it: served before others in every queue */
+    bool lend;   /* a read: the engine may leave buf's memory alone and point buf to the bytes in
+                    its own memory, to be changed and written from there; after that write the old
+                    place is undefined. Only zn_fixed.h does it */
     zn_done_fn *done;
     /* the engine's */
     uint32_t got_bytes;
-    unsigned again; /* interrupted in a row */
+    unsigned again; /* interruptions in a row */
     int res;        /* going down: the bytes to transfer now; coming up: the signed result */
     struct zb_list node;
 };
@@ -78,17 +78,17 @@ struct zn_options {
     const char *io;      /* "auto", "uring" or "threads"; NULL is "auto" */
     unsigned depth;      /* requests in flight; 0: ZN_DEPTH_DEFAULT */
     unsigned threads;    /* of the thread pool; 0: chosen */
-    unsigned index;      /* which of its daemon's files it is (ZN_AT_PATH): kept in the file */
+    unsigned index;      /* index among the daemon's files (ZN_AT_PATH), stored in the file */
     bool buffered;       /* do not try O_DIRECT (tests, comparisons) */
-    bool read_only; /* a file that is there and ours; nothing of it is changed: writes and slots
-                       are -EINVAL. size_bytes is at least what it has */
-    bool no_follow; /* -ELOOP where path is a symbolic link */
+    bool read_only;      /* an existing file of ours; never changed: writes and slots are -EINVAL.
+                       size_bytes is at least its size */
+    bool no_follow;      /* -ELOOP where path is a symbolic link */
 };
 
 struct zn_info {
-    const char *io; /* "uring" or "threads": what runs */
-    char why[160];  /* what better could not be had, and why; "" when nothing is better */
-    char why_unregistered[160]; /* of memory that zn_register() named; "" when all of it is */
+    const char *io;             /* "uring" or "threads": what runs */
+    char why[160];              /* why a better backend is not used; "": this is the best */
+    char why_unregistered[160]; /* why memory of zn_register() is not registered; "": all is */
     bool direct;                /* O_DIRECT is on */
     char why_buffered[160];     /* "" when direct */
     bool sparse;                /* the file system cannot reserve space: a write may meet -ENOSPC */
@@ -100,7 +100,7 @@ struct zn_info {
 struct zn_stats {
     uint64_t reads, read_bytes, writes, written_bytes, flushes; /* completed without failure */
     uint64_t failed, short_transfers;
-    uint64_t registered; /* transfers whose memory the kernel knew beforehand */
+    uint64_t registered; /* transfers with memory registered with the kernel */
     unsigned inflight;
 };
 
@@ -109,7 +109,7 @@ struct zn_stats {
  * a second daemon for as long as the engine lives. Blocks: for the start of a program. A file of
  * ours that is smaller than size_bytes grows; one that is larger is rejected, never truncated.
  *
- * @return 0, or err has the message, and nothing is left except, at most, an empty file:
+ * @return 0, or err has the message, and at most an empty file is left behind:
  *         -ENOENT, -EROFS, -EACCES  the file cannot be opened or created for writing
  *         -EINVAL      an option; neither a regular file nor a block device; larger than
  *                      size_bytes; ours, but with another index
@@ -137,27 +137,26 @@ int zn_submit(struct zn_engine *e, struct zn_io *io);
 void zn_kick(struct zn_engine *e);
 
 /**
- * Announces memory that requests will use again and again: a hint. From then on the engine may keep
- * it known to the kernel and its pages in place, which spares each request of it the lookup. That
- * happens as requests touch it; what cannot be registered (a limit of the kernel, RLIMIT_MEMLOCK)
- * works as before, and zn_info() has the reason.
+ * A hint: requests will use this memory again and again. The engine may register it with the kernel
+ * and pin its pages, which saves each request the lookup. Registration happens as requests touch
+ * the memory. If it fails (a limit of the kernel, RLIMIT_MEMLOCK), requests work without it, and
+ * zn_info() has the reason.
  *
- * The memory is private or a memfd's, the caller's until zn_unregister(), which comes before it is
- * unmapped or cut. Regions do not overlap.
+ * The memory is private or a memfd's. Call zn_unregister() before it is unmapped or truncated.
+ * Regions do not overlap.
  *
- * @return 0; -EOPNOTSUPP: this engine has no use for it; -ENOMEM
+ * @return 0; -EOPNOTSUPP: this engine does not support it; -ENOMEM
  */
 int zn_register(struct zn_engine *e, void *base, uint64_t len_bytes);
-/** Takes the hint back; requests in flight are fine. A base that was never registered, or NULL:
- * too.
- */
+/** Takes the hint back; requests may be in flight. A base that was never registered, or NULL, is
+ * allowed. */
 void zn_unregister(struct zn_engine *e, void *base);
 
-/** Runs the `done` of up to max finished requests; returns how many ran. When it stops at max, the
- *  wake-up is set again. */
+/** Runs the `done` of up to max finished requests; returns how many ran. If more remain, the
+ * wake-up is set again. */
 unsigned zn_reap(struct zn_engine *e, unsigned max);
 
-/** An eventfd, the engine's: readable when zn_reap() has work. Drain it, then reap. */
+/** An eventfd owned by the engine: readable when zn_reap() has work. Drain it, then reap. */
 int zn_wake_fd(const struct zn_engine *e);
 
 const struct zn_info *zn_info(const struct zn_engine *e);
@@ -169,9 +168,9 @@ int zn_newest_slot(const struct zn_engine *e, struct zn_slot *ret, struct zb_err
 struct zn_stats zn_stats(const struct zn_engine *e);
 
 /*
- * PAGE CHECKSUMS stand on the pointer side: with the extent, not in the page. One CRC32C for each
- * crc_bytes of a page, seeded with the identity and the generation of the page, so that a stale or
- * misdirected page fails like a flipped bit does.
+ * PAGE CHECKSUMS are stored with the extent that refers to a page, not in the page. Each crc_bytes
+ * of a page have a CRC32C, seeded with the identity and the generation of the page, so that a stale
+ * or misdirected page is detected like a flipped bit.
  */
 struct zn_page_id {
     uint64_t job, shard;

@@ -51,8 +51,8 @@ struct zn_catalog_options {
     const char *path; /* the database's file; created when missing, if may_create */
     const char *vfs;  /* of SQLite; NULL: the system's. Tests name the simulated device's */
     bool may_create;
-    bool read_only; /* nothing is changed: for looking at a store that is not to be touched, also
-                       one that a crash left. (An empty WAL may appear next to it.) */
+    bool read_only; /* nothing is changed: for inspecting a store, even after a crash. (An empty WAL
+                       may appear next to it.) */
 };
 
 /**
@@ -86,7 +86,7 @@ int zn_catalog_each(struct zn_catalog *c, uint32_t kind, uint32_t kind_last, zn_
  */
 int zn_catalog_verify(struct zn_catalog *c, struct zb_err *err);
 
-/** While *stop is true, walks and verifications end with -EAGAIN; NULL: they run to their end.
+/** While *stop is true, walks and verifications end with -EAGAIN; NULL: they are never stopped.
  * Another thread may set it. */
 void zn_catalog_stop_on(struct zn_catalog *c, const atomic_bool *stop);
 
@@ -114,9 +114,9 @@ int zn_txn_del_all(struct zn_txn *t, uint32_t kind, uint64_t a);
  * *ret_slot and flushed before the change is acknowledged, and before the next commit.
  *
  * @return 0; -ENOSPC: nothing has changed, and a later commit may succeed; -EROFS: it was opened
- *         read_only; another code, -EIO above all: what the file holds is not known. The catalog is
- * *poisoned*: every later commit fails with the same message, reads continue. What is true is found
- * out at the next open.
+ *         read_only; another code, -EIO above all: the contents of the file are unknown. The
+ *         catalog is *poisoned*: every later commit fails with the same message, reads continue.
+ *         The next open finds out what the file holds.
  */
 int zn_catalog_commit(struct zn_catalog *c, const struct zn_txn *t, struct zn_slot *ret_slot,
                       struct zb_err *err);

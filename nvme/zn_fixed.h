@@ -8,14 +8,14 @@
  * (more on a busy machine) that a wake-up is late. What it holds is real, and gone when the engine
  * is closed.
  *
- * A DRIVE MOVES BYTES WITHOUT A PROCESSOR, and so does this one if it may: a read with zn_io.lend
- * is answered with the device's own memory, and a write from there moves it to its new place by
- * changing a table. So a program that reads, changes and writes pages pays no copy, and no more
- * than for a drive. All other requests are copied, by the thread that reaps, on its time:
- * zn_fixed_copied() returns how many bytes.
+ * NO COPIES. A drive moves bytes without the processor, and so does this device if allowed: a read
+ * with zn_io.lend returns the device's own memory, and a write from there moves it to its new place
+ * by changing a table. So a program that reads, changes and writes pages pays no more processor
+ * time than with a drive. All other requests are copied by the thread that reaps: zn_fixed_copied()
+ * counts these bytes.
  *
- * Changes to memory that was read with `lend` are changes on the device: the old contents cannot
- * be read any more, and once the memory was written elsewhere its old place is undefined. So this
+ * Changes to memory that was read with `lend` are changes on the device: the old contents cannot be
+ * read any more, and after the memory is written elsewhere its old place is undefined. So this
  * device is not for data that must survive a failure; nothing survives the engine.
  */
 #ifndef ZN_FIXED_H
@@ -34,7 +34,7 @@ struct zn_fixed_options {
 int zn_fixed_open(struct zn_engine **ret, const struct zn_fixed_options *options,
                   struct zb_err *err);
 
-/** Is it one of these? */
+/** Whether this is a device of a fixed rate. */
 bool zn_is_fixed(const struct zn_engine *e);
 
 /** Bytes that were copied since it was opened. */

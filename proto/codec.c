@@ -25,7 +25,7 @@ struct zp_arena {
     alignas(uint64_t) unsigned char bytes[ZP_ARENA_MAX];
 };
 
-#define ARENA_ALIGN alignof(uint64_t) /* nothing in a message needs more */
+#define ARENA_ALIGN alignof(uint64_t) /* no member of a message needs more */
 
 static void *arena_alloc(void *data, size_t bytes)
 {

@@ -2,8 +2,8 @@
  * codec.h - bodies: protobuf-c messages, unpacked within bounds.
  *
  * protobuf-c allocates as much as the bytes demand (up to 36 times their length). Here it allocates
- * from an arena that the caller owns, with a limit, and everything is freed at once. Strings are checked: no
- * NUL inside, no control characters. Pure functions, any thread with its own arena.
+ * from the caller's arena, which has a limit and is freed as a whole. Strings are checked: no NUL
+ * inside, no control characters. Pure functions, any thread with its own arena.
  */
 #ifndef ZP_CODEC_H
 #define ZP_CODEC_H
@@ -16,7 +16,7 @@
 
 #define ZP_ARENA_MAX (4u << 20)
 
-/** Memory of one unpacked message at a time; reused from message to message. */
+/** Memory for one unpacked message at a time; reused for the next. */
 struct zp_arena;
 int zp_arena_new(struct zp_arena **ret); /* 0 or -ENOMEM */
 void zp_arena_free(struct zp_arena *a);  /* NULL is fine */
@@ -30,19 +30,19 @@ struct zp_method_info {
 /** NULL for an unknown number. */
 const struct zp_method_info *zp_method_info(unsigned method);
 
-/** Bytes of a frame that answers a request of this method with body_bytes of body, at most. */
+/** The most bytes of a reply frame, for a request of this method with body_bytes of body. */
 size_t zp_reply_max(unsigned method, size_t body_bytes);
 
 /**
  * Unpacks a body. The message lives in the arena until the next zp_decode() with it.
  *
- * @return 0; -EPROTO not such a message, -EMSGSIZE it needs more than ZP_ARENA_MAX: err has the
- *         text (-EBADMSG is reserved for stored bytes that are corrupt: PROTOCOL.md)
+ * @return 0; -EPROTO not a message of this type, -EMSGSIZE it needs more than ZP_ARENA_MAX: err has
+ *         the text (-EBADMSG is reserved for stored bytes that are corrupt: PROTOCOL.md)
  */
 int zp_decode(struct zp_arena *a, const ProtobufCMessageDescriptor *type, const uint8_t *body,
               size_t body_bytes, const ProtobufCMessage **ret, struct zb_err *err);
 
-/** Text for a field of a message that is packed: protobuf-c declares these as char *, and does not
+/** Casts text for a field of a message to pack: protobuf-c declares fields as char *, and does not
  * write to them. */
 static inline char *zp_str(const char *text)
 {

@@ -26,7 +26,7 @@ int zp_frame_next(const uint8_t *bytes, size_t len_bytes, struct zp_frame *ret)
 {
     struct zp_frame f;
 
-    /* Garbage is recognised by its first bytes, so less than a header is answered, too. */
+    /* Garbage is recognised by its first bytes, even if they are less than a header. */
     if (memcmp(bytes, frame_magic, zb_min_u64(len_bytes, sizeof(frame_magic))) != 0)
         return -EPROTO;
     if (len_bytes < ZP_HEADER_BYTES)

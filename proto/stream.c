@@ -1,11 +1,12 @@
 /*
  * stream.c - frames and descriptors over a non-blocking Unix stream socket.
  *
- * MODEL, receiving. `in` holds bytes in_head .. in_tail; in_at is the place of in_head in
- * everything that ever arrived. A frame is handed out in place, and the next call of
+ * MODEL, receiving. `in` holds bytes in_head .. in_tail; in_at is the position of in_head in the
+ * stream of all received bytes. A frame is handed out in place, and the next call of
  * zp_stream_next() or zp_stream_read() drops it. The kernel delivers the descriptors of one
  * sendmsg() with its first byte and ends the receive after its last, so the descriptors of one
- * recvmsg() are one batch and belong to one frame: the one that begins in the bytes of that receive.
+ * recvmsg() are one batch and belong to one frame: the one that begins in the bytes of that
+ * receive.
  *
  * MODEL, sending. `out` holds the bytes of whole frames, out_head .. out_tail. A frame that carries
  * descriptors has a struct out_batch with the place of its first byte; one sendmsg() begins there,
@@ -35,22 +36,22 @@
 
 #define IN_BYTES      (ZP_HEADER_BYTES + ZP_BODY_MAX)
 #define OUT_FIRST     4096u             /* bytes of the first `out`; it doubles */
-#define RECV_FDS      (ZP_FDS_MAX + 2u) /* room for more than may come: a count too high is seen */
+#define RECV_FDS      (ZP_FDS_MAX + 2u) /* room for more than allowed, to detect an excess */
 #define BATCHES       2u                /* I1 */
 #define CMSG_BYTES(n) CMSG_SPACE(sizeof(int) * (n))
 
-/* No padding after them, in which the kernel would find room for one more. */
+/* There is no padding in which the kernel could put another descriptor. */
 _Static_assert(CMSG_BYTES(RECV_FDS) == CMSG_LEN(sizeof(int) * RECV_FDS), "RECV_FDS is even");
 
 struct in_batch {
-    uint64_t from, to; /* the receive that it came with: places as in_at */
+    uint64_t from, to; /* the receive that it came with: positions as in_at */
     unsigned n;
     int fds[ZP_FDS_MAX];
 };
 
 struct out_batch {
     struct zb_list node;
-    uint64_t at; /* place of the frame's first byte: as out_at */
+    uint64_t at; /* position of the frame's first byte, as out_at */
     unsigned n;
     int fds[ZP_FDS_MAX];
 };
@@ -67,7 +68,7 @@ struct zp_stream {
 
     uint8_t *out;
     size_t out_size, out_head, out_tail;
-    uint64_t out_at; /* place of out_head in everything that is ever sent */
+    uint64_t out_at; /* position of out_head in the stream of all sent bytes */
     struct zb_list out_batches;
     unsigned out_fds;  /* in out_batches */
     unsigned sent_fds; /* sent since the peer was last seen to have read everything */
@@ -396,7 +397,8 @@ static struct out_batch *out_first(const struct zp_stream *s)
                : zb_container_of(s->out_batches.next, struct out_batch, node);
 }
 
-/** One sendmsg(): up to the next frame with descriptors; theirs, where it begins here. */
+/** One sendmsg(): bytes up to the next frame with descriptors; with its descriptors, if such a
+ * frame begins here. */
 static ssize_t out_send(struct zp_stream *s)
 {
     union {

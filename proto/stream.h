@@ -3,9 +3,9 @@
  * socket.
  *
  * MODEL. Bytes and descriptors arrive into an input buffer of one frame's size; frames leave
- * through a queue. Both ends, daemon and client, are this. Nothing blocks and nothing waits: the
- * owner polls the socket and calls zp_stream_read() when it is readable, zp_stream_write() when it
- * is writable and zp_stream_pending() says that something waits. One thread at a time.
+ * through a queue. Daemon and client both use it. Nothing blocks and nothing waits: the owner polls
+ * the socket and calls zp_stream_read() when it is readable, zp_stream_write() when it is writable
+ * and zp_stream_pending() is not 0. One thread at a time.
  *
  * Descriptors travel by SCM_RIGHTS with the first byte of the frame that announces them. More than
  * announced, or than ZP_FDS_MAX, or a truncated control message (MSG_CTRUNC), is -EPROTO; every
@@ -28,7 +28,7 @@ struct zp_stream;
 int zp_stream_new(struct zp_stream **ret, int fd);
 /** Closes the socket and every descriptor held; NULL is fine. */
 void zp_stream_free(struct zp_stream *s);
-/** Closes them and keeps the object: its fd is -1 then. May be called in a child right after fork(). */
+/** Closes them and keeps the object, with fd -1. May be called in a child right after fork(). */
 void zp_stream_shut(struct zp_stream *s);
 int zp_stream_fd(const struct zp_stream *s);
 

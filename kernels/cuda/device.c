@@ -17,7 +17,7 @@
 
 #include "kernels/cuda/device_priv.h"
 
-#define CAPABILITY_MIN 8 /* sm_80: what the kernels are compiled for, and newer */
+#define CAPABILITY_MIN 8 /* sm_80: the oldest that the kernels are compiled for */
 #define DRIVER_VERSION 12000
 
 static int driver_load(struct driver *d, struct zb_err *err)
@@ -41,8 +41,8 @@ static int driver_load(struct driver *d, struct zb_err *err)
     return 0;
 }
 
-/* Whether memory that can be sent is to be had: what the device could do, the machine around it (a
- * container's runtime, a virtual machine) may refuse. A device that is full has not refused. */
+/* Whether memory can be exported: even if the device supports it, its environment (a container
+ * runtime, a virtual machine) may refuse. A full device does not count as a refusal. */
 static bool export_works(const struct cuda_gpu *c, size_t bytes)
 {
     CUmemAllocationProp prop = zk_cuda_mem_prop(c);
@@ -58,7 +58,7 @@ static bool export_works(const struct cuda_gpu *c, size_t bytes)
     return r == CUDA_SUCCESS;
 }
 
-/* What the driver can do with this device's memory. */
+/* Asks what the driver can do with this device's memory. */
 static int device_ask(struct cuda_gpu *c, struct zb_err *err)
 {
     CUmemAllocationProp prop;

@@ -25,7 +25,7 @@ static CUdeviceptr mem_at(const struct zk_gpu_mem *m)
     return (CUdeviceptr)(uintptr_t)m->dev;
 }
 
-/* Takes what was built of it apart. */
+/* Frees an allocation, also one that is only partly made. */
 void zk_cuda_mem_free(struct zk_gpu_mem *m)
 {
     const struct cuda_gpu *c = gpu_of(m->gpu);
@@ -70,7 +70,8 @@ static int mem_map(struct zk_gpu_mem *m, struct zb_err *err)
     r = mem_access(m, m->writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
                                   : CU_MEM_ACCESS_FLAGS_PROT_READ);
     if (!m->writable && (r == CUDA_ERROR_NOT_SUPPORTED || r == CUDA_ERROR_INVALID_VALUE))
-        r = mem_access(m, CU_MEM_ACCESS_FLAGS_PROT_READWRITE); /* it knows no reading alone */
+        r = mem_access(m, CU_MEM_ACCESS_FLAGS_PROT_READWRITE); /* the driver has no read-only
+                                                                  access */
     return zk_cuda_driver_fail(c, r, "access to GPU memory", err);
 }
 

@@ -33,7 +33,7 @@ struct cuda_gpu {
 struct cuda_stream {
     struct zk_gpu_stream base;
     cudaStream_t s;
-    bool adopted; /* its owner ends it */
+    bool adopted; /* its owner destroys it */
 };
 
 struct cuda_event {
@@ -61,7 +61,7 @@ static inline struct cuda_event *event_of(struct zk_gpu_event *e)
 /** 0, or the runtime's error about `what`. */
 int zk_cuda_fail(cudaError_t e, const char *what, struct zb_err *err);
 int zk_cuda_driver_fail(const struct cuda_gpu *c, CUresult r, const char *what, struct zb_err *err);
-/** Makes the device's context that of the calling thread. */
+/** Makes the device's context current in the calling thread. */
 int zk_cuda_enter(const struct cuda_gpu *c, struct zb_err *err);
 
 /* ---- device_mem.c: what is asked of the driver for memory, and the backend's table */

@@ -50,7 +50,7 @@ int zk_cuda_stream_adopt(struct zk_gpu *g, void *native, struct zk_gpu_stream **
     return 0;
 }
 
-/* Not ready is no failure. */
+/* Not ready is not a failure. */
 static int ready(cudaError_t e, const char *what, struct zb_err *err)
 {
     if (e != cudaErrorNotReady)

@@ -6,7 +6,8 @@
 
 #include "kernels/cuda/warp_priv.h"
 
-/* Of codes and scales stored by block: those of the block that element i is in, and its scale. */
+/* Codes and scales are stored by block: the codes of the block that contains element i, and its
+ * scale. */
 WARP_FN unsigned char *block_codes(const void *blocks, uint64_t i)
 {
     return (unsigned char *)(uintptr_t)blocks + i / WARP_B * ZB_Q8_BLOCK_BYTES;
@@ -17,7 +18,7 @@ WARP_FN elem32 *block_scale(const void *blocks, uint64_t i)
     return (elem32 *)(void *)(block_codes(blocks, i) + WARP_B) + i % WARP_B / ZB_Q8_GROUP;
 }
 
-/* What a work reads of a quad. */
+/* The values that a work reads from a quad. */
 struct array_raw {
     struct raw from, more;
     struct quad8 code;
@@ -154,7 +155,7 @@ struct lane_quads {
     struct quad half[2];
 };
 
-/* Of a whole group, because its scale needs all of it: 8-bit moments, or int8. */
+/* Handles a whole group, since its scale depends on all of it: 8-bit moments, or int8. */
 WARP_FN void warp_group(const struct zk_gpu_array *a, bool moments, bool whole, uint64_t chunk)
 {
     enum zb_dtype dtype = moments ? ZB_F32 : a->from_dtype;
@@ -214,7 +215,7 @@ WARP_FN void lane_array(const struct zk_gpu_array *a, enum zk_gpu_op op, uint64_
         array_write(a, op, &r[half], lane_at(chunk, lane, half), whole);
 }
 
-/* One chunk of any work on arrays but a norm. */
+/* Does one chunk of any work on arrays, except norms. */
 WARP_FN void warp_array(const struct zk_gpu_array *a, enum zk_gpu_op op, bool vector,
                         uint64_t chunk)
 {

@@ -1,14 +1,14 @@
 /*
  * warp_priv.h - the kernels for GPUs, as what one warp does: compiled by nvcc for the device
- * (launch.cu), and by the C compiler for the processor (host.c), where tests hold them to "ref".
- * So it is written in what C and C++ have in common. Here is what all kernels use; the kernels are
- * in warp_array_priv.h, warp_sums_priv.h and warp_step_priv.h, and warp_work_priv.h has all of
- * them.
+ * (launch.cu), and by the C compiler for the processor (host.c), where tests hold them to "ref". So
+ * it is written in what C and C++ have in common. This file has what all kernels share. The kernels
+ * are in warp_array_priv.h, warp_sums_priv.h and warp_step_priv.h; warp_work_priv.h includes them
+ * all.
  *
  * MODEL. A launch is cut into chunks, and a warp of 32 lanes does one. Lanes meet only in
- * warp_most() and sums_down(). What a lane keeps between such meetings is in an array of
- * WARP_STATES: one element, for the lane itself, on a GPU; one for each lane on a processor; and
- * WARP_EACH() walks it, once there and 32 times here.
+ * warp_most() and sums_down(). A lane's state between such meetings is in an array of WARP_STATES:
+ * one element, for the lane itself, on a GPU; one per lane on a processor. WARP_EACH() walks it:
+ * once on a GPU, 32 times on a processor.
  *
  * A chunk of 256 elements is one group of 8-bit values, and two quads (4 elements) for each lane,
  * so that a warp's accesses are whole lines: 16 bytes a lane of fp32, 8 of 16 bits. Arrays may
@@ -34,7 +34,7 @@
 
 #ifdef __CUDACC__
 #define WARP_FN   static __device__ __forceinline__
-#define WARP_RARE static __device__ __noinline__ /* once, not for each kernel */
+#define WARP_RARE static __device__ __noinline__ /* compiled once, not in each kernel */
 #define WARP_ONCE _Pragma("unroll 1")
 #define WARP_FULL _Pragma("unroll") /* so that arrays of a lane stay in registers */
 #define MAY_ALIAS
@@ -72,7 +72,7 @@ typedef uint8_t MAY_ALIAS elem8;
 typedef uint16_t MAY_ALIAS elem16;
 typedef uint32_t MAY_ALIAS elem32;
 
-/* In one access, which nvcc makes of a struct only sometimes. */
+/* In one access: nvcc does not always do that for a struct. */
 #ifdef __CUDA_ARCH__
 WARP_FN struct quad8 quad_load8(const void *array, uint64_t i)
 {
@@ -169,7 +169,7 @@ struct quad {
     float x[4];
 };
 
-/* A quad of any dtype as it lies in memory: of the two, the one that is. */
+/* A quad of any dtype, as stored: one of the two members is used. */
 struct raw {
     struct quad32 wide;
     struct quad16 half;
@@ -188,7 +188,7 @@ WARP_FN struct raw raw_get(enum zb_dtype dtype, const void *array, uint64_t i, u
     return r;
 }
 
-/* For arithmetic: a NaN as it is. */
+/* For arithmetic; NaNs are unchanged. */
 WARP_FN struct quad raw_values(enum zb_dtype dtype, struct raw r)
 {
     struct quad values;
@@ -231,7 +231,7 @@ WARP_FN struct quad16 quad_round(enum zb_dtype dtype, struct quad values)
     return q;
 }
 
-/* As any dtype; fp32 as it is. */
+/* Stores as any dtype; fp32 unchanged. */
 WARP_FN void quad_put(enum zb_dtype dtype, void *array, uint64_t i, uint64_t n, bool whole,
                       struct quad values)
 {
@@ -282,7 +282,7 @@ WARP_FN uint64_t lane_at(uint64_t chunk, unsigned lane, unsigned half)
     return chunk * WARP_CHUNK + half * (WARP_CHUNK / 2) + lane * 4;
 }
 
-/* The largest of all lanes, for each of them. */
+/* The maximum over all lanes, for each of them. */
 WARP_FN uint32_t warp_most(const uint32_t *state)
 {
 #ifdef __CUDA_ARCH__

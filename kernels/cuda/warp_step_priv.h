@@ -18,7 +18,7 @@ struct warp_step {
     enum zb_dtype grad_dtype;
 };
 
-/* What is fixed for a launch: on a GPU, when it is compiled. */
+/* Properties fixed for a launch; on a GPU, compile-time constants. */
 struct step_kind {
     enum zb_optimizer optimizer;
     enum zb_dtype dtype;
@@ -33,7 +33,7 @@ struct place {
     unsigned char *state; /* of its block */
 };
 
-/* Which scalars are at hand, and the segment where the search goes on. */
+/* The current scalars, and the segment where the search continues. */
 struct lane_scalars {
     uint32_t group, segment;
     struct zk_scalars s;
@@ -55,7 +55,8 @@ WARP_FN uint32_t segment_find(const struct warp_step *a, uint32_t s, uint64_t x)
     return s;
 }
 
-/* true: element x is in a segment, whose scalars are at hand then. x does not go down. */
+/* true: element x is in a segment, whose scalars are then current. x must not decrease between
+ * calls. */
 WARP_FN bool scalars_find(const struct warp_step *a, struct lane_scalars *s, uint64_t x)
 {
     while (s->segment < a->nsegments &&
@@ -117,8 +118,7 @@ WARP_FN void stepped_put16(void *array, uint64_t i, struct quad16 q, uint32_t st
                 ((elem16 *)array)[i + k] = q.x[k];
 }
 
-/* What a step reads of a quad: of the master what the dtype has of it, gradients, and moments as
- * they are stored. */
+/* What a step reads of a quad: the dtype's part of the master, gradients, and moments as stored. */
 struct step_raw {
     struct raw param;
     struct quad16 low; /* of a split master */
@@ -128,7 +128,7 @@ struct step_raw {
     uint32_t scale[ZB_MOMENTS_MAX];
 };
 
-/* Planes are aligned, and pages whole blocks: so is each quad. */
+/* Planes are aligned and pages are whole blocks, so each quad is whole and aligned. */
 WARP_FN struct step_raw step_read(const struct warp_step *a, const struct step_kind *kind,
                                   const struct place *at)
 {
@@ -204,7 +204,7 @@ WARP_FN struct quad moment_of(enum zb_moments moments, const struct warp_step *a
     return raw_values(ZB_F32, r->moment[which]);
 }
 
-/* What was stepped is stored. Moments of 8 bits need their group first: moment_put_q8(). */
+/* Stores what was stepped. 8-bit moments need their whole group: moment_put_q8(). */
 WARP_FN void moment_put(enum zb_moments moments, const struct warp_step *a, unsigned which,
                         const struct place *at, struct quad values, uint32_t stepped, uint32_t key)
 {
@@ -225,7 +225,7 @@ struct lane_moments {
     struct quad x[ZB_MOMENTS_MAX][2];
 };
 
-/* all: every element is stepped, by the scalars at hand. */
+/* all: every element is stepped, with the current scalars. */
 WARP_FN void quad_step(const struct warp_step *a, const struct step_kind *kind,
                        const struct place *at, const struct step_raw *r,
                        struct lane_scalars *scalars, const uint32_t *keys, bool all, unsigned half,

@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/warp_priv.h"
 
-/* What is summed: an array, or the gradients of a page while they are set or added to. */
+/* The input of sums: an array, or the gradients of a page while they are set or added to. */
 struct warp_sums {
     const void *from;
     void *grad; /* NULL: `from` itself is summed */
@@ -16,7 +16,7 @@ struct warp_sums {
     bool vector; /* of `from`: pages are aligned */
 };
 
-/* What is fixed for a launch: on a GPU, when it is compiled. */
+/* Properties fixed for a launch; on a GPU, compile-time constants. */
 struct sums_kind {
     enum zb_dtype from, grad;
     bool ingest, add;
@@ -49,7 +49,7 @@ WARP_FN struct sums_raw sums_read(const struct warp_sums *a, const struct sums_k
     return r;
 }
 
-/* A quad of gradients, as zk_page_ingest() takes it in; returns what is in grad then. */
+/* Takes in a quad of gradients, as zk_page_ingest() does; returns the resulting gradients. */
 WARP_FN struct quad quad_ingest(const struct warp_sums *a, const struct sums_kind *kind, uint64_t i,
                                 const struct sums_raw *r)
 {

@@ -37,7 +37,7 @@ static void emu_close(struct zk_gpu *g)
     free(e);
 }
 
-/* The next number of "A:B:C"; *args moves on. Nothing there: the number stays as it is. */
+/* Parses the next number of "A:B:C", and advances *args. If it is empty, *ret is unchanged. */
 static int args_number(const char **args, bool size, uint64_t *ret, struct zb_err *err)
 {
     char text[32];

@@ -10,7 +10,7 @@
 
 #include "kernels/gpu/emulated_priv.h"
 
-#define JUNK 0xa5 /* what fresh memory is full of */
+#define JUNK 0xa5 /* fresh memory is filled with it */
 
 struct emu_pin {
     struct zb_list node;
@@ -144,7 +144,7 @@ static bool pin_writable(void *addr, uint64_t page)
            madvise(addr, page, MADV_POPULATE_WRITE) == 0;
 }
 
-/* As most drivers: nothing that is mapped for reading only. */
+/* Like most drivers, refuses memory that is mapped read-only. */
 int zk_emu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only, struct zb_err *err)
 {
     struct emu *e = emu_of(g);

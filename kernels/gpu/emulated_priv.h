@@ -19,7 +19,7 @@ struct emu {
     struct zb_err dead;  /* code is 0 while the device works */
     struct zb_list pins; /* pieces of host memory */
     uint64_t pin_left;   /* bytes */
-    uint64_t shares;     /* 0: of its memory nothing leaves the process */
+    uint64_t shares;     /* 0: its memory cannot be shared */
 };
 
 static inline struct emu *emu_of(struct zk_gpu *g)
@@ -63,8 +63,8 @@ void zk_emu_unpin(struct zk_gpu *g, void *addr);
 
 /* ---- emulated_mem.c: for streams */
 
-/** Where the device finds len_bytes at `dev`; NULL: they are not its own, or may not be written.
- * *ret_mem is busy until zk_emu_mem_idle(). */
+/** The device's own mapping of len_bytes at `dev`; NULL: not its memory, or not writable. *ret_mem
+ * is busy until zk_emu_mem_idle(). */
 void *zk_emu_mem_find(struct emu *e, const void *dev, uint64_t len_bytes, bool writes,
                       struct zk_gpu_mem **ret_mem);
 void zk_emu_mem_idle(struct emu *e, struct zk_gpu_mem *m);

@@ -37,7 +37,7 @@ struct emu_event {
 struct item {
     struct zb_list node;
     enum item_kind kind;
-    bool fails; /* the device is lost when it comes to this */
+    bool fails; /* the device is lost when it reaches this item */
     enum zk_gpu_way way;
     uint8_t byte;
     void *to;
@@ -71,7 +71,7 @@ static void event_put(struct emu_event *event)
         free(event);
 }
 
-/* The device side of a copy is looked up, the host's is taken as it is. */
+/* Device addresses of a copy are looked up; host addresses are used directly. */
 static bool copy_run(struct emu *e, const struct item *i)
 {
     struct zk_gpu_mem *to_mem = NULL, *from_mem = NULL;
@@ -153,7 +153,7 @@ static bool call_run(struct emu *e, struct call *c)
     return good;
 }
 
-/* One work; the device is lost where it fails. */
+/* Runs one work; if it fails, the device is lost. */
 static void work_run(struct emu *e, struct item *i)
 {
     const struct timespec slow = { .tv_sec = (time_t)(e->delay_us / 1000000),

@@ -12,8 +12,7 @@
 
 /* ---- devices */
 
-/* What stands behind "backend:", "" where the name ends before the colon; NULL: not that backend.
- */
+/* The text after "backend:"; "" if the name has no colon; NULL: another backend. */
 static const char *name_args(const char *name, const char *backend)
 {
     size_t len = strlen(backend);
@@ -25,7 +24,7 @@ static const char *name_args(const char *name, const char *backend)
     return name[len] == ':' && name[len + 1] != '\0' ? name + len + 1 : NULL;
 }
 
-/* CUDA's, out of its plugin. */
+/* Opens CUDA's device, from its plugin. */
 static int plugin_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
 {
     const struct zk_gpu_plugin *plugin;

@@ -31,7 +31,7 @@ static void share_free(struct share *s)
     free(s);
 }
 
-/* How many are held still; those that are not are dropped. */
+/* Number of shares still held; drops all others. */
 static unsigned shares_held(struct zk_gpu_mem *m)
 {
     unsigned held = 0;
@@ -57,7 +57,7 @@ static void mem_delete(struct zk_gpu_mem *m)
     free(m);
 }
 
-/* Forgets what nobody holds any more. */
+/* Forgets stranded memory that nobody holds. */
 static void stranded_look(struct zk_gpu *g)
 {
     zb_list_each(pos, &g->stranded)
@@ -150,7 +150,7 @@ static int limit_take(struct zk_gpu *g, uint64_t bytes, struct zb_err *err)
     return rc;
 }
 
-/* The device has no such memory left, for all that the limit says: others use it, too. */
+/* The device is full although the limit is not reached: other processes use it too. */
 static int device_full(struct zk_gpu *g, uint64_t bytes, const struct zb_err *why,
                        struct zb_err *err)
 {
@@ -252,7 +252,7 @@ int zk_gpu_share(struct zk_gpu_mem *m, uint64_t holder, struct zk_gpu_share *ret
     *s = (struct share){ .fd = ends[0], .holder = holder };
     zb_list_init(&s->node);
     (void)pthread_mutex_lock(&m->gpu->lock);
-    (void)shares_held(m); /* or those that were given back would gather here */
+    (void)shares_held(m); /* drops released shares, which would pile up otherwise */
     zb_list_push_back(&m->shares, &s->node);
     (void)pthread_mutex_unlock(&m->gpu->lock);
     *ret = out;

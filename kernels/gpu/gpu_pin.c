@@ -50,8 +50,8 @@ static void pieces_unpin(struct zk_gpu *g, char *addr, uint64_t len_bytes)
         g->backend->unpin(g, addr + at);
 }
 
-/* Touches memory from many threads before the driver does it from one: it pins what is there
- * several times as fast. Only a hint: where the kernel does not know it, the driver does all. */
+/* Touches memory from many threads first: the driver, which has one thread, then pins it several
+ * times as fast. Only a hint: if the kernel does not support it, the driver does everything. */
 struct touch {
     pthread_t thread;
     char *addr;

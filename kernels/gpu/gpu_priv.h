@@ -17,14 +17,14 @@
 struct zk_gpu_backend {
     const char *name;
 
-    /* `args` is the text after the name's first colon, "" for nothing. Fills in base.info but
-     * for the backend and the limit; what else is gpu.c's is zero, and set up behind it. */
+    /* `args` is the text after the name's first colon, "" for nothing. Fills in base.info, except
+     * for the backend and the limit; gpu.c sets up its other members afterwards. */
     int (*open)(const char *args, struct zk_gpu **ret, struct zb_err *err);
-    void (*close)(struct zk_gpu *g); /* takes a half-built one, too */
+    void (*close)(struct zk_gpu *g); /* accepts a half-built one */
     int (*free_bytes)(struct zk_gpu *g, uint64_t *ret, struct zb_err *err);
 
-    /* m->len_bytes is a multiple of the granularity; they set m->dev and what is theirs, and leave
-     * nothing behind when they fail. mem_free() unmaps and releases. */
+    /* m->len_bytes is a multiple of the granularity; they set m->dev and the backend's members,
+     * and leave nothing behind on failure. mem_free() unmaps and releases. */
     int (*mem_new)(struct zk_gpu_mem *m, struct zb_err *err);
     int (*mem_import)(struct zk_gpu_mem *m, int fd, bool writable, struct zb_err *err);
     int (*mem_export)(struct zk_gpu_mem *m, int *ret_fd, struct zb_err *err);
@@ -37,7 +37,7 @@ struct zk_gpu_backend {
 
     int (*stream_new)(struct zk_gpu *g, struct zk_gpu_stream **ret, struct zb_err *err);
     void (*stream_free)(struct zk_gpu_stream *s);
-    void *(*stream_native)(struct zk_gpu_stream *s); /* NULL: it is one itself */
+    void *(*stream_native)(struct zk_gpu_stream *s); /* NULL: the stream is its own handle */
     int (*stream_sync)(struct zk_gpu_stream *s, struct zb_err *err);
     int (*event_new)(struct zk_gpu *g, struct zk_gpu_event **ret, struct zb_err *err);
     void (*event_free)(struct zk_gpu_event *e);
@@ -52,7 +52,7 @@ struct zk_gpu_backend {
     int (*signal)(struct zk_gpu_stream *s, int eventfd, struct zb_err *err);
     int (*launch)(struct zk_gpu_stream *s, const struct zk_gpu_work *work, struct zb_err *err);
 
-    /* gpu_own.h; NULL: not supported. An adopted stream is freed and not ended. */
+    /* gpu_own.h; NULL: not supported. Freeing an adopted stream does not destroy the owner's. */
     int (*stream_adopt)(struct zk_gpu *g, void *native, struct zk_gpu_stream **ret,
                         struct zb_err *err);
     int (*enter)(struct zk_gpu *g, struct zb_err *err);
@@ -62,9 +62,9 @@ struct zk_gpu_backend {
 
 extern const struct zk_gpu_backend zk_gpu_emulated;
 
-/** "cuda" is a plugin (base/plugin.h), ZK_GPU_PLUGIN, so that nothing else has CUDA's runtime and
- * kernels in it: this is what it exports, as zk_gpu_plugin. What it shares with whoever loads it is
- * this header: both are of the same build, or of one whose headers say the same. */
+/** "cuda" is a plugin (base/plugin.h), ZK_GPU_PLUGIN, so that nothing else contains CUDA's runtime
+ * and kernels. It exports this struct as zk_gpu_plugin. Plugin and loader share this header: both
+ * are of the same build, or of builds with equal headers. */
 struct zk_gpu_plugin {
     char abi[64]; /* ZK_GPU_ABI: the sum of those headers. First, for ever */
     const struct zk_gpu_backend *backend;

@@ -12,13 +12,13 @@ struct fault_cut {
     int bytes;
 };
 
-/* Stands in for the backend's ops, which it passes everything on to. */
+/* Replaces the backend's ops, and passes everything on to them. */
 struct fault {
     struct zn_ops ops;
     const struct zn_ops *inner;
     struct zn_fault_plan plan;
     unsigned seen, seen_rw;
-    struct zb_list up; /* what comes up next, before anything of the backend */
+    struct zb_list up; /* completions that come up before those of the backend */
     struct fault_cut cuts[];
 };
 
@@ -32,7 +32,7 @@ static bool fault_is(unsigned count, unsigned every)
     return every > 0 && count % every == 0;
 }
 
-/* Answers here, and the backend never hears of it. */
+/* Completes a request here, without the backend. */
 static void fault_answer(struct zn_engine *e, struct zn_io *io, int res)
 {
     io->res = res;
@@ -40,7 +40,8 @@ static void fault_answer(struct zn_engine *e, struct zn_io *io, int res)
     zn_wake(e);
 }
 
-/* Lets the transfer move what it reports, and at least one unit: never more than was asked. */
+/* Shortens a transfer to the bytes that it reports, rounded up to a unit, never above the request.
+ */
 static void fault_cut(struct zn_engine *e, struct zn_io *io)
 {
     struct fault *f = fault_of(e);

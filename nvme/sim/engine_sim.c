@@ -12,9 +12,9 @@
  * A BATCH is what one zn_reap() sees. After it, reap() reports once that there is nothing more, and
  * sets the wake-up for the rest.
  *
- * FIXED RATE. kick() asks the device when each request is over; it leaves the queue then, the
- * earliest first. The clock (clock_priv.h) sets the wake-up at the next such moment, a little late:
- * the rate is exact while the requests in flight cover that delay.
+ * FIXED RATE. kick() asks the device when each request ends; it leaves the queue then, the earliest
+ * first. The clock (clock_priv.h) sets the wake-up at the next such moment, a little late: the rate
+ * is exact while the requests in flight cover that delay.
  *
  * THREADS. Everything runs in the caller's thread.
  */
@@ -26,7 +26,7 @@
 #include "nvme/engine_priv.h"
 #include "nvme/sim/sim_priv.h"
 
-#define SIM_BATCH_MAX 8u /* of those that the seed chooses */
+#define SIM_BATCH_MAX 8u /* upper limit of batches drawn from the seed */
 
 struct sim_request {
     struct zn_io *io;
@@ -112,7 +112,7 @@ static int sim_kick(struct zn_engine *e)
     return 0;
 }
 
-/* It happens now; true when it must not come up yet. */
+/* Performs the operation; true if its completion is delayed. */
 static bool sim_perform(struct sim_engine *x, struct zn_io *io)
 {
     struct sim_op op = {
@@ -133,7 +133,7 @@ static bool sim_perform(struct sim_engine *x, struct zn_io *io)
     return op.ret_late;
 }
 
-/* Which request leaves the queue: -1 when none is due. */
+/* Chooses the request that leaves the queue; -1: none is due. */
 static int sim_choose(struct sim_engine *x)
 {
     unsigned first = 0;
@@ -154,7 +154,7 @@ static int sim_choose(struct sim_engine *x)
     return -1;
 }
 
-/* The last late one, when all that it waits for is over. */
+/* The last late request, if all requests that it waits for have completed. */
 static struct zn_io *sim_late(struct sim_engine *x)
 {
     if (x->nlate == 0)

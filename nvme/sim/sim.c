@@ -13,14 +13,14 @@
  *
  * A RECORDING is a list of entries (the changes and flushes, by operation) and now and then a copy
  * of the state. zn_sim_cut_at() copies the last such state before the operation, applies the few
- * entries between, and decides what a restart would decide: it never runs anything again. A copy
- * is taken after every SIM_SNAP_ENTRIES entries or SIM_SNAP_BYTES written, and whenever contents
- * change behind the recording's back (restart, poke).
+ * entries between, and decides what a restart would decide: it never runs anything again. A copy is
+ * taken after every SIM_SNAP_ENTRIES entries or SIM_SNAP_BYTES written, and whenever contents
+ * change without being recorded (restart, poke).
  *
  * INVARIANTS
  *     S1  Contents now = durable contents + all pending changes, for each file that no stale or
  *         forgotten write has ever tainted.
- *     S2  An operation that fails for want of memory has changed nothing (a flush: made a part
+ *     S2  An operation that fails for lack of memory has changed nothing (a flush: made a part
  *         durable, which it may).
  *     S3  What sim_do() does to the state, the entries do to a copy of it.
  *

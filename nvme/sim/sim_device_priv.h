@@ -69,7 +69,7 @@ struct zn_sim {
     size_t nsnaps, snaps_room;
     uint64_t unsnapped_bytes;
 
-    uint64_t free_ns; /* when the transfers that are under way are over */
+    uint64_t free_ns; /* end of the transfers in progress */
     struct sim_vfs *vfs;
 };
 
@@ -123,8 +123,8 @@ const struct sim_snap *sim_snap_before(const struct zn_sim *s, uint64_t op);
 /** S3: does to `st` what the entries from `first` on did, up to operation `op`; of `op` itself,
  *  only its change. 0 or -ENOMEM. */
 int sim_replay(struct sim_state *st, const struct zn_sim *s, size_t first, uint64_t op);
-/** Makes all changes durable when there are more than the cache holds. For want of memory they
- *  stay for a while. now: what reads see, by file, or NULL. */
+/** Makes all changes durable when there are more than the cache holds. If memory is short they
+ * stay for a while. now: what reads see, by file, or NULL. */
 void sim_write_back(struct sim_state *st, const struct sim_file *files, const struct sim_data *now);
 
 /* ---- seeds */

@@ -155,7 +155,7 @@ ssize_t sim_do(struct zn_sim *s, struct sim_op *op);
 /** The number of a file: names are never forgotten. -ENOMEM, -ENFILE. */
 int sim_file(struct zn_sim *s, const char *name);
 bool sim_file_exists(struct zn_sim *s, unsigned file, uint64_t *ret_size);
-/** One user at a time: false when another one has it. */
+/** Takes the file for one user: false if another user has it. */
 bool sim_file_take(struct zn_sim *s, unsigned file, const void *user);
 void sim_file_drop(struct zn_sim *s, unsigned file, const void *user);
 bool sim_file_taken(struct zn_sim *s, unsigned file, const void *user); /* by another one */
@@ -165,7 +165,7 @@ void sim_user(struct zn_sim *s, int add);
 /** A number from the seed: the next of the device. */
 uint64_t sim_random(struct zn_sim *s);
 const struct zn_sim_options *sim_options(const struct zn_sim *s);
-/** Fixed-rate mode: when a transfer that arrives now is over. */
+/** Fixed-rate mode: the end of a transfer that arrives now. */
 uint64_t sim_due_ns(struct zn_sim *s, size_t len);
 
 /* ---- sim_vfs.c */

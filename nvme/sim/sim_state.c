@@ -38,7 +38,7 @@ static void chunk_unref(struct sim_chunk *c)
         free(c);
 }
 
-/* Ours alone; its bytes are kept unless all of them are written anyway. */
+/* Makes a chunk exclusive. keep: copies its bytes; false if all of them will be written. */
 static int chunk_own(struct sim_chunk **c, bool keep)
 {
     struct sim_chunk *own;
@@ -98,7 +98,7 @@ void sim_data_get(const struct sim_data *d, uint64_t off, void *bytes, size_t le
     }
 }
 
-/* A table for so many bytes. */
+/* Makes the table large enough for `end` bytes. */
 static int data_reserve(struct sim_data *d, uint64_t end)
 {
     size_t n = (size_t)zb_div_up(end, SIM_CHUNK);

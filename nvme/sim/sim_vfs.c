@@ -42,7 +42,7 @@ struct vfs_file {
     unsigned file;
     int lock; /* SQLITE_LOCK_* */
     bool delete_on_close;
-    bool is_new; /* its folder was not flushed since */
+    bool is_new; /* its folder was not flushed since its creation */
 };
 
 /* One operation; in the fixed-rate mode it takes its time. */
@@ -74,7 +74,7 @@ static int file_close(sqlite3_file *f)
     if (vf->delete_on_close) {
         struct sim_op op = { .kind = SIM_DELETE, .file = vf->file };
 
-        (void)vfs_do(vf->v, &op); /* nobody needs it any more */
+        (void)vfs_do(vf->v, &op); /* no longer needed */
     }
     sim_file_drop(vf->v->sim, vf->file, vf);
     sim_user(vf->v->sim, -1);
@@ -357,7 +357,7 @@ static int vfs_error(sqlite3_vfs *vfs, int len, char *ret)
 
 int sim_vfs_new(struct sim_vfs **ret, struct zn_sim *s, struct zb_err *err)
 {
-    static atomic_uint count; /* names are the process's */
+    static atomic_uint count; /* VFS names are global in a process */
     struct sim_vfs *v = calloc(1, sizeof(*v));
     int rc;
 

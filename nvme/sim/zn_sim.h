@@ -101,8 +101,9 @@ uint64_t zn_sim_struck(const struct zn_sim *s);
 /** The power fails at operation `op`. */
 void zn_sim_cut(struct zn_sim *s, uint64_t op, uint32_t variant);
 /** After every engine and database on it was closed: what was not flushed is decided, faults are
- * cleared, the device is alive again, operations are counted on. Without a cut: as if the power had
- * failed now, or where ZN_FAULT_DEAD struck, variant 0. 0, or -ENOMEM: the device is of no use. */
+ * cleared, the device is alive again, the count of operations continues. Without a cut: as if the
+ * power had failed now, or when ZN_FAULT_DEAD struck, with variant 0. 0; -ENOMEM: the device is
+ * unusable. */
 int zn_sim_restart(struct zn_sim *s);
 
 /** Of a device with `record`: a new device, as a power cut at operation `op`, variant `variant`
