@@ -74,11 +74,11 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, bool going, struc
 
     for (; w->shard < job->nshards && left > 0 && rc == 0; w->shard++, left--)
         rc = needs_shard(job->shards[w->shard], times, going, w);
-    if (rc < 0 || w->shard < job->nshards)
-        return rc;
+    if (rc == 0 && w->shard < job->nshards)
+        return 1;
     for (int p = 0; p < ZB_PLANES && rc == 0; p++)
         rc = zb_needs_spares(&w->sum, &w->streamed[p], &w->early[p], job->core->disk->nbuffers);
-    return rc < 0 ? rc : 1;
+    return rc;
 }
 
 /* Bytes of the job's state that may be on NVMe, as booked in the account (R3). */

@@ -148,7 +148,7 @@ static void df_copy_part(struct zsd_work *work)
         return;
     }
     d->took_ns += zb_now_ns() - from_ns;
-    if (rc == 0) {
+    if (rc == 1) {
         zsd_defer(d->core, work);
         return;
     }

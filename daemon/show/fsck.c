@@ -42,9 +42,7 @@ static int fsck_begin(struct zsd_change *c, struct zb_err *err)
 {
     struct zsd_fsck_run *f = zb_container_of(c, struct zsd_fsck_run, change);
 
-    int rc = zsd_survey_take(f->core, &f->s, err);
-
-    return rc < 0 ? rc : rc == 0; /* 1: the rest of it is for the next turn */
+    return zsd_survey_take(f->core, &f->s, err);
 }
 
 /* Another change waits. */

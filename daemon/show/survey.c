@@ -221,7 +221,7 @@ static bool shard_places(const struct zsd_shard *shard)
     return some;
 }
 
-/* The next pages of the job: 1: that was all; 0; -ENOMEM. */
+/* The next pages of the job. 0: that was all; 1: more; -ENOMEM. */
 static int take_job_works(struct zsd_survey *s, const struct zsd_job *job, uint64_t *left)
 {
     uint32_t index = survey_job_at(s, job->number);
@@ -235,13 +235,15 @@ static int take_job_works(struct zsd_survey *s, const struct zsd_job *job, uint6
             continue;
         for (; *left > 0 && s->at_page < shard->npages && rc == 0; s->at_page++, --*left)
             rc = take_page(s, shard, s->at_page, index);
-        if (rc < 0 || s->at_page < shard->npages || *left == 0)
+        if (rc < 0)
             return rc;
+        if (s->at_page < shard->npages || *left == 0)
+            return 1;
     }
-    return s->at_shard >= job->nshards;
+    return s->at_shard < job->nshards;
 }
 
-/* The next pages of all jobs. New ones come at the end of the list. */
+/* The next pages of all jobs; 0, 1 and -ENOMEM as before. New jobs come at the end of the list. */
 static int take_works(struct zsd_core *core, struct zsd_survey *s, uint64_t *left)
 {
     zb_list_each(pos, &core->jobs->list)
@@ -255,11 +257,11 @@ static int take_works(struct zsd_core *core, struct zsd_survey *s, uint64_t *lef
             s->at_shard = s->at_page = 0;
         s->at_job = job;
         rc = take_job_works(s, job, left);
-        if (rc <= 0)
+        if (rc != 0)
             return rc;
         job->surveyed[s->what] = true;
     }
-    return 1;
+    return 0;
 }
 
 /* ---- rows */
@@ -291,7 +293,7 @@ static int take_partial_rows(struct zsd_core *core, struct zsd_survey *s)
 }
 
 /* The next rows, which may be removed from the list meanwhile, and new ones be added: `at_row` keeps the
- * place. 1: that was all, and nothing is leaving. */
+ * place. 0: that was all, and nothing is leaving; 1: more; -ENOMEM. */
 static int take_rows(struct zsd_core *core, struct zsd_survey *s, uint64_t *left)
 {
     struct zb_list *rows = &core->store->rows, *next;
@@ -300,54 +302,49 @@ static int take_rows(struct zsd_core *core, struct zsd_survey *s, uint64_t *left
         struct zsd_row *row = zb_container_of(next, struct zsd_row, node);
 
         if (*left == 0)
-            return 0;
+            return 1;
         if (row->refs > 0 && take_row(s, row, row->npages) < 0) /* else it is leaving */
             return -ENOMEM;
         zb_list_remove(&s->at_row);
         zb_list_push_back(next->next, &s->at_row); /* behind it */
     }
     if (!zb_list_empty(&core->disk->leaving))
-        return 0;
+        return 1;
     zb_list_remove(&s->at_row);
-    return take_partial_rows(core, s) < 0 ? -ENOMEM : 1;
+    return take_partial_rows(core, s);
 }
 
 /* ---- in parts */
 
-/* What is to be taken now: 1: that was all of it; 0: not yet. */
+/* Takes more of the current part. 0: the part is complete; 1: more; -ENOMEM. */
 static int take_part(struct zsd_core *core, struct zsd_survey *s, uint64_t *left)
 {
     int rc;
 
     switch (s->part) {
     case SURVEY_LEAVE:
-        if (!zb_list_empty(&core->disk->leaving))
-            return 0;
-        rc = take_begin(core, s);
-        return rc < 0 ? rc : 1;
+        return zb_list_empty(&core->disk->leaving) ? take_begin(core, s) : 1;
     case SURVEY_PLACES:
-        return zsd_places_copy_part(core, &s->places, left);
+        return !zsd_places_copy_part(core, &s->places, left);
     case SURVEY_WORKS:
         return take_works(core, s, left);
     case SURVEY_ROWS:
-        rc = s->what == ZSD_SURVEY_FSCK ? take_rows(core, s, left) : 1;
-        if (rc > 0 && zsd_places_copy_end(&s->places) < 0)
-            rc = -ENOMEM;
-        return rc;
+        rc = s->what == ZSD_SURVEY_FSCK ? take_rows(core, s, left) : 0;
+        return rc == 0 ? zsd_places_copy_end(&s->places) : rc;
     case SURVEY_TAKEN:
         break;
     }
-    return 1;
+    return 0;
 }
 
 int zsd_survey_take(struct zsd_core *core, struct zsd_survey *s, struct zb_err *err)
 {
     uint64_t most = zsd_turn_left(core), left = most;
-    int rc = 1;
+    int rc = 0;
 
-    while (rc > 0 && s->part != SURVEY_TAKEN) {
+    while (rc == 0 && s->part != SURVEY_TAKEN) {
         rc = take_part(core, s, &left);
-        if (rc > 0)
+        if (rc == 0)
             s->part = (enum zsd_survey_part)(s->part + 1);
     }
     zsd_turn_count(core, most - left);

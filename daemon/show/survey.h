@@ -98,7 +98,7 @@ struct zsd_survey {
 };
 
 /** Loop thread. Takes the next part of the survey. `ret` begins as zero except `what`, and must not
- * move until zsd_survey_done(). fsck calls it in begin() of its change. 1: complete; 0: call again in
+ * move until zsd_survey_done(). fsck calls it in begin() of its change. 0: complete; 1: call again in
  * the next turn; -ENOMEM. */
 int zsd_survey_take(struct zsd_core *core, struct zsd_survey *ret, struct zb_err *err);
 /** Loop thread. Reduces it to jobs and sums, without pointers to live objects. */

@@ -97,7 +97,7 @@ void zsd_needs_walk_done(struct zsd_needs_walk *w)
     *w = (struct zsd_needs_walk){ 0 };
 }
 
-/* The next shards of the job in memory: 1: that was all; 0; -ENOMEM. */
+/* The next shards of the job in memory. 0: that was all; 1: more; -ENOMEM. */
 static int needs_job(const struct zsd_saved *saved, unsigned times, bool going,
                      struct zsd_needs_walk *w, uint64_t left)
 {
@@ -117,7 +117,7 @@ static int needs_job(const struct zsd_saved *saved, unsigned times, bool going,
 
 /* What the job must be promised, with this commit, when its rows hold `held`, and with or without
  * the snapshots that are going. What comes next is cut as the job in memory is, whatever its
- * versions were cut into. 1: *ret has all of it; 0: the rest is for later; -ENOMEM. */
+ * versions were cut into. 0: *ret has all of it; 1: call again; -ENOMEM. */
 static int needs_saved(const struct zsd_saved *saved, const struct zsd_version *committed,
                        const struct zb_needs *held, bool going, struct zsd_needs_walk *w,
                        uint64_t left, struct zb_needs *ret)
@@ -127,14 +127,13 @@ static int needs_saved(const struct zsd_saved *saved, const struct zsd_version *
     int rc;
 
     assert(!saved->needs || committed == saved->committed); /* whose rows its shards have */
-    rc = v && saved->needs ? needs_job(saved, times, going, w, left) : 1;
-
-    if (rc <= 0)
+    rc = v && saved->needs ? needs_job(saved, times, going, w, left) : 0;
+    if (rc != 0)
         return rc;
     rc = zb_needs_sum(ret, held, 1);
     if (rc == 0 && v)
         rc = saved->needs ? zb_needs_sum(ret, &w->sum, 1) : needs_like(saved, v, times, ret);
-    return rc < 0 ? rc : 1;
+    return rc;
 }
 
 /* Books `want`, with the bytes of its newest version as such, and the gradients' of the job in
@@ -150,27 +149,27 @@ int zsd_saved_book(struct zsd_saved *saved, const struct zsd_version *v,
                             err);
 }
 
-/* 1: it is so; 0: the rest is for later; -ENOSPC, -ENOMEM. */
+/* 0: the promise is set; 1: call again; -ENOSPC, -ENOMEM. */
 static int saved_reserve(struct zsd_saved *saved, struct zsd_needs_walk *w, uint64_t left,
                          struct zb_err *err)
 {
     const struct zsd_version *v = saved->prepared ? saved->prepared : saved->committed;
     struct zb_needs want = { 0 };
-    int rc = 1;
+    int rc = 0;
 
     if (!v && saved->job)
-        return 1; /* as it was placed */
+        return 0; /* as it was placed */
     if (v || saved->doubt)
         rc = needs_saved(saved, saved->committed, &saved->held, true, w, left, &want);
-    if (rc == 0)
-        return 0;
+    if (rc == 1)
+        return 1;
     if (rc < 0)
         (void)zb_fail(err, rc, "job '%s': %m", saved->name);
     else
         rc = zsd_saved_book(saved, v, &want, err);
     zb_needs_done(&want);
     saved->lacks = rc < 0;
-    return rc < 0 ? rc : 1;
+    return rc;
 }
 
 int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err)
@@ -179,14 +178,14 @@ int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err)
     int rc = saved_reserve(saved, &w, UINT64_MAX, err);
 
     zsd_needs_walk_done(&w);
-    return rc < 0 ? rc : 0;
+    return rc;
 }
 
 bool zsd_saved_reserve_part(struct zsd_saved *saved, struct zsd_needs_walk *w)
 {
     struct zb_err err = { 0 }; /* who needs more than there is asks again: zsd_saved_room() */
 
-    return saved_reserve(saved, w, zsd_turn_left(saved->store->core), &err) != 0;
+    return saved_reserve(saved, w, zsd_turn_left(saved->store->core), &err) != 1;
 }
 
 /* Of each size, at least as many as `other` has. */
@@ -216,9 +215,9 @@ static int saved_raise(struct zsd_saved *saved, const struct zsd_version *commit
     struct zb_err why = { 0 };
     int rc = needs_saved(saved, committed, held, going, w, left, &want);
 
+    if (rc == 1)
+        return 1;
     if (rc == 0)
-        return 0;
-    if (rc > 0)
         rc = need_most(&want, &saved->promise);
     if (rc < 0)
         (void)zb_fail(err, rc, "job '%s': %m", saved->name);
@@ -226,7 +225,7 @@ static int saved_raise(struct zsd_saved *saved, const struct zsd_version *commit
         rc = zb_fail(err, why.code, "job '%s' needs room for one more version: %s", saved->name,
                      why.text);
     zb_needs_done(&want);
-    return rc < 0 ? rc : 1;
+    return rc;
 }
 
 int zsd_saved_raise(struct zsd_saved *saved, struct zb_err *err)
@@ -235,15 +234,13 @@ int zsd_saved_raise(struct zsd_saved *saved, struct zb_err *err)
     int rc = saved_raise(saved, saved->committed, &saved->held, true, &w, UINT64_MAX, err);
 
     zsd_needs_walk_done(&w);
-    return rc < 0 ? rc : 0;
+    return rc;
 }
 
 int zsd_saved_raise_part(struct zsd_saved *saved, const struct zsd_version *committed,
                          const struct zb_needs *held, struct zsd_needs_walk *w, struct zb_err *err)
 {
-    int rc = saved_raise(saved, committed, held, false, w, zsd_turn_left(saved->store->core), err);
-
-    return rc < 0 ? rc : !rc;
+    return saved_raise(saved, committed, held, false, w, zsd_turn_left(saved->store->core), err);
 }
 
 /* ---- saved jobs */
