@@ -30,8 +30,8 @@ void zsd_early_offer(struct zsd_shard *s);
 /* Undoes the announcement of the step, and everything done for it; or call when the step is over.
  */
 void zsd_early_drop(struct zsd_job *job);
-/** Undoes what was done early, for as many shards as the turn has room for; true: all of it. No page is in
- * flight, and none begins after it; zsd_early_drop() follows. */
+/** Undoes early steps of as many shards as the turn has room for; true: of all. No early page is in
+ * flight, and none may begin until zsd_early_drop(), which follows. */
 bool zsd_early_undo(struct zsd_job *job);
 /** Call when all of its pages are stepped: its early results are part of the step. */
 void zsd_early_stepped(struct zsd_shard *s);
