@@ -458,7 +458,7 @@ static void resolve_applied(struct zsd_delta *d)
     if (w->what == ZSD_RESOLVE)
         zsd_snap_next(saved); /* snapshots of this commit */
     else if (saved->job)
-        saved->job->rewritten = true; /* the dropped version had the writes */
+        saved->job->rewritten = true; /* the dropped version may have had writes */
 }
 
 static void resolve_done(struct zsd_delta *d, const struct zb_err *err)
@@ -483,8 +483,7 @@ static void commit_resolve(struct zsd_req *req, struct zsd_job *job, enum zsd_co
         commit_reply(req, c, NULL);
         return;
     }
-    if (job->state == ZSD_PLACING ||
-        job->state == ZSD_LOADING) { /* it may be the one being loaded */
+    if (job->state == ZSD_PLACING || job->state == ZSD_LOADING) { /* perhaps it is being loaded */
         zsd_refuse(req, -EBUSY, "job '%s' is being loaded", job->name);
         return;
     }
