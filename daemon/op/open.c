@@ -373,9 +373,9 @@ ZSD_REQUEST(zsd_job_open, JobOpen)
     open_run(req, q, 0);
 }
 
-/* The rank has its staging, unless it died meanwhile. A rank that attaches during a step or a commit
- * is answered when that ends (zsd_job_stepped(), zsd_job_committed()): it is told every point that
- * there is, and resumes from the same one as the others. */
+/* The rank has its staging, unless it died meanwhile. A rank that attaches during a step or a
+ * commit is answered when that ends (zsd_job_stepped(), zsd_job_committed()): it is told every
+ * point that there is, and resumes from the same one as the others. */
 static void staging_opened(struct zsd_arena_task *t)
 {
     struct zsd_member *m = t->member;

@@ -385,7 +385,7 @@ void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why)
         push_end(push_next(zb_container_of(job->pushes.next, struct push, waits)->shard), why);
 }
 
-/* Refuses norms: a shard of the rank has an incomplete gradient. It is named if it is found soon. */
+/* Refuses norms: a shard of the rank has an incomplete gradient. Names it if it is found soon. */
 static void norms_refuse(struct zsd_req *req, struct zsd_member *m, uint64_t step)
 {
     const char *unit = "?";
