@@ -46,7 +46,7 @@ struct zsd_step_table {
 /** NULL is fine for both. */
 struct zsd_classes *zsd_classes_get(struct zsd_classes *c);
 void zsd_classes_put(struct zsd_classes *c);
-/** Drops the classes of every rank: the step is over, or will not run. */
+/** Drops the classes of every rank: the step has ended, or will not run. */
 void zsd_classes_drop(struct zsd_job *job);
 /** Whether both are NULL, or equal. */
 bool zsd_classes_same(const struct zsd_classes *a, const struct zsd_classes *b);

@@ -237,7 +237,7 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
     early_work(job);
 }
 
-/* Begins the next page of the first shard in line: 0 or -ENOMEM. */
+/* Begins the next page of the first shard in the queue. 0 or -ENOMEM. */
 static int early_begin(struct zsd_job *job)
 {
     struct zsd_shard *s = zb_container_of(job->early->shards.next, struct zsd_shard, early_node);

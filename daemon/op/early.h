@@ -27,8 +27,7 @@ struct zsd_early {
 /* Call when a gradient of this shard arrived, or is free again: steps the shard early, if
  * possible. */
 void zsd_early_offer(struct zsd_shard *s);
-/* Undoes the announcement of the step, and everything done for it; or call when the step is over.
- */
+/* Undoes the announcement of the step, and everything done for it. Also call when the step ends. */
 void zsd_early_drop(struct zsd_job *job);
 /** Undoes early steps of as many shards as the turn has room for; true: of all. No early page is in
  * flight, and none may begin until zsd_early_drop(), which follows. */

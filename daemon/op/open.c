@@ -384,7 +384,7 @@ static void staging_opened(struct zsd_arena_task *t)
 
     m->staging = t->arena;
     if (m->staging.fd < 0)
-        zsd_unplace_staging(job, t->bytes); /* else that is done with the arena */
+        zsd_unplace_staging(job, t->bytes); /* else when the arena is closed */
     if (job->state == ZSD_ENDED)
         (void)zb_fail(&t->err, job->why.code, "%s", job->why.text);
     if (m->conn && t->err.code == 0 && job->saved && job->saved->epoch < job->epoch)

@@ -97,7 +97,7 @@ static bool ready_together(const struct zsd_job *job)
 }
 
 /* The version to resume from: the one that the ranks chose, else the commit, else what is prepared.
- * NULL: there is none, or it was dropped since they attached. */
+ * NULL: there is none, perhaps because it was dropped since they attached. */
 static struct zsd_version *ready_version(const struct zsd_job *job, struct zb_err *err)
 {
     struct zsd_version *c = job->saved->committed, *p = job->saved->prepared;
@@ -244,7 +244,7 @@ void zsd_place_again(struct zsd_job *job)
     zsd_want_end(job->core, &job->want);
     job->place_waits = rc == -ENOSPC && (zsd_core_make_room(job->core, job) ||
                                          zsd_want_begin(job->core, &job->want, job->place_least));
-    if (rc == -ENOSPC && !job->place_waits) { /* that is not possible: gradients go to NVMe */
+    if (rc == -ENOSPC && !job->place_waits) { /* others cannot help: gradients go to NVMe */
         err = (struct zb_err){ 0 };
         rc = zsd_place(job, true, &err);
         job->place_waits = rc == -ENOSPC && zsd_want_begin(job->core, &job->want, job->place_least);

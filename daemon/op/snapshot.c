@@ -87,7 +87,7 @@ struct snap_op {
     struct zb_list node;    /* in saved->snap_waiters */
 };
 
-/* Marks all but the newest `retain` for removal, the new one included. */
+/* Marks the oldest snapshots for removal: `retain` of them stay, counting the new one. */
 static void snap_retain(struct zsd_saved *saved, uint32_t retain)
 {
     uint32_t n = 1;
