@@ -29,8 +29,8 @@
  * A failure in PAGES ends the job: some pages have stepped and some have not, and this mix must not
  * be read. A durable job is rebuilt from its last commit when its ranks attach again.
  *
- * A skip, or a step with a page that failed early, is the same up to DRAIN, where a skip does not wait
- * for pins. Then:
+ * A skip, or a step with a page that failed early, is the same up to DRAIN, where a skip does not
+ * wait for pins. Then:
  *
  *     UNDO   early steps are undone, in parts, and then all gradients are dropped. That ends a
  *            skip. The step is refused with the error of the page
