@@ -43,8 +43,8 @@ bool zsd_job_name_coming(const struct zsd_core *core, const char *name)
     return false;
 }
 
-/* The rank of this connection. NULL and err: it has none, or its job has ended, or it is still being
- * opened. */
+/* The rank of this connection. NULL and err: it has none, or its job has ended, or it is still
+ * being opened. */
 static struct zsd_member *member_alive(struct zsd_conn *conn, struct zb_err *err)
 {
     struct zsd_member *m = conn->member;

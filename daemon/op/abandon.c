@@ -1,9 +1,9 @@
 /*
- * op/abandon.c - the gradients of a step that will not be made are dropped, and it begins anew.
+ * op/abandon.c - drops the gradients of a step, which then begins anew.
  *
- * As a skip, but nothing is counted: `iterations` stays, and notes and commits are what they were.
- * What was stepped ahead of its barrier (op/early.c) is undone. One rank asks, for all of the node;
- * they have agreed on it, so none of them pushes meanwhile.
+ * Like a skip, but nothing is counted: `iterations`, notes and commits do not change. Early steps
+ * (op/early.c) are undone. One rank asks for all ranks of the node. They have agreed on it, so none
+ * of them pushes meanwhile.
  */
 #include <errno.h>
 

@@ -3,15 +3,15 @@
  * (step-classes).
  *
  * MODEL. A rank sends classes and runs of tensors in parts, before step-begin or step, which then
- * refer to them. They stay with the rank until the step is over. The job has a reference to those
+ * refer to them. They stay with the rank until the step ends. The job has a reference to those
  * of the rank that asked first (step->classes, early->classes), and every other rank must have sent
  * the same.
  *
  *     parts ---> member->classes ---> step->classes ---> struct zsd_step_table: scalars by class,
  *                                                        segments by unit
  *
- * The table is made once per step, before its first page. Where a unit's own segments name groups,
- * those of the table name classes, and tensors without a class are in none.
+ * The table is made once per step, before its first page. A unit's own segments name groups; those
+ * of the table name classes, and leave out tensors without a class.
  *
  * ANOTHER OPTIMIZER (job-optimizer). A trainer that learns its optimizer late opens its job with
  * one whose state is as large as any. Before the first step only the kind changes; the state stays
@@ -67,7 +67,7 @@ static int step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalar
     return 0;
 }
 
-/* ---- what a rank says */
+/* ---- the classes of a rank */
 
 struct zsd_classes *zsd_classes_get(struct zsd_classes *c)
 {
@@ -262,7 +262,7 @@ ZSD_REQUEST(zsd_step_classes, StepClasses)
         m->classes->step = q->step;
         m->classes->of = job_trainable(m->job);
     }
-    if (part_add(m, q, &err) < 0) { /* half of a part is of no use */
+    if (part_add(m, q, &err) < 0) { /* a part of it may have been added */
         zsd_classes_put(m->classes);
         m->classes = NULL;
         zsd_reply_err(req, &err);
@@ -289,7 +289,7 @@ bool zsd_classes_leave(const struct zsd_job *job, const struct zsd_classes *c,
     return true;
 }
 
-/* ---- what pages get */
+/* ---- the table for page operations */
 
 static void table_unit(struct zsd_step_table *table, const struct zsd_unit *unit, uint32_t *n,
                        const struct zsd_class_run **run, uint32_t *left)
@@ -390,7 +390,7 @@ ZSD_REQUEST(zsd_job_optimizer, JobOptimizer)
         return;
     }
     if (q->optimizer != job->optimizer)
-        zsd_classes_drop(job); /* they were checked for the other one */
+        zsd_classes_drop(job); /* they were checked for the old optimizer */
     job->optimizer = q->optimizer;
     for (uint32_t u = 0; u < job->nunits; u++)
         job->units[u]->layout.optimizer = q->optimizer;

@@ -8,7 +8,7 @@
 #include "daemon/job/job.h"
 #include "proto/shard.pb-c.h"
 
-/* Tensors that are stepped alike. No padding, so classes compare as bytes. */
+/* Parameters for tensors that are stepped alike. No padding: classes are compared as bytes. */
 struct zsd_class {
     struct zk_params params; /* scale: factor of the gradient, in addition to the step's */
     uint64_t t;              /* number of their step, from 1 */
@@ -35,7 +35,7 @@ struct zsd_classes {
     uint32_t of;      /* number of trainable tensors of the job */
 };
 
-/* Arguments for page operations of a step by classes. Zeroed: there are none. */
+/* Arguments for page operations of a step by classes. All zero: it is a step by groups. */
 struct zsd_step_table {
     struct zk_scalars *scalars; /* by class */
     uint32_t nscalars;
@@ -46,16 +46,16 @@ struct zsd_step_table {
 /** NULL is fine for both. */
 struct zsd_classes *zsd_classes_get(struct zsd_classes *c);
 void zsd_classes_put(struct zsd_classes *c);
-/** Drops the classes of every rank: the step is over, or will not run. */
+/** Drops the classes of every rank: the step has ended, or will not run. */
 void zsd_classes_drop(struct zsd_job *job);
 /** Whether both are NULL, or equal. */
 bool zsd_classes_same(const struct zsd_classes *a, const struct zsd_classes *b);
 
-/** Whether no tensor of the unit is in a class. c NULL: a step by groups, which steps every unit.
- */
+/** Whether no tensor of the unit is in a class. False if c is NULL: a step by groups steps every
+ * unit. */
 bool zsd_classes_leave(const struct zsd_job *job, const struct zsd_classes *c,
                        const struct zsd_unit *unit);
-/** 0 or -ENOMEM; the table is empty then. */
+/** 0; -ENOMEM: the table is empty. */
 int zsd_table_make(struct zsd_step_table *table, const struct zsd_job *job, double scale,
                    const struct zsd_classes *c);
 void zsd_table_done(struct zsd_step_table *table);
@@ -64,8 +64,8 @@ void zsd_table_done(struct zsd_step_table *table);
  * Checks the values of a step that rank m requests, or begins early.
  *
  * @param step     0: by groups; else by the classes that m has sent of that step
- * @param ret      [ZP_GROUPS_MAX] zeroed; of groups
- * @param classes  of classes; still the rank's
+ * @param ret      [ZP_GROUPS_MAX] zeroed; set for a step by groups
+ * @param classes  set for a step by classes; owned by the rank
  * @return 0 or -EINVAL
  */
 int zsd_step_values(const struct zsd_member *m, double scale, Zp__GroupScalars *const *groups,

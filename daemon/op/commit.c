@@ -1,21 +1,22 @@
 /*
- * op/commit.c - commits of a job: what it has becomes a version that survives.
+ * op/commit.c - commits of a job: its state becomes a durable version.
  *
  * MODEL. One struct zsd_commit_op for each job at a time, asked for by a step (op/step.c) or by a
  * request:
  *
  *     SAVE ---> BUILD ---> CHANGE ---> over
  *
- *     SAVE    pages in memory that the data file does not have are written; a step that commits has
- *             done so already, but for what it does not touch
- *     BUILD   a row for each shard, a part of their pages each turn; a shard that has not changed
- *             since its row was made keeps that
+ *     SAVE    writes the pages in memory that are not on the data file. A step that commits has
+ *             already written those that it changed
+ *     BUILD   makes a row for each shard, in parts. A shard that has not changed since its last row
+ *             keeps that row
  *     CHANGE  the delta of the saved job (store/delta.h): flush, catalog, slot
  *
- * Fetches, pins and pushes go on meanwhile: they change no page. A write is refused, a step waits.
+ * Fetches, pins and pushes continue meanwhile: they change no saved page. A write is refused, a
+ * step waits.
  *
- * PREPARED. prepare keeps the new version beside the committed one, until the ranks of all nodes
- * have voted: then it is committed or dropped. The next step waits for that, so that there are
+ * PREPARED. prepare keeps the new version in addition to the committed one until the ranks of all
+ * nodes have voted. Then it is committed or dropped. The next step waits for that, so there are
  * never more than two versions.
  */
 #include "daemon/op/commit.h"
@@ -33,7 +34,7 @@
 #include "daemon/store/store.h"
 #include "proto/shard.pb-c.h"
 
-#define PROGRESS_MAX (UINT64_C(1) << 62) /* whoever counts on from here never overflows */
+#define PROGRESS_MAX (UINT64_C(1) << 62) /* counts from here on never overflow */
 
 enum commit_state { COMMIT_SAVE, COMMIT_BUILD, COMMIT_CHANGE, COMMIT_OVER };
 
@@ -45,8 +46,8 @@ struct zsd_commit_op {
     uint32_t next_shard, next_page, inflight;
     uint32_t next_unit, nrows; /* the unit whose rows are next; rows so far */
     struct zb_sorted_pos next_of_unit;
-    struct zsd_row *row; /* of that shard, while it is made... */
-    uint32_t row_pages;  /* ...up to here */
+    struct zsd_row *row; /* the next shard's, while it is made... */
+    uint32_t row_pages;  /* ...so far, pages [0, row_pages) */
     struct zsd_version *fresh;
     struct zsd_delta delta;
     struct zsd_work work;
@@ -87,8 +88,8 @@ static void commit_on_page(void *owner, const struct zsd_page_spec *spec, const 
     commit_run(op);
 }
 
-/* Starts what may be in progress at one time, as far as the turn has room for looking; true when
- * all is saved, or has failed. */
+/* Starts to save pages, as many as may be in progress and the turn has room for. True: all are
+ * saved, or it has failed. */
 static bool commit_save(struct zsd_commit_op *op)
 {
     struct zsd_job *job = op->job;
@@ -140,7 +141,7 @@ static struct zsd_row *commit_row_new(struct zsd_shard *s)
     return r;
 }
 
-/* The next pages of the shard, as many as the turn has room for; true: all are there. */
+/* Adds the next pages to the row, as many as the turn has room for. True: it has all. */
 static bool commit_row_pages(struct zsd_commit_op *op, struct zsd_shard *s)
 {
     struct zsd_core *core = s->job->core;
@@ -156,7 +157,7 @@ static bool commit_row_pages(struct zsd_commit_op *op, struct zsd_shard *s)
             continue;
         assert(row->crcs_per_page == plane->crcs_per_page);
         for (uint32_t i = from; i < to; i++) {
-            assert(plane->extents[i].at != ZB_NO_PLACE); /* SAVE saw to it */
+            assert(plane->extents[i].at != ZB_NO_PLACE); /* SAVE has written it */
             zsd_extent_ref(core, plane->extents[i].at);
             row->extents[i] = plane->extents[i];
         }
@@ -185,7 +186,7 @@ static int commit_version(struct zsd_commit_op *op)
     return 0;
 }
 
-/* The row of the next shard: 1: it is there; 0: the rest of it is for the next turn; -ENOMEM. */
+/* Adds the row of the next shard. 1: done; 0: it continues in the next turn; -ENOMEM. */
 static int commit_shard(struct zsd_commit_op *op, struct zsd_shard *s)
 {
     struct zsd_core *core = op->job->core;
@@ -202,7 +203,7 @@ static int commit_shard(struct zsd_commit_op *op, struct zsd_shard *s)
             return -ENOMEM;
         if (!commit_row_pages(op, s))
             return 0;
-        zb_list_push_back(&core->store->rows, &op->row->node); /* now it does not change any more */
+        zb_list_push_back(&core->store->rows, &op->row->node); /* it is complete */
         s->row = op->row;
         op->row = NULL;
     }
@@ -212,7 +213,7 @@ static int commit_shard(struct zsd_commit_op *op, struct zsd_shard *s)
     return 1;
 }
 
-/* True when all rows are there, or it has failed. */
+/* Adds rows to the version. True: it has all, or it has failed. */
 static bool commit_build(struct zsd_commit_op *op)
 {
     struct zsd_job *job = op->job;
@@ -298,7 +299,7 @@ static void commit_run(struct zsd_commit_op *op)
         case COMMIT_SAVE:
             if (!commit_save(op))
                 return;
-            zb_list_remove(&op->work.node); /* the rest that it was deferred for is saved by now */
+            zb_list_remove(&op->work.node); /* no page is left for the next turn */
             op->state = op->err.code != 0 ? COMMIT_OVER : COMMIT_BUILD;
             break;
         case COMMIT_BUILD:
@@ -338,7 +339,7 @@ int zsd_commit_check(const struct zsd_job *job, struct zb_err *err)
         return zb_fail(err, -EINVAL, "job '%s' is not durable: it was opened without", job->name);
     if (store->poisoned.code != 0)
         return zb_fail(err, store->poisoned.code, "%s", store->poisoned.text);
-    if (!zsd_job_live(job)) /* a skip asks for none */
+    if (!zsd_job_live(job)) /* a skip does not need them */
         return zb_fail(err, -EAGAIN, "job '%s' has no initial values yet", job->name);
     if (job->saved->prepared)
         return zb_fail(err, -EBUSY,
@@ -438,26 +439,26 @@ static int resolve_plan(struct zsd_delta *d, struct zb_err *err)
 
     if (!d->prepared && w->what == ZSD_RESOLVE && d->committed &&
         d->committed->iterations == w->iterations)
-        return 0; /* the change before this one did it: who asked for that may have died since */
+        return 0; /* an earlier change did it: the client that asked may have died since */
     if (!d->prepared || d->prepared->iterations != w->iterations)
         return zb_fail(err, -ENOENT, "job '%s' has nothing prepared", d->saved->name);
     if (w->what == ZSD_RESOLVE)
         d->committed = d->prepared;
     d->prepared = NULL;
-    d->destroy = d->stays = !d->committed; /* it was the first that was ever prepared */
+    d->destroy = d->stays = !d->committed; /* nothing was ever committed */
     return 0;
 }
 
-/* The next commit may be asked for before this is over. */
+/* The next commit may be requested before resolve_done(). */
 static void resolve_applied(struct zsd_delta *d)
 {
     const struct commit_wait *w = zb_container_of(d, struct commit_wait, delta);
     struct zsd_saved *saved = d->saved;
 
     if (w->what == ZSD_RESOLVE)
-        zsd_snap_next(saved); /* snapshots of this one */
+        zsd_snap_next(saved); /* snapshots of this commit */
     else if (saved->job)
-        saved->job->rewritten = true; /* it may have what was written */
+        saved->job->rewritten = true; /* the dropped version may have had writes */
 }
 
 static void resolve_done(struct zsd_delta *d, const struct zb_err *err)
@@ -478,11 +479,11 @@ static void commit_resolve(struct zsd_req *req, struct zsd_job *job, enum zsd_co
     const struct zsd_version *c = job->saved ? job->saved->committed : NULL;
     struct commit_wait *w;
 
-    if (what == ZSD_RESOLVE && !v && c && c->iterations == iterations) { /* asked again */
+    if (what == ZSD_RESOLVE && !v && c && c->iterations == iterations) { /* repeated */
         commit_reply(req, c, NULL);
         return;
     }
-    if (job->state == ZSD_PLACING || job->state == ZSD_LOADING) { /* it may be what is loaded */
+    if (job->state == ZSD_PLACING || job->state == ZSD_LOADING) { /* perhaps it is being loaded */
         zsd_refuse(req, -EBUSY, "job '%s' is being loaded", job->name);
         return;
     }
@@ -539,7 +540,7 @@ ZSD_REQUEST(zsd_commit, Commit)
         return;
     }
     if (q->what == ZSD_COMMIT && zsd_commit_has(job)) {
-        commit_reply(req, job->saved->committed, NULL); /* asked again */
+        commit_reply(req, job->saved->committed, NULL); /* repeated */
         return;
     }
     job->commit_req = req;

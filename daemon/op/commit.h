@@ -20,7 +20,7 @@ bool zsd_commit_has(const struct zsd_job *job);
 /** The row that a commit of the job is building, which holds the places of *ret_pages pages; or
  * NULL. */
 const struct zsd_row *zsd_commit_row(const struct zsd_job *job, uint32_t *ret_pages);
-/** At the end of the daemon: saves the steps of a job after its last commit. */
+/** At the end of the daemon: commits the steps that a job made since its last commit. */
 void zsd_commit_last(struct zsd_job *job);
 
 #endif

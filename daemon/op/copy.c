@@ -1,9 +1,9 @@
 /*
- * op/copy.c - write (initial values in) and read (what is stored out), between staging and pages.
+ * op/copy.c - write (initial values) and read (stored values): copies between staging and pages.
  *
  * MODEL. One struct copy for each request, one page operation (page/pageop.h) for each page. A
- * write keeps everybody else away from its shard; reads go together with reads and with pins. A
- * push waits for the reads of its gradient.
+ * write excludes all other uses of its shard. Reads run together with other reads and with pins. A
+ * push waits for reads of its gradient.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ struct copy {
     struct zsd_shard *shard;
     bool write;
     bool grad;     /* reads the gradient */
-    uint32_t left; /* page operations, and one for the starter */
+    uint32_t left; /* page operations in flight, and one while it starts */
     struct zb_err err;
 };
 
@@ -69,8 +69,7 @@ static void copy_on_page(void *owner, const struct zsd_page_spec *spec, const st
 
     if (err)
         (void)zb_fail(&c->err, err->code, "%s", err->text);
-    if (c->write) { /* a page whose write failed may be half of the old values and half of the new
-                     */
+    if (c->write) { /* a failed write may leave a mix of old and new values */
         zsd_shard_written(s, s->pages_written + !err - bit_get(s->written, spec->page));
         bit_set(s->written, spec->page, !err);
         bit_set(s->busy, spec->page, false);
@@ -79,7 +78,7 @@ static void copy_on_page(void *owner, const struct zsd_page_spec *spec, const st
         copy_end(c);
 }
 
-/* The checks that both share; NULL: answered. */
+/* Checks of both requests. NULL: req was answered. */
 static uint8_t *copy_check(struct zsd_req *req, struct zsd_shard *s, uint64_t first, uint64_t count,
                            uint64_t staging, size_t elem_bytes)
 {
@@ -149,7 +148,7 @@ static void copy_start(struct zsd_req *req, struct zsd_shard *s, uint64_t first,
                                       .owner = c };
         int rc;
 
-        /* values that were trained, and their moments */
+        /* trained values are replaced, and their moments stay */
         spec.keep = write && s->job->iterations > 0 && bit_get(s->written, spec.page);
         rc = zsd_pageop_start(&spec);
 
@@ -164,7 +163,7 @@ static void copy_start(struct zsd_req *req, struct zsd_shard *s, uint64_t first,
         copy_end(c);
 }
 
-/* Values of a durable job change only where there are places for what was saved of them beside. */
+/* Values of a durable job change only if there are places for the saved and the new ones. */
 static int write_check(const struct zsd_shard *s, struct zb_err *err)
 {
     const struct zsd_job *job = s->job;

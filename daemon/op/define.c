@@ -104,7 +104,7 @@ static bool unit_same(const struct zsd_unit *a, const struct zsd_unit *b)
     return true;
 }
 
-/* It is not the one that the job has: what differs, if a word says it. */
+/* Rejects a unit that differs from the job's, and says how if one of these words does. */
 static int unit_differs(const struct zsd_member *m, const struct zsd_unit *unit,
                         const struct zsd_unit *kept, struct zb_err *err)
 {
@@ -121,13 +121,14 @@ static int unit_differs(const struct zsd_member *m, const struct zsd_unit *unit,
                    unit->index, unit->name, m->job->name);
 }
 
-/* The last part has come: the first rank's unit is kept, the others' are compared with it. */
+/* The last part has arrived: the first rank's unit is kept, the others' are compared with it. */
 static int unit_finish(struct zsd_member *m, struct zb_err *err)
 {
     struct zsd_job *job = m->job;
     struct zsd_unit *unit = m->defining;
 
-    if (unit->ntensors == 0 && !unit->layout.frozen) /* what lies in no tensor is never stepped */
+    if (unit->ntensors == 0 &&
+        !unit->layout.frozen) /* elements outside of tensors are never stepped */
         return zb_fail(err, -EINVAL,
                        "unit '%s' has no tensors and is not frozen: nothing in it would be trained",
                        unit->name);
@@ -148,7 +149,7 @@ static int unit_finish(struct zsd_member *m, struct zb_err *err)
     return 0;
 }
 
-/* The first part makes the unit; the head of every later part must be the same. */
+/* The first part creates the unit; the head of every later part must be the same. */
 static int unit_head(struct zsd_member *m, const Zp__UnitDefine *q, struct zb_err *err)
 {
     struct zsd_unit *unit = m->defining;
@@ -244,8 +245,7 @@ static int shard_check(const struct zsd_job *job, const Zp__Range *q, struct zb_
     return 0;
 }
 
-/* What a shard takes of memory, with the tables of its pages: where they are, and their checksums.
- * */
+/* Memory of a shard, with the tables of its pages: places and checksums. */
 static uint64_t shard_bytes(const struct zsd_job *job, uint64_t count)
 {
     return sizeof(struct zsd_shard) + zb_div_up(count, job->core->page_elems) * ZB_PLANES *
@@ -279,7 +279,7 @@ static int shard_add(struct zsd_job *job, uint32_t rank, const Zp__Range *q, str
     return 0;
 }
 
-/* Takes back the shards from number `from` on: a request registers all of its ranges or none. */
+/* Removes the shards from number `from` on: a request registers all of its ranges, or none. */
 static void shards_undo(struct zsd_job *job, uint32_t from)
 {
     while (job->nshards > from) {
@@ -291,7 +291,7 @@ static void shards_undo(struct zsd_job *job, uint32_t from)
     }
 }
 
-/* A rank that attached to a kept job names the shards that it has. */
+/* Finds the shard that a rank registers again, after it has attached to a kept job. */
 static struct zsd_shard *shard_again(struct zsd_job *job, uint32_t rank, const Zp__Range *q,
                                      struct zb_err *err)
 {
@@ -306,7 +306,7 @@ static struct zsd_shard *shard_again(struct zsd_job *job, uint32_t rank, const Z
         s = NULL;
     if (s && s->rank == rank)
         return s;
-    if (s) { /* its ring is that rank's, and so are its gradients */
+    if (s) { /* its ring and its gradients belong to that rank */
         (void)zb_fail(err, -EINVAL,
                       "a shard of unit '%s' of job '%s' from %llu is rank %u's, not %u's",
                       s->unit->name, job->name, (unsigned long long)q->first, s->rank, rank);

@@ -19,19 +19,19 @@
  * holds for parameters in memory that do not fit into their gradient's memory.
  *
  * ROOM. If the job was opened for it, it was placed with a spare place for each page that can be
- * begun (plan/place.c).
+ * stepped early (plan/place.c).
  *
  * FAILURE of a page changes nothing either. No more pages are begun, and the step fails with that
- * error when all ranks have asked for it. The gradients have been used then: they are dropped, and
- * the job continues. A page that fails when the step already runs ends the job, like any other.
+ * error when all ranks have asked for it. The gradients are used up by then: they are dropped,
+ * and the job continues. A page that fails while the step runs ends the job, like any other.
  *
  * INVARIANTS
  *
  *     E1  s->early: the gradient of s is complete, and only our operations and, at the barrier, the
- *         step's read or write it. Undone, the shard has no gradient.
- *     E2  Page p of such a shard, begun, is in flight, or s->held[p], or taken by the step, or has
- *         failed (early.err, or the job has ended).
- *     E3  Work that is dropped in flight has ended before a new gradient takes its place
+ *         step's read or write it. After an undo the shard has no gradient.
+ *     E2  A page p of such a shard that was begun is in flight, is in s->held[p], was taken by the
+ *         step, or has failed (early.err, or the job has ended).
+ *     E3  Operations that were dropped in flight have ended before a new gradient takes its place
  *         (early_inflight), before a step of its page, before the table of zsd_step_prepare()
  *         changes, and before the job resumes elsewhere.
  */
@@ -55,7 +55,7 @@
 
 static void early_work(struct zsd_job *job);
 
-/* ---- what was said */
+/* ---- announcements */
 
 static bool early_same(const struct zsd_early *e, double scale, const struct zk_params *params,
                        const struct zsd_classes *classes)
@@ -141,15 +141,16 @@ ZSD_REQUEST(zsd_step_begin, StepBegin)
     job->early_said += !m->begun;
     m->begun = true;
     zsd_reply(req, NULL, -1);
-    if (job->early_said == job->world) { /* what is complete already, a part each turn */
+    if (job->early_said == job->world) { /* offer the shards that are complete, in parts */
         e->offer = job->nshards;
         early_work(job);
     }
 }
 
-/* ---- pages ahead of the barrier */
+/* ---- pages before the barrier */
 
-/* Pages may be begun: all ranks have said so, and no step runs, or is refused or skipped. */
+/* Whether pages may be begun: all ranks have announced the step, which does not run yet, was not
+ * requested as a skip, and has no failed page. */
 static bool early_open(const struct zsd_job *job)
 {
     return job->early_said == job->world && job->early->err.code == 0 && !job->core->draining &&
@@ -164,14 +165,14 @@ bool zsd_early_drained(const struct zsd_job *job)
     return job->early_inflight == 0 || (e->prepared && e->err.code == 0 && !job->step->skip);
 }
 
-/* Behind the last page that can be begun: what is on the GPU, or goes there, is stepped there. */
+/* The end of the pages that can be begun: those that are or will be on the GPU are not. */
 static uint32_t early_end(const struct zsd_shard *s)
 {
     return (uint32_t)zb_min_u64(s->gpu_from, s->gpu_next);
 }
 
-/* The first page that can be begun; npages: none. They are those behind the resident ones, and
- * those that the step brings into memory (it does not change while something is begun). */
+/* The first page that can be begun; npages: none. It comes after the resident pages, and after
+ * those that the step moves into memory. It does not change while any page is begun. */
 static uint32_t early_first(const struct zsd_shard *s)
 {
     uint32_t page = (uint32_t)zb_max_u64(s->planes[ZB_STATE].resident, s->state_next);
@@ -195,7 +196,7 @@ void zsd_early_offer(struct zsd_shard *s)
     if (!s->held)
         s->held = calloc(s->npages, sizeof(struct zsd_held *));
     if (!s->held)
-        return; /* stepped at the barrier, then */
+        return; /* it is stepped at the barrier */
     s->early = true;
     s->early_next = early_first(s);
     zb_list_push_back(e->shards.next, &s->early_node); /* in front of all */
@@ -236,7 +237,7 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
     early_work(job);
 }
 
-/* Begins the next page of the first shard in line: 0 or -ENOMEM. */
+/* Begins the next page of the first shard in the queue. 0 or -ENOMEM. */
 static int early_begin(struct zsd_job *job)
 {
     struct zsd_shard *s = zb_container_of(job->early->shards.next, struct zsd_shard, early_node);
@@ -271,13 +272,13 @@ static void early_on_work(struct zsd_work *work)
     if (!early_open(job) || zsd_saved_room(job->saved, &err) < 0 || zb_list_empty(&e->shards))
         return; /* what is not begun is stepped at the barrier */
     if (!e->prepared && job->early_inflight > 0)
-        return; /* E3; the last of them brings us here again */
+        return; /* E3; the end of the last one defers this again */
     if (!e->prepared && zsd_step_prepare(job, e->scale, e->params, e->classes) < 0)
-        return; /* likewise */
+        return; /* no memory: as if not begun */
     e->prepared = true;
     while (!zb_list_empty(&e->shards) && job->early_inflight < zsd_step_inflight_max(job->core))
         if (early_begin(job) < 0)
-            return; /* likewise; if there is none, the barrier comes */
+            return; /* likewise; the next page that ends tries again */
 }
 
 static void early_work(struct zsd_job *job)
@@ -286,7 +287,7 @@ static void early_work(struct zsd_job *job)
     zsd_defer(job->core, &job->early->work);
 }
 
-/* ---- undoing it */
+/* ---- undo */
 
 void zsd_early_stepped(struct zsd_shard *s)
 {
@@ -298,12 +299,12 @@ void zsd_early_stepped(struct zsd_shard *s)
     s->early = false;
 }
 
-/* Pages of a shard that are not wanted, on their way back: disk/leaving.h. */
+/* Unused results of a shard, which are freed in parts: disk/leaving.h. */
 struct early_gone {
     struct zsd_leaving leaving;
     struct zsd_shard *shard;
     struct zsd_held **held;
-    uint32_t page, end; /* those that are left */
+    uint32_t page, end; /* pages [page, end) are left */
 };
 
 static bool gone_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
@@ -321,7 +322,7 @@ static bool gone_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *le
     return true;
 }
 
-/* What is held of its pages goes: many of them in parts; without memory for that, at once. */
+/* Frees the results of its pages: many of them in parts, or at once if memory lacks for that. */
 static void early_give(struct zsd_shard *s)
 {
     uint32_t first = early_first(s);

@@ -27,11 +27,10 @@ struct zsd_early {
 /* Call when a gradient of this shard arrived, or is free again: steps the shard early, if
  * possible. */
 void zsd_early_offer(struct zsd_shard *s);
-/* Undoes the announcement of the step, and everything done for it; or call when the step is over.
- */
+/* Undoes the announcement of the step, and everything done for it. Also call when the step ends. */
 void zsd_early_drop(struct zsd_job *job);
-/** Undoes what was done early, for as many shards as the turn has room for; true: all of it. No page is in
- * flight, and none begins after it; zsd_early_drop() follows. */
+/** Undoes early steps of as many shards as the turn has room for; true: of all. No early page is in
+ * flight, and none may begin until zsd_early_drop(), which follows. */
 bool zsd_early_undo(struct zsd_job *job);
 /** Call when all of its pages are stepped: its early results are part of the step. */
 void zsd_early_stepped(struct zsd_shard *s);

@@ -1,8 +1,8 @@
 /*
  * end.c - removes a rank from its connection, and ends a job: answers all waiting requests, lets
- * work in flight finish, and frees memory. The decision is made elsewhere: when a rank, a
- * connection or the daemon goes (leave.c), when a page fails (step.c, early.c), and by any lower
- * room with zsd_job_fail().
+ * work in flight finish, and frees memory. The decision is made elsewhere: when a rank leaves, or
+ * its connection or the daemon ends (leave.c), when a page fails (step.c, early.c), and by any
+ * lower room with zsd_job_fail().
  *
  * ORDER. zsd_job_quit() answers. The last zsd_job_unhold() defers job->over. Then
  * zsd_job_forget_if_over() frees the memory on a compute thread (plan/job_arena.c), and the last
@@ -38,7 +38,7 @@ void zsd_member_detach(struct zsd_member *m, const struct zb_err *why)
         zsd_reply_err(opening, why);
     else
         zsd_step_give_up(m->job, why);
-    if (!opening && m->job->state == ZSD_READY) /* else it is over, or goes on without */
+    if (!opening && m->job->state == ZSD_READY) /* else it has ended, or its step continues */
         zsd_early_drop(m->job);
     zsd_member_answer(&m->step_req, &m->step_timed, why);
     m->conn->member = NULL;
@@ -85,7 +85,7 @@ void zsd_job_end(struct zsd_job *job, const struct zb_err *why)
     zsd_job_quit(job, ZP_EVENT_JOB_FAILED, 0, why);
 }
 
-/* Ended and nothing in flight: first its bytes go back, then, without ranks, the struct. */
+/* First its memory is freed; then, when no rank is left, the struct. */
 void zsd_job_forget_if_over(struct zsd_job *job)
 {
     if (job->state != ZSD_ENDED || job->inflight > 0)

@@ -1,30 +1,28 @@
 /*
- * op/fetch.c - pin the parameters of shards in memory that the client maps, and answer with where
- * they are; and the way back, release.
+ * op/fetch.c - fetch pins the parameters of shards in memory that the client maps, and answers with
+ * their offsets; release unpins them.
  *
- * MODEL. One struct zsd_fetch for each request. It wants every shard it names, pinned, at a
- * version; it takes them one by one as they become available and waits for one at a time, the first
- * that is not. A shard that is streamed and not cached gets one struct zsd_fill, shared by all who
- * wait for it:
+ * MODEL. One struct zsd_fetch for each request. It pins the shards that it names, at a version or a
+ * newer one, in order. It waits for one shard at a time: the first that is not available. A shard
+ * that is streamed and not cached gets one struct zsd_fill, shared by all fetches that wait for it:
  *
  *     fill:   ROOM ---> READ ---> DONE     a place in the ring, then page operations
  *     (page/pageop.h)
  *
  *     ROOM  waits for a place of its size in its rank's ring; the oldest unpinned cached shard of
- *           that size is dropped for it. When the last fetch that waits for the shard is over,
- *           so is the fill
- *     READ  begins page operations, so many each turn, and waits for them
+ *           that size is dropped for it. It ends with the last fetch that waits for the shard
+ *     READ  begins page operations, as many as each turn has room for, and waits for them
  *
  * All fills that a fetch needs are begun at once, so that their reads overlap.
  *
  * INVARIANTS
- *     F1  A fetch holds a pin on items [0, held), and no other. Whatever ends it but success drops
- *         them.
+ *     F1  A fetch holds a pin on items [0, held), and no other. Unless it succeeds, they are
+ *         dropped at its end.
  *     F2  A fetch is answered once, and is in its member's list until then.
  *     F3  A fill that failed leaves the shard uncached and ends the fetches that wait for it.
  *     F4  A client learns where bytes are only after every page's checksum matched.
- *     F5  A fetch waits for items[held] only while something is under way that will wake it: a
- *         fill, a write, a step.
+ *     F5  A fetch waits for items[held] only while something is in progress that will wake it:
+ *         a fill, a write, a step.
  */
 #include "daemon/op/fetch.h"
 
@@ -43,9 +41,9 @@ struct zsd_fill {
     uint32_t inflight; /* page operations */
     struct zb_err err; /* the first failure */
     struct zb_list room_node;
-    struct zsd_work work; /* the rest of its pages begins */
-    uint32_t begun;       /* pages that have */
-    struct zsd_work end;  /* when not even one page operation could be started */
+    struct zsd_work work; /* begins the rest of its pages */
+    uint32_t begun;       /* number of pages that have begun */
+    struct zsd_work end;  /* ends it if no page operation could be started */
 };
 
 struct zsd_fetch {
@@ -57,7 +55,7 @@ struct zsd_fetch {
     uint64_t min_version;
     uint32_t n, held;
     enum zsd_wait wait; /* for zctl top */
-    bool *missed;       /* [n], behind the items: was not in memory */
+    bool *missed;       /* [n], after the items: was not in memory */
     struct zsd_shard *items[];
 };
 
@@ -79,14 +77,14 @@ static void fill_done(struct zsd_fill *f)
     } else if (f->at != ZB_NO_PLACE) {
         zb_slots_give(&job->ring.classes[s->ring_class], f->at);
     }
-    if (f->err.code != 0) { /* whoever waits for it hears why; who asks later tries again */
+    if (f->err.code != 0) { /* its waiters fail; a later fetch tries again */
         zb_log(ZB_LOG_ERROR, "fetch-failed", "why=\"%s\"", f->err.text);
         while ((node = zb_list_pop_front(&s->waiters)) != NULL)
             fetch_end(zb_container_of(node, struct zsd_fetch, work.node), &f->err);
     }
     free(f);
     zsd_shard_wake(s);
-    zsd_fill_resume(job); /* behind those who were woken: they pin first */
+    zsd_fill_resume(job); /* after the fetches that were woken: they pin first */
     zsd_job_idle(job);
 }
 
@@ -110,7 +108,7 @@ static void fill_on_page(void *owner, const struct zsd_page_spec *spec, const st
         fill_done(f);
 }
 
-/* Its next pages, as many as the turn has room for; the job is held until all have begun. */
+/* Begins its next pages, as many as the turn has room for. The job is held until all have begun. */
 static void fill_on_work(struct zsd_work *work)
 {
     struct zsd_fill *f = zb_container_of(work, struct zsd_fill, work);
@@ -139,20 +137,20 @@ static void fill_on_work(struct zsd_work *work)
             f->inflight++;
     }
     if (--f->inflight == 0)
-        zsd_defer(job->core, &f->end); /* nobody is answered from inside */
+        zsd_defer(job->core, &f->end); /* no fetch is answered from inside */
     else
         zsd_job_unhold(job);
 }
 
 static void fill_read(struct zsd_fill *f)
 {
-    f->inflight = 1; /* ours, until all have begun */
+    f->inflight = 1; /* for this loop, until all have begun */
     f->work.run = fill_on_work;
-    zsd_job_hold(f->shard->job); /* nothing else does, until one has */
+    zsd_job_hold(f->shard->job); /* no page operation does yet */
     fill_on_work(&f->work);
 }
 
-/* A place of its size: a free one, or that of the oldest cached shard that nobody pins. */
+/* Takes a place of its size: a free one, or that of the oldest cached shard that is not pinned. */
 static bool fill_room(struct zsd_fill *f)
 {
     struct zb_slot_class *c = &f->shard->job->ring.classes[f->shard->ring_class];
@@ -210,7 +208,7 @@ void zsd_fill_resume(struct zsd_job *job)
         zsd_defer(job->core, &job->room_work);
 }
 
-/* A fill that still waits for room, and nobody waits for it. */
+/* Ends a fill that still waits for room, if no fetch waits for it. */
 static void fill_abandon(struct zsd_shard *s)
 {
     if (!s->fill || s->fill->at != ZB_NO_PLACE || !zb_list_empty(&s->waiters))
@@ -286,10 +284,8 @@ static void fetch_answer(struct zsd_fetch *f)
     fetch_end(f, NULL);
 }
 
-/*
- * Nothing stands in the way but, at most, that the bytes are not in memory. A step that drains
- * waits for the pins of a fetch that holds some already: so that fetch goes on.
- */
+/* Whether the shard can be pinned as soon as its bytes are in memory. A step that drains waits for
+ * the pins of a fetch that already holds some, so that fetch continues. */
 static bool fetch_allowed(const struct zsd_fetch *f, const struct zsd_shard *s)
 {
     const struct zsd_job *job = s->job;
@@ -322,7 +318,7 @@ static int fetch_fills(struct zsd_fetch *f)
     return 0;
 }
 
-/* What it waits for, from here on. */
+/* Records what it waits for. */
 static void fetch_waits(struct zsd_fetch *f)
 {
     const struct zsd_shard *s = f->items[f->held];
@@ -333,7 +329,7 @@ static void fetch_waits(struct zsd_fetch *f)
         fetch_waits_for(f, s->fill->at == ZB_NO_PLACE ? ZSD_WAIT_FETCH_ROOM : ZSD_WAIT_FETCH_DRIVE);
 }
 
-/* What it waits for comes only if its own client asks for it: a step, or a release. */
+/* Whether it waits for another request of its own client: a step, or a release. */
 static bool fetch_owed(const struct zsd_fetch *f)
 {
     const struct zsd_shard *s = f->items[f->held];
@@ -344,8 +340,7 @@ static bool fetch_owed(const struct zsd_fetch *f)
     return s->fill && s->fill->at == ZB_NO_PLACE;
 }
 
-/* What can be pinned is, before anything is filled: a fill may take the place of what nobody pins.
- */
+/* Pins all that it can before it begins fills: a fill may take the place of an unpinned shard. */
 static void fetch_run(struct zsd_work *work)
 {
     struct zsd_fetch *f = zb_container_of(work, struct zsd_fetch, work);
@@ -491,14 +486,14 @@ void zsd_release(struct zsd_conn *conn, const ProtobufCMessage *message)
     unsigned bad = 0;
 
     for (size_t i = 0; i < q->n_shards; i++) {
-        /* only the first refusal has a message: to format a thousand of them takes longer than all else */
+        /* only the first refusal has a message: formatting a thousand takes longer than the rest */
         struct zb_err err = { .code = bad > 0 ? -ENOENT : 0 };
         struct zsd_shard *s = zsd_shard_find(conn, q->shards[i], &err);
 
         if (s && zsd_unpin(s, conn->member) == 0)
             continue;
         if (!s && err.code != -ENOENT)
-            continue; /* the job is over: its pins are gone already */
+            continue; /* the job has ended, and its pins with it */
         if (bad++ == 0) {
             shard = q->shards[i];
             (void)zb_fail(&first, -EINVAL, "%s", s ? "this rank has not pinned it" : err.text);

@@ -6,9 +6,9 @@
 
 #include "daemon/job/shard.h"
 
-/** The cause for which a fetch of this rank waits. */
+/** Why the fetch that is request `req` of this rank waits. */
 enum zsd_wait zsd_fetch_wait(const struct zsd_member *m, const struct zsd_req *req);
-void zsd_fetch_resume(struct zsd_job *job); /* all of them check again */
+void zsd_fetch_resume(struct zsd_job *job); /* all fetches check again */
 void zsd_fetch_cancel(struct zsd_member *m, const struct zb_err *why);
 void zsd_fill_resume(struct zsd_job *job); /* a place in the ring may be free */
 void zsd_fill_cancel(struct zsd_job *job); /* fills that wait for a place give up */

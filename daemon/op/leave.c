@@ -1,6 +1,6 @@
 /*
  * leave.c - ranks leave: by request (job-close, job-destroy), with their connection, or with the
- * daemon. What becomes of a job then is end.c's.
+ * daemon. end.c ends their jobs.
  */
 #include "daemon/op/leave.h"
 
@@ -21,7 +21,7 @@
 
 /* ---- with the daemon */
 
-/* It is the daemon that goes, and no rank is to take another one for dead. */
+/* The daemon ends, not a rank: no rank must take another one for dead. */
 static void job_end_with_daemon(struct zsd_job *job)
 {
     struct zb_err why = { 0 };
@@ -85,7 +85,7 @@ void zsd_core_gone(struct zsd_conn *conn)
     (void)zb_fail(&why, -EOWNERDEAD, "rank %u of job '%s' (process %d) died or disconnected",
                   m->rank, job->name, (int)conn->pid);
     zsd_job_hold(job);
-    if (job->core->draining) { /* this rank was the first to hear it, and has left */
+    if (job->core->draining) { /* the rank left because the daemon ends */
         why = (struct zb_err){ 0 };
         (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
         if (!job->durable || job->state < ZSD_READY) /* else it is saved first */
@@ -95,12 +95,12 @@ void zsd_core_gone(struct zsd_conn *conn)
 
         if (!job->keep || job->state < ZSD_READY) {
             zsd_job_quit(job, ZP_EVENT_PEER_LOST, rank, &why);
-        } else if (!m->open_req) { /* kept: the others hear it, the state stays */
+        } else if (!m->open_req) { /* kept: the other ranks are told, the state stays */
             zb_log(ZB_LOG_WARN, "rank-lost", "job=\"%s\" rank=%u", job->name, rank);
             zsd_job_tell(job, ZP_EVENT_PEER_LOST, rank, &why);
         }
     }
-    if (conn->member) /* one that waits to attach goes with its job */
+    if (conn->member) /* else it was detached with its job */
         zsd_member_detach(m, &why);
     zsd_job_unhold(job);
 }
@@ -126,7 +126,7 @@ ZSD_REQUEST(zsd_job_close, JobRef)
     }
     zsd_job_hold(job);
     last = zsd_job_attached(job) == 1;
-    if (!job->keep && job->state != ZSD_DEFINING) /* until it is ready, a rank may come again */
+    if (!job->keep && job->state != ZSD_DEFINING) /* while DEFINING, it may open it again */
         job->left++;
     (void)zb_fail(&why, -ECANCELED, "rank %u left job '%s'", m->rank, job->name);
     if (last && job->state != ZSD_ENDED && (!job->keep || job->state == ZSD_DEFINING))
@@ -140,7 +140,7 @@ ZSD_REQUEST(zsd_job_share, JobShare)
 {
     struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
 
-    if (!job || !zsd_may(req->conn, job->uid)) { /* others are not told which */
+    if (!job || !zsd_may(req->conn, job->uid)) { /* the same for another user's job */
         zsd_refuse(req, -ENOENT, "there is no job '%s' in memory", q->name);
         return;
     }
@@ -161,12 +161,13 @@ ZSD_REQUEST(zsd_job_destroy, JobName)
     struct zb_err why = { 0 };
 
     if (job && !saved && job->saved && job->saved->gone)
-        job = NULL; /* destroyed, and on its way to its end */
+        job = NULL; /* destroyed, and about to end */
     if ((!job && !saved) || !zsd_may(req->conn, saved ? saved->uid : job->uid)) {
-        zsd_refuse(req, -ENOENT, "there is no job '%s'", q->name); /* others are not told which */
+        zsd_refuse(req, -ENOENT, "there is no job '%s'",
+                   q->name); /* the same for another user's job */
         return;
     }
-    if (!saved && job->saved && job->commit) /* its first commit may come yet */
+    if (!saved && job->saved && job->commit) /* its first commit may still succeed */
         saved = job->saved;
     if (saved && (!job || zsd_job_attached(job) == 0)) {
         zsd_saved_destroy(req, saved);

@@ -4,12 +4,12 @@
  *
  * MODEL. A shard that is cut as its row (zsd_row_fits) takes over the row's extents: streamed
  * planes need no I/O at all, resident planes are read. Any other page is assembled from the rows'
- * pages that hold its elements: op/load_page.c. There are as many pages in progress as there are
- * page buffers, and some more for the compute threads; a turn looks at as many as it has room for.
+ * pages that hold its elements: op/load_page.c. As many pages are in progress as there are page
+ * buffers and compute threads; each turn begins as many as it has room for.
  *
  * INVARIANT
  *
- *     L2  The version is held until the load is over, so none of its extents is overwritten
+ *     L2  The version is held until the load ends, so none of its extents is overwritten
  *         meanwhile.
  */
 #include "daemon/op/load.h"
@@ -22,7 +22,7 @@
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/run/turn.h"
 
-/* The next pages of the row become the shard's, as many as the turn has room for; true: it has
+/* The shard takes over the next pages of the row, as many as the turn has room for. True: it has
  * all of them. */
 static bool load_adopt(struct zsd_load_op *op, struct zsd_shard *s)
 {
@@ -54,7 +54,7 @@ static bool load_adopt(struct zsd_load_op *op, struct zsd_shard *s)
     return true;
 }
 
-/* Nothing of it has to be read. */
+/* Whether no plane of the page must be read. */
 static bool load_nothing(const struct zsd_shard *s, uint32_t page)
 {
     return s->row && !zsd_params_there(s->job) &&
@@ -81,7 +81,7 @@ static void load_over(struct zsd_load_op *op)
     zsd_job_unhold(job);
 }
 
-/* The row of the version that the shard is cut as, if there is one. */
+/* The row of the version that is cut as the shard; NULL: there is none. */
 static struct zsd_row *load_row(const struct zsd_load_op *op, const struct zsd_shard *s)
 {
     uint32_t i = zsd_version_find(op->version, s->unit->index, s->first);
@@ -90,8 +90,8 @@ static struct zsd_row *load_row(const struct zsd_load_op *op, const struct zsd_s
                                                                            : NULL;
 }
 
-/* Begins with the pages of a shard, in order. True: it is through with them; false: as many as may
- * be in progress are, or the rest is for the next turn. */
+/* Begins the pages of a shard, in order. True: all have begun. False: no more may be in progress,
+ * or the rest is for the next turn. */
 static bool load_shard(struct zsd_load_op *op, struct zsd_shard *s)
 {
     struct zsd_core *core = op->job->core;

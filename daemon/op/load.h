@@ -6,8 +6,8 @@
 
 #include "daemon/job/job.h"
 
-/** The job is in LOADING, its memory attached, no page of it has an extent. Holds v while it runs.
- * done: err NULL, every shard has the values of v; the caller continues from there. */
+/** Loads v. The job is LOADING, with its memory attached, and none of its pages has an extent. v is
+ * held meanwhile. done with err NULL: every shard has the values of v. */
 void zsd_load_start(struct zsd_job *job, struct zsd_version *v,
                     void (*done)(struct zsd_job *job, const struct zb_err *err));
 

@@ -1,7 +1,7 @@
 /*
- * load_page.c - one page of a load: it is assembled from the pages of the rows that hold its elements.
+ * load_page.c - loads one page: assembles it from the pages of the rows that hold its elements.
  *
- * MODEL. A page of a shard that is cut as its row is read as it is; any other one is put together:
+ * MODEL. If a shard is cut as its row, its pages are read as they are. Other pages are assembled:
  *
  *     BUFFER ---> PIECE <---> COPY ---> UP ---> SEAL ---> WRITE ---> SETTLE
  *                                                            a failure goes to SETTLE
@@ -10,7 +10,7 @@
  *             the GPU
  *     PIECE   waits for one page of a row, read and verified (store/rowio.c)
  *     COPY    waits for a compute thread, which copies the piece; then the next piece
- *     UP      waits for its parameters to be on the GPU, if they belong there
+ *     UP      waits until its parameters are copied to the GPU, if they belong there
  *     SEAL    waits for the checksums of the streamed planes
  *     WRITE   waits for their writes to new extents
  *
@@ -51,7 +51,7 @@ struct load_page {
     struct zb_err err;
     struct zsd_claim claim;
     void *buffer;  /* a page buffer */
-    void *scratch; /* a page of a row, where it is not read into its place */
+    void *scratch; /* a page of a row that is not read into its place */
     struct load_plane planes[ZSD_SAVED_PLANES];
     /* the piece: `take` elements of the plane, from element `at` of the page on */
     enum zsd_saved_plane plane;
@@ -126,7 +126,7 @@ static void load_copy_task(struct zsd_task *task)
     memcpy(to + zb_blocks_bytes(bytes, l->at),
            (uint8_t *)l->scratch + zb_blocks_bytes(bytes, l->from),
            zb_blocks_bytes(bytes, l->take));
-    if (l->at + l->take == load_elems(l)) /* behind the last block */
+    if (l->at + l->take == load_elems(l)) /* zeros after the last block */
         memset(to + end, 0, zsd_page_bytes(l->shard, zsd_plane_of(l->plane), l->page) - end);
 }
 
@@ -155,7 +155,7 @@ static void load_seal_task(struct zsd_task *task)
     }
 }
 
-/* The plane lives on the GPU: its bytes pass through the page buffer. */
+/* Whether the plane is on the GPU: then its bytes pass through the page buffer. */
 static bool load_goes_up(const struct load_page *l, enum zsd_saved_plane p)
 {
     return zsd_plane_of(p) == ZB_PARAM && zsd_params_there(l->op->job);
@@ -204,7 +204,7 @@ static void load_locate(struct load_page *l)
     }
 }
 
-/* The next piece that is missing: false when there is none. */
+/* Finds the next piece that is missing. False: there is none. */
 static bool load_next(struct load_page *l)
 {
     struct zsd_shard *s = l->shard;
@@ -236,9 +236,9 @@ static bool load_next(struct load_page *l)
     return true;
 }
 
-/* Into its place where it is a whole page of the row and begins as a page does, else through
- * scratch memory. The zeros at the end of it are where the next piece goes, or the end of the page.
- */
+/* Reads the piece: into its place if it is a whole page of the row and is aligned there, else into
+ * scratch memory. The zeros at the end of the row's page are overwritten by the next piece, or are
+ * the end of the page. */
 static void load_read(struct load_page *l)
 {
     uint64_t at = zb_blocks_bytes(load_plane(l, l->plane)->block_bytes, l->at);
@@ -284,7 +284,7 @@ static void load_fresh(struct load_page *l)
             };
 }
 
-/* False when nothing is to be written. */
+/* Starts the writes. False: there are none. */
 static bool load_write(struct load_page *l)
 {
     struct zsd_core *core = l->op->job->core;
@@ -348,13 +348,13 @@ static void load_run(struct load_page *l)
                 (!l->shard->row && (l->planes[0].streamed || l->planes[1].streamed))) {
                 l->buffer = zsd_buffer_get(l->op->job->core, &l->claim);
                 if (!l->buffer)
-                    return; /* in line: load_on_work() resumes */
+                    return; /* queued: load_on_work() resumes */
             }
             load_locate(l);
             l->state = LOAD_PIECE;
             break;
         case LOAD_PIECE:
-            if (l->take > 0 && l->scratch) { /* the piece has come into scratch memory */
+            if (l->take > 0 && l->scratch) { /* the piece is in scratch memory */
                 l->state = LOAD_COPY;
                 load_task(l, load_copy_task);
                 return;

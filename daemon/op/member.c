@@ -1,6 +1,6 @@
 /*
- * member.c - what all operations do with ranks: refuse what one waits for, let go of its staging, free
- * it.
+ * member.c - functions on ranks that all operations use: refuse a waiting request, release staging,
+ * free the struct.
  */
 #include "daemon/op/member.h"
 
@@ -30,7 +30,6 @@ void zsd_member_undefine(struct zsd_member *m)
     m->defining = NULL;
 }
 
-/* A member that is gone and whose staging nobody reads any more. */
 void zsd_member_free_if_over(struct zsd_member *m)
 {
     struct zsd_job *job = m->job;

@@ -1,9 +1,9 @@
 /*
- * new.c - the struct of a job: made for a new job, or for a saved one, and freed.
+ * new.c - creates the struct of a new or a saved job, and frees it.
  *
- * MODEL. A job and what plan/ and op/ keep of it are one allocation; struct zsd_job points to the
- * parts. zsd_job_free() takes the job out of every list, and gives back what others may wait for; its
- * shards and units are freed in parts (disk/leaving.h), and the struct with the last of them.
+ * MODEL. A job and the structs that plan/ and op/ keep for it are one allocation; struct zsd_job
+ * points to the parts. zsd_job_free() removes the job from every list, and releases all that others
+ * may wait for. Its shards and units are freed in parts (disk/leaving.h), and then the struct.
  */
 #include "daemon/op/new.h"
 
@@ -22,7 +22,7 @@
 #define JOB_NOW 64u /* shards and units that are freed at once */
 
 struct job_all {
-    struct zsd_leaving leaving; /* of its shards and units, when it is over */
+    struct zsd_leaving leaving; /* frees its shards and units after its end */
     struct zsd_job job;
     struct zsd_replan replan;
     struct zsd_job_gpu gpu;
@@ -79,7 +79,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     return job;
 }
 
-/** Its user has one job more: who opens it has asked whether there is room. 0 or -ENOMEM. */
+/* Counts the job for its user. The open has checked the limit. 0 or -ENOMEM. */
 static int job_book(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
@@ -165,11 +165,11 @@ void zsd_job_let_go(struct zsd_job *job)
     if (saved->ended)
         zsd_defer(job->core, saved->ended);
     zsd_saved_unhold(saved);
-    if (job->seen) /* an open that was never seen would run itself again forever */
+    if (job->seen) /* else a failed open would wake itself forever */
         zsd_room_changed(job->core);
 }
 
-/* Frees its next shards and units; true: all are gone, and so is the struct. */
+/* Frees its next shards and units. True: all are freed, and the struct. */
 static bool job_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
 {
     struct job_all *all = zb_container_of(l, struct job_all, leaving);

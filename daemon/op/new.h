@@ -10,13 +10,13 @@
 #include "proto/shard.pb-c.h"
 #include "proto/wire.h"
 
-/* 0: from a client that does not know moments. */
+/* 0: the client does not send this field. */
 static inline enum zb_moments zsd_open_moments(const Zp__JobOpen *q)
 {
     return q->moments == 0 ? ZB_MOMENTS_F32 : (enum zb_moments)q->moments;
 }
 
-/* Whether parameters are requested on the GPU; if they cannot be there, ZP_NVME applies. */
+/* Whether parameters are requested on the GPU. If they cannot be there, ZP_NVME applies. */
 static inline bool zsd_open_asks_gpu(const Zp__JobOpen *q)
 {
     return q->offload_param == ZP_GPU;
@@ -42,7 +42,7 @@ static inline bool zsd_open_sees(const struct zsd_job *job, const Zp__JobOpen *q
 
 /** A new job, as this rank opens it. NULL: no memory. */
 struct zsd_job *zsd_job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t uid);
-/** An incarnation of a saved job: it forms like a new one, but its units are known. NULL: no
+/** An incarnation of a saved job: it is DEFINING like a new one, but its units are known. NULL: no
  * memory. */
 struct zsd_job *zsd_job_again(struct zsd_core *core, const Zp__JobOpen *q, struct zsd_saved *saved);
 /** Detaches the saved job from this incarnation, so that it can get another one. */

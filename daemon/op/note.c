@@ -1,10 +1,10 @@
 /*
  * op/note.c - the trainers' notes: note-put, note-get.
  *
- * MODEL. A rank sends its note, and rank 0 that of the job, in parts, ahead of a step or a skip.
- * When that begins (op/step.c), each whole note is kept with it, and a note that came only in part
- * stays where it is. A commit saves what is kept (op/commit.c), a load brings it back
- * (op/ready.c). What a job and its ranks have of notes is charged to the job.
+ * MODEL. Before a step or a skip, each rank may send its note in parts, and rank 0 that of the job.
+ * When the step or skip begins (op/step.c), complete notes are kept with it, and incomplete ones
+ * stay with the rank. A commit saves the kept notes (op/commit.c); a load restores them
+ * (op/ready.c). All notes of a job and its ranks are charged to the job.
  */
 #include "daemon/op/note.h"
 
@@ -22,7 +22,7 @@ void zsd_note_drop(struct zsd_job *job, struct zsd_note *note)
     zsd_note_done(note);
 }
 
-/* The note that a rank sent ahead of this step is kept with it. */
+/* Keeps a complete note that a rank sent for this step or skip. */
 static void note_keep(struct zsd_job *job, struct zsd_note *kept, struct zsd_note *sent,
                       uint64_t iteration)
 {

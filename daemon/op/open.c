@@ -3,11 +3,11 @@
  * again.
  *
  * WAITING. A job-open that cannot be decided yet waits in core->ops->opens. It is tried again
- * whenever a job has ended, memory was freed, or a commit is over. It waits while an incarnation of
- * its job is still ending; while the job commits, to be made again for another number of ranks; and
- * when there is no room for its staging, but memory is being freed, other jobs can give some up
- * (plan/replan.c), or a reader has what was kept for it. There is one deadline for all of these,
- * from when it first waited.
+ * whenever a job has ended, memory was freed, or a commit has ended. It waits while an incarnation
+ * of its job is still ending; while the job commits, to be made again for another number of ranks;
+ * and when there is no room for its staging, but memory is being freed, other jobs can free some
+ * (plan/replan.c), or a reader uses the memory that was kept for it. One deadline holds for all of
+ * these, counted from the first wait.
  */
 #include "daemon/op/open.h"
 
@@ -33,7 +33,6 @@
 static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadline_ns);
 static void staging_opened(struct zsd_arena_task *t);
 
-/* Something has come back, or has ended: whoever waits for that looks again. */
 void zsd_room_on_work(struct zsd_work *work)
 {
     struct zsd_core *core = zb_container_of(work, struct zsd_core, room);
@@ -123,7 +122,7 @@ static int open_stale(const Zp__JobOpen *q, uint64_t epoch, struct zb_err *err)
                    (unsigned long long)epoch, q->rank, (unsigned long long)q->epoch);
 }
 
-/* A job has one optimizer and one form of its moments for as long as it lives. */
+/* All ranks open a job with the same optimizer and the same format of moments. */
 static int open_trains(const Zp__JobOpen *q, enum zb_optimizer optimizer, enum zb_moments moments,
                        struct zb_err *err)
 {
@@ -136,7 +135,7 @@ static int open_trains(const Zp__JobOpen *q, enum zb_optimizer optimizer, enum z
         zb_optimizer_name(optimizer), zb_moments_name(moments));
 }
 
-/* May this rank join a job that exists? */
+/* Whether this rank may join an existing job. */
 static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *err)
 {
     bool forming = job->state == ZSD_DEFINING && q->attach == job->again;
@@ -173,7 +172,7 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *e
     return 0;
 }
 
-/* Would it be refused, whoever is attached? Then nobody is cut off for it. */
+/* Checks a takeover before any rank is disconnected for it. */
 static int open_takes_over(const struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *err)
 {
     if (open_trains(q, job->optimizer, job->moments, err) < 0)
@@ -187,7 +186,7 @@ static int open_takes_over(const struct zsd_job *job, const Zp__JobOpen *q, stru
     return 0;
 }
 
-/* Who is attached is cut off: a new epoch begins. A job that was only forming begins anew. */
+/* Disconnects the attached ranks and begins a new epoch. A job that is not READY yet ends. */
 static void open_takeover(struct zsd_job *job)
 {
     struct zb_err why = { 0 };
@@ -214,13 +213,13 @@ static void open_takeover(struct zsd_job *job)
     zsd_job_unhold(job);
 }
 
-/* What has to be over before this open can be decided. */
+/* Whether something must end before this open can be decided. */
 static bool open_waits(const struct zsd_core *core, struct zsd_job *job,
                        const struct zsd_saved *saved, const Zp__JobOpen *q)
 {
     if (saved && saved->moving)
         return true;
-    if (!job) /* its last incarnation is still ending, or the name is not decided */
+    if (!job) /* its last incarnation is ending, or a change may create the name */
         return (saved && saved->job) || zsd_job_name_coming(core, q->name);
     if (!q->attach || !job->durable)
         return false;
@@ -231,7 +230,7 @@ static bool open_waits(const struct zsd_core *core, struct zsd_job *job,
     return job->state >= ZSD_READY; /* until it has retired */
 }
 
-/* The job that this rank opens: one that is there, one that is made again, a new one. */
+/* The job that this rank opens: one in memory, a saved one that is made again, or a new one. */
 static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved *saved,
                      struct zsd_job **job, struct zb_err *err)
 {
@@ -255,7 +254,7 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     *job = saved ? zsd_job_again(core, q, saved) : zsd_job_new(core, q, req->conn->uid);
     if (!*job)
         return zb_fail(err, -ENOMEM, "job '%s': %m", q->name);
-    if (saved && q->takeover) /* and the saved job's, once this rank is in: staging_opened() */
+    if (saved && q->takeover) /* the saved job's follows in staging_opened() */
         (*job)->epoch++;
     (*job)->wake.run = zsd_wake_on_work;
     (*job)->over.run = zsd_over_on_work;
@@ -265,8 +264,8 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     return 0;
 }
 
-/* The name is another user's. That it is taken is all that is told: whose it is, and whether it
- * could be attached to, is nobody else's affair. */
+/* The name is another user's. The answer says only that it is taken: not whose it is, nor whether
+ * ranks could attach to it. */
 static int open_others(const Zp__JobOpen *q, struct zb_err *err)
 {
     if (q->attach)
@@ -274,7 +273,7 @@ static int open_others(const Zp__JobOpen *q, struct zb_err *err)
     return zb_fail(err, -EEXIST, "job '%s' exists already", q->name);
 }
 
-/* Others are about to give room. False: no memory to wait. */
+/* Lets an open wait for room that others are freeing. False: no memory for that. */
 static bool open_park_room(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q,
                            uint64_t deadline_ns, const struct zb_err *lacks)
 {
@@ -312,7 +311,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     }
     if (job && q->attach && q->takeover && job->keep && (job->again || job->state >= ZSD_LOADING)) {
         if (open_takes_over(job, q, &err) < 0)
-            goto refuse; /* before who trains it is cut off */
+            goto refuse; /* before its ranks are disconnected */
         open_takeover(job);
         job = zsd_job_by_name(core, q->name); /* it may have ended */
     }
@@ -325,7 +324,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
             goto refuse;
         }
         if (retires && job->state == ZSD_READY && !job->commit && job->active == 0)
-            zsd_job_retire(job); /* what is parked hears at once when it cannot */
+            zsd_job_retire(job); /* if it cannot, the parked open fails at once */
         return;
     }
     fresh = !job;
@@ -357,7 +356,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     return;
 refuse:
     if (fresh && job) {
-        zsd_job_to(job, ZSD_ENDED); /* never seen by anybody */
+        zsd_job_to(job, ZSD_ENDED); /* no rank has seen it */
         zsd_job_forget_if_over(job);
         job = NULL;
     }
@@ -374,9 +373,9 @@ ZSD_REQUEST(zsd_job_open, JobOpen)
     open_run(req, q, 0);
 }
 
-/* The rank is there, unless it died meanwhile. One that attaches to a job in a step or a
- * commit is answered when that is over (zsd_job_stepped(), zsd_job_committed()): it resumes from
- * where the others do, and is told of every point that there is. */
+/* The rank has its staging, unless it died meanwhile. A rank that attaches during a step or a
+ * commit is answered when that ends (zsd_job_stepped(), zsd_job_committed()): it is told every
+ * point that there is, and resumes from the same one as the others. */
 static void staging_opened(struct zsd_arena_task *t)
 {
     struct zsd_member *m = t->member;
@@ -385,7 +384,7 @@ static void staging_opened(struct zsd_arena_task *t)
 
     m->staging = t->arena;
     if (m->staging.fd < 0)
-        zsd_unplace_staging(job, t->bytes); /* else with the arena */
+        zsd_unplace_staging(job, t->bytes); /* else when the arena is closed */
     if (job->state == ZSD_ENDED)
         (void)zb_fail(&t->err, job->why.code, "%s", job->why.text);
     if (m->conn && t->err.code == 0 && job->saved && job->saved->epoch < job->epoch)

@@ -64,7 +64,6 @@ struct zsd_open_wait *zsd_open_park(struct zsd_core *core, struct zsd_req *req,
     return w;
 }
 
-/* It does not wait any more. */
 void zsd_open_wait_free(struct zsd_core *core, struct zsd_open_wait *w)
 {
     zb_list_remove(&w->node);
@@ -73,8 +72,6 @@ void zsd_open_wait_free(struct zsd_core *core, struct zsd_open_wait *w)
     free(w);
 }
 
-/* There is no room for its staging: it waits for what others give up (`lacks` bytes), if that is
- * enough. False: it is not. */
 bool zsd_open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q, uint64_t lacks,
                    uint64_t deadline_ns)
 {
@@ -121,7 +118,7 @@ void zsd_opens_fail(struct zsd_job *job, const struct zb_err *err)
 
         if (strcmp(w->name, job->name) != 0 ||
             (w->q.world == job->world && zsd_open_sees(job, &w->q)))
-            continue; /* an attach that takes the job as it is needs no memory of it */
+            continue; /* it can attach to the job as it is */
         zsd_reply_err(w->req, err);
         zsd_open_wait_free(job->core, w);
     }

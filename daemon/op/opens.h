@@ -15,7 +15,7 @@
 /** What a job-open waits for. */
 enum zsd_open_cause {
     ZSD_OPEN_JOB,    /* for the end of an incarnation of its job, or of a change of it */
-    ZSD_OPEN_ROOM,   /* for room of jobs that end, or that have no attached ranks */
+    ZSD_OPEN_ROOM,   /* for room of jobs that end, or that can (no ranks attached) */
     ZSD_OPEN_MEMORY, /* for memory that other jobs or readers use */
 };
 
@@ -49,7 +49,7 @@ bool zsd_open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen
 void zsd_opens_gone(struct zsd_conn *conn);
 /** Rejects all of them: the daemon ends. */
 void zsd_opens_refuse(struct zsd_core *core);
-/** Rejects opens that wait for memory of this job, which cannot free it. */
+/** The job could not be saved: rejects opens of it that wait until it has retired. */
 void zsd_opens_fail(struct zsd_job *job, const struct zb_err *err);
 /** Answers a rank that has opened its job, with the points that it can resume from. */
 void zsd_open_answer(struct zsd_member *m);

@@ -1,28 +1,28 @@
 /*
  * op/push.c - takes gradients in, and computes their norms.
  *
- * MODEL. A push is a run of pages of one shard. A compute task takes in a page whose gradient is in
- * memory: it accumulates, and in the same pass sums and counts. A page of a gradient on NVMe goes
- * through a page operation (page/pageop.h, PUSH), which does the same between a read and a write.
+ * MODEL. A push is a run of pages of one shard. For a page whose gradient is in memory, a
+ * compute task accumulates, and in the same pass makes the sum for its norm and counts nonfinite
+ * values. A page of a gradient on NVMe goes through a page operation (page/pageop.h, PUSH), which
+ * does the same between a read and a write.
  * Parts of a micro-step come in order, and so do micro-steps. So (step, micro, first) tells whether
  * a push is new, repeated or out of order.
  *
- *     zsd_push ---> [waits in its shard's line] ---> pages, so many each turn ---> answer
+ *     zsd_push ---> [waits in its shard's queue] ---> pages, in parts ---> answer
  *
- * FAILURE of a page (its transfer, or its checksum) ends its push with that code, and all pushes of
- * that shard that were begun or wait by then. The shard then has no gradient. When the last of
+ * FAILURE of a page (its transfer, or its checksum) ends its push with that code, and all other
+ * pushes of that shard that have begun or wait. The shard then has no gradient. When the last of
  * these pushes has ended, it accepts pushes again from the first micro-step.
  *
  * INVARIANTS
  *
- *     G1  shard->grad_next counts accepted elements, shard->pushing the pages still on their way,
- *         and one for a push while it begins. A gradient is complete when all elements have come,
- *         none is on its way and the queue is empty. After a failure (grad_rc) grad_next is 0 until
- *         none is on its way.
+ *     G1  shard->grad_next counts accepted elements, shard->pushing the pages in flight, and one
+ *         for each push while it begins. A gradient is complete when all elements were accepted, no
+ *         page is in flight and the queue is empty. After a failure (grad_rc) grad_next is 0 until
+ *         no page is in flight.
  *     G2  No two tasks work on one page: a micro-step's pages begin after those of the previous one
- *         have ended. None works on what is being read.
- *     G3  The staging that a page is taken from stays until it is done, whatever happens to the
- *         client.
+ *         have ended. None works on a gradient that is being read.
+ *     G3  The staging of a push stays until its pages have ended, whatever happens to the client.
  */
 #include "daemon/op/push.h"
 
@@ -38,14 +38,14 @@
 #include "proto/shard.pb-c.h"
 #include "proto/wire.h"
 
-#define NORMS_LOOKED 1024u /* shards, for the name of one */
+#define NORMS_LOOKED 1024u /* shards checked to find one to name */
 
 struct push;
 
 struct push_page {
     struct push *push;
     struct zsd_ingest ingest;
-    /* in memory: */
+    /* for a gradient in memory: */
     struct zsd_task task;
     struct zk_page page;
 };
@@ -55,9 +55,9 @@ struct push {
     struct zsd_member *member;
     struct zsd_shard *shard;
     struct zb_list node;  /* in shard->push_waiters */
-    struct zb_list waits; /* in job->pushes, as long */
-    struct zsd_work work; /* the rest of its pages begins */
-    uint32_t begun;       /* pages that have */
+    struct zb_list waits; /* in job->pushes, at the same time */
+    struct zsd_work work; /* begins the rest of its pages */
+    uint32_t begun;       /* number of pages that have begun */
     enum zsd_wait wait;
     enum zb_dtype dtype;
     bool add;
@@ -77,7 +77,7 @@ static void push_waits(struct push *p, enum zsd_wait wait)
     p->wait = wait;
 }
 
-/* It waits in the line of its shard; and no longer. */
+/* Queues it in its shard. */
 static void push_wait(struct push *p)
 {
     zb_list_push_back(&p->shard->push_waiters, &p->node);
@@ -124,7 +124,7 @@ static int push_lost(const struct zsd_shard *s, struct zb_err *err)
                    s->unit->name, (unsigned long long)s->job->iterations + 1);
 }
 
-/* Part of the gradient is lost, so all of it is: whoever waits to add to it hears that. */
+/* Part of the gradient is lost, so all of it is dropped. Pushes that wait to add to it fail. */
 static void push_lose(struct zsd_shard *s, int rc)
 {
     struct zb_err err = { 0 };
@@ -152,7 +152,7 @@ void zsd_push_resume(struct zsd_shard *s)
     }
 }
 
-/* One of its pages, or its starter, is done with it. */
+/* One of its pages has ended, or all have begun. */
 static void push_put(struct push *p)
 {
     struct zsd_shard *s = p->shard;
@@ -198,7 +198,7 @@ static void push_on_page(void *owner, const struct zsd_page_spec *spec, const st
     push_page_done(owner, err);
 }
 
-/* Off the loop: in memory, or through NVMe. 0 or -ENOMEM. */
+/* Starts a page: a task, or a page operation if it is on NVMe. 0 or -ENOMEM. */
 static int push_page_start(struct push_page *t, uint64_t at)
 {
     struct zsd_shard *s = t->push->shard;
@@ -213,7 +213,7 @@ static int push_page_start(struct push_page *t, uint64_t at)
         return zsd_pageop_start(&spec);
     t->page = (struct zk_page){ .first = s->first + at, .count = zsd_page_elems(s, spec.page) };
     t->page.grad = zsd_page_at(s, ZB_GRAD, spec.page);
-    t->page.param = t->page.grad; /* not looked at */
+    t->page.param = t->page.grad; /* not used */
     t->task = (struct zsd_task){ .run = push_run_task,
                                  .done = push_on_task,
                                  .payer = &s->job->payer,
@@ -222,7 +222,7 @@ static int push_page_start(struct push_page *t, uint64_t at)
     return 0;
 }
 
-/* Its next pages, as many as the turn has room for. */
+/* Begins its next pages, as many as the turn has room for. */
 static void push_on_work(struct zsd_work *work)
 {
     struct push *p = zb_container_of(work, struct push, work);
@@ -232,7 +232,7 @@ static void push_on_work(struct zsd_work *work)
 
     for (; p->begun < p->npages; p->begun++) {
         struct push_page *t = &p->pages[p->begun];
-        uint64_t at = p->first + p->begun * per_page; /* of the shard */
+        uint64_t at = p->first + p->begun * per_page; /* element of the shard */
 
         if (zsd_turn_left(core) == 0) {
             zsd_defer(core, work);
@@ -266,7 +266,7 @@ static void push_start(struct push *p)
     push_on_work(&p->work);
 }
 
-/* Is this the part that comes next? Then grad_next and micro move on. */
+/* Checks that this part comes next, and then advances grad_next and micro. */
 static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err)
 {
     const struct zsd_job *job = s->job;
@@ -385,7 +385,7 @@ void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why)
         push_end(push_next(zb_container_of(job->pushes.next, struct push, waits)->shard), why);
 }
 
-/* Refuses norms: a shard of the rank has a part of its gradient. It is named where it is found soon. */
+/* Refuses norms: a shard of the rank has an incomplete gradient. Names it if it is found soon. */
 static void norms_refuse(struct zsd_req *req, struct zsd_member *m, uint64_t step)
 {
     const char *unit = "?";

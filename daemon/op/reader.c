@@ -10,8 +10,8 @@
  *
  * WHAT A READER HOLDS. While the saved job also holds the version, its places are promised. When
  * only readers hold it (zsd_readers_orphaned), each reader is promised room for it if there is any.
- * Otherwise it lets go, so that the job finds its own room, and its remaining reads fail with
- * -ESTALE. Its reads do not hold rows.
+ * Otherwise it releases the version, so that the job finds its own room, and its remaining reads
+ * fail with -ESTALE. Its reads do not hold rows.
  *
  * INVARIANTS (R1: op/reader_read.c)
  *
@@ -33,7 +33,6 @@
 
 /* ---- what it holds */
 
-/* Lets go of the version. */
 static void reader_drop(struct zsd_reader *r)
 {
     struct zsd_version *v = r->version;
@@ -64,7 +63,7 @@ static void reader_orphaned(struct zsd_reader *r)
 {
     struct zb_err err = { 0 };
 
-    /* a job that was destroyed keeps its promise until we let go of the struct */
+    /* a job that was destroyed keeps its promise until its struct is released */
     if (r->saved->gone) {
         r->covered = true;
         return;
@@ -83,7 +82,7 @@ void zsd_readers_orphaned(struct zsd_version *v)
 {
     struct zsd_core *core = v->core;
 
-    /* the last one that lets go ends v: from here on only its address is compared */
+    /* the last reader that releases v frees it: from here on only its address is compared */
     zb_list_each(pos, &core->ops->readers)
     {
         struct zsd_reader *r = zb_container_of(pos, struct zsd_reader, node);
@@ -119,7 +118,7 @@ static void close_done(struct zsd_task *task)
     reader_free(r);
 }
 
-/* Goes when nothing of it runs any more (R3). */
+/* Frees a closed reader when none of its lanes runs (R3). */
 static void reader_free_if_over(struct zsd_reader *r)
 {
     if (r->state != READER_CLOSING || r->lanes_busy > 0)
@@ -129,7 +128,7 @@ static void reader_free_if_over(struct zsd_reader *r)
     zsd_task_start(r->core, &r->task);
 }
 
-/* The connection, or the daemon, lets go of it. The read that runs ends by itself. */
+/* Closes it. A read in progress ends by itself. */
 static void reader_end(struct zsd_reader *r, const struct zb_err *why)
 {
     bool opening = r->state == READER_OPENING;
@@ -225,14 +224,14 @@ static void open_done(struct zsd_task *task)
     zsd_reply(req, &reply.base, r->staging.fd);
 }
 
-/* The version that is asked for, or NULL. */
+/* The requested version, or NULL. */
 static struct zsd_version *open_find(struct zsd_req *req, const Zp__ReaderOpen *q,
                                      struct zb_err *err)
 {
     struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->job);
     struct zsd_snap *snap;
 
-    if (!saved || !zsd_may(req->conn, saved->uid)) { /* others are not told which */
+    if (!saved || !zsd_may(req->conn, saved->uid)) { /* the same for another user's job */
         (void)zb_fail(err, -ENOENT, "there is no saved job '%s'", q->job);
         return NULL;
     }
@@ -247,8 +246,8 @@ static struct zsd_version *open_find(struct zsd_req *req, const Zp__ReaderOpen *
     return snap ? snap->version : NULL;
 }
 
-/* What a reader may take of the host tier: nothing that somebody waits for. It may have what is
- * kept for ranks that have left a job; who comes back waits until the reader has closed
+/* Host memory that a reader may take: none that others wait for. It may take memory that is kept
+ * for ranks that have left a job; a rank that rejoins then waits until the reader has closed
  * (op/open.c). */
 static uint64_t open_host_free(const struct zsd_core *core)
 {
@@ -317,7 +316,7 @@ ZSD_REQUEST(zsd_reader_open, ReaderOpen)
     zsd_task_start(core, &r->task);
 }
 
-/* The reader of this connection, open, by its id: else req is answered. */
+/* The open reader of this connection, by its id; NULL: req was answered. */
 static struct zsd_reader *reader_of(struct zsd_req *req, uint64_t id)
 {
     struct zsd_reader *r = req->conn->reader;

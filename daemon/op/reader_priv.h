@@ -1,6 +1,6 @@
 /*
- * reader_priv.h - a reader, between reader.c (what it holds, opening, closing) and reader_read.c
- * (its reads).
+ * reader_priv.h - a reader, as shared by reader.c (what it holds, opening, closing) and
+ * reader_read.c (its reads).
  */
 #ifndef ZSD_OP_READER_PRIV_H
 #define ZSD_OP_READER_PRIV_H
@@ -18,14 +18,14 @@ enum zsd_lane_state { LANE_IDLE, LANE_BUFFER, LANE_PIECE, LANE_READ, LANE_COPY }
 
 struct zsd_lane {
     struct zsd_reader *reader;
-    struct zsd_read_op *read;  /* its read; set by read_begin() */
+    struct zsd_read_op *read;  /* the one that it works on; set by read_begin() */
     enum zsd_lane_state state; /* written by lane_run() and read_begin() only */
     struct zb_err err;
     struct zsd_work work;
     struct zsd_task task;
-    struct zsd_claim claim; /* to the buffer: the house's */
+    struct zsd_claim claim; /* for the buffer; paid by the house */
     void *buffer;           /* a page buffer */
-    void *scratch;          /* for a page that is larger than the current ones */
+    void *scratch;          /* for a page larger than page_elems: zsd_row_room() */
     uint8_t *planes_at[ZSD_SAVED_PLANES];
     struct zsd_row *row; /* kept by zsd_row_look() while there is a piece */
     uint64_t from, take; /* elements of its page */

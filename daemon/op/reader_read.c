@@ -1,19 +1,19 @@
 /*
- * op/reader_read.c - the reads of a reader: reader-read. What a reader holds, and when it comes and
- * goes: op/reader.c.
+ * op/reader_read.c - the reads of a reader: reader-read. What a reader holds, its opening and its
+ * closing: op/reader.c.
  *
  * MODEL. The reads of a reader run one after the other. One read is cut at the bounds of pages; a
- * few lanes work on the pieces side by side:
+ * few lanes work on the pieces in parallel:
  *
  *     BUFFER ---> PIECE ---> READ ---> COPY ---> BUFFER ...     until there are no more pieces
  *
- *     BUFFER  waits for a page buffer, in line with the jobs' pages
+ *     BUFFER  waits for a page buffer, in the same queue as the jobs' pages
  *     PIECE   takes the next piece, or goes idle
- *     READ    waits for the planes that are wanted, read and verified (store/rowio.c)
+ *     READ    waits until the planes that it needs are read and verified (store/rowio.c)
  *     COPY    waits for the compute thread, which converts the piece into staging
  *
- * Lanes only look at rows: the reader may let go of the version under them, and the reads that are
- * left end with its `why`.
+ * Lanes do not hold rows (zsd_row_look()): the reader may release the version meanwhile. The
+ * remaining reads then end with its `why`.
  *
  * INVARIANTS (R2, R3: op/reader.c)
  *     R1  A byte gets into staging only after the checksum of its page matched.
@@ -47,7 +47,7 @@ static uint32_t read_elem_bytes(const struct zsd_unit *unit, enum zk_what what)
                             : (uint32_t)sizeof(float);
 }
 
-/* Which planes of the layout hold it. */
+/* Whether the read needs this plane. */
 static bool read_wants(const struct zsd_read_op *read, enum zsd_saved_plane plane)
 {
     switch (read->what) {
@@ -65,7 +65,7 @@ static bool read_wants(const struct zsd_read_op *read, enum zsd_saved_plane plan
     return false;
 }
 
-/* Compute thread: elements [from, from + take) of the page, as they are wanted. */
+/* Compute thread: converts elements [from, from + take) of the page into staging. */
 static void copy_run(struct zsd_task *task)
 {
     struct zsd_lane *l = zb_container_of(task, struct zsd_lane, task);
@@ -158,7 +158,7 @@ static bool lane_piece(struct zsd_lane *l)
     return true;
 }
 
-/* Starts the reads of the planes that are wanted. */
+/* Starts the reads of the planes that it needs. */
 static void lane_reads(struct zsd_lane *l)
 {
     const struct zsd_read_op *read = l->read;
@@ -174,7 +174,8 @@ static void lane_reads(struct zsd_lane *l)
     }
 }
 
-/* What is left of a piece. A row that died under the read is no damage: the reader lost it. */
+/* Ends a piece. An error of a row that was released meanwhile is no damage: its pages may have been
+ * overwritten. */
 static void lane_settle(struct zsd_lane *l)
 {
     struct zsd_read_op *read = l->read;
@@ -199,7 +200,7 @@ static void lane_run(struct zsd_lane *l)
         case LANE_BUFFER:
             l->buffer = zsd_buffer_get(r->core, &l->claim);
             if (!l->buffer)
-                return; /* in line: lane_on_work() resumes */
+                return; /* queued: lane_on_work() resumes */
             l->state = LANE_PIECE;
             break;
         case LANE_PIECE:
@@ -230,7 +231,7 @@ static void lane_run(struct zsd_lane *l)
             zsd_buffer_put(r->core, l->buffer);
             l->buffer = NULL;
             l->state = LANE_BUFFER;
-            zsd_defer(r->core, &l->work); /* behind whoever waits for the buffer */
+            zsd_defer(r->core, &l->work); /* after those that wait for the buffer */
             return;
         case LANE_IDLE:
             if (--r->lanes_busy == 0)
@@ -256,7 +257,7 @@ void zsd_reader_lanes_init(struct zsd_reader *r)
 
 /* ---- reads */
 
-/* The lanes go to work for the first read, if there is one. */
+/* Starts all lanes on the first read, if there is one. */
 static void read_begin(struct zsd_reader *r)
 {
     if (zb_list_empty(&r->reads))
@@ -292,7 +293,7 @@ void zsd_reader_reads_end(struct zsd_reader *r, const struct zb_err *why)
     }
 }
 
-/* Its last lane is idle. */
+/* The last lane of the read is idle. */
 static void read_over(struct zsd_reader *r, struct zsd_read_op *read)
 {
     r->core->in_progress--;

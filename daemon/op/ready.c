@@ -51,13 +51,13 @@ static void ready_answer(struct zsd_job *job)
             continue;
         m->ready_req = NULL;
         zsd_timed_disarm(&m->ready_timed);
-        job->writable = job->writable || m->writable; /* no commit is in progress now */
+        job->writable = job->writable || m->writable; /* no commit is in progress */
         zsd_reply(r, &reply.base, m->writable ? job->arena.own_fd : job->arena.fd);
     }
 }
 
-/* Every rank of a kept job is ready again: what was accumulated is dropped, and who has asked for
- * the step with it hears that. */
+/* Every rank of a kept job is ready again: drops its gradients, and rejects requests for a step
+ * with them. */
 static void ready_again(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
@@ -70,7 +70,7 @@ static void ready_again(struct zsd_job *job)
     job->regained = false;
 }
 
-/* Every rank that said it was ready hears why it goes no further; it may say so again. */
+/* Rejects the ready requests of all ranks, which may repeat them. */
 static void ready_refuse(struct zsd_job *job, const struct zb_err *why)
 {
     zb_list_each(pos, &job->members)
@@ -83,7 +83,7 @@ static void ready_refuse(struct zsd_job *job, const struct zb_err *why)
     }
 }
 
-/* Every rank has said it now: none still trains on what is in memory. */
+/* Whether all attached ranks wait in `ready`: then none still trains on the state in memory. */
 static bool ready_together(const struct zsd_job *job)
 {
     zb_list_each(pos, &job->members)
@@ -96,8 +96,8 @@ static bool ready_together(const struct zsd_job *job)
     return true;
 }
 
-/* The version that the ranks go on from: what they said, else the newest that is committed. NULL:
- * there is none, also when the only one was dropped since they came. */
+/* The version to resume from: the one that the ranks chose, else the commit, else what is prepared.
+ * NULL: there is none, perhaps because it was dropped since they attached. */
 static struct zsd_version *ready_version(const struct zsd_job *job, struct zb_err *err)
 {
     struct zsd_version *c = job->saved->committed, *p = job->saved->prepared;
@@ -147,7 +147,7 @@ static int ready_note(struct zsd_job *job, struct zsd_note *to, const struct zsd
     return rc;
 }
 
-/* The notes of the version that is loaded; a rank that was not there then has none. */
+/* Restores the notes of the version; a rank that is not in it has none. */
 static int ready_notes(struct zsd_job *job, const struct zsd_version *v)
 {
     int rc;
@@ -174,7 +174,7 @@ static void ready_load(struct zsd_job *job)
     zsd_load_start(job, job->from, ready_loaded);
 }
 
-/* It has let go of what it had. */
+/* The job has released its extents. */
 static void ready_rewound(struct zsd_job *job, const struct zb_err *err)
 {
     if (job->state == ZSD_ENDED)
@@ -185,8 +185,8 @@ static void ready_rewound(struct zsd_job *job, const struct zb_err *err)
         ready_load(job);
 }
 
-/* The job in memory resumes from another of its points: what it has beyond is forgotten, and what
- * was pushed, or stepped early, for the step behind that. */
+/* The job in memory resumes from another of its points: its newer state is dropped, and so are
+ * gradients and early steps for its next step. */
 static void ready_rewind(struct zsd_job *job, struct zsd_version *v)
 {
     zb_log(ZB_LOG_INFO, "job-rewind", "job=\"%s\" from=%llu to=%llu", job->name,
@@ -239,12 +239,12 @@ void zsd_place_again(struct zsd_job *job)
 
     job->place_waits = zsd_params_wait(job);
     if (job->place_waits)
-        return; /* zsd_room_changed() comes as it comes back */
+        return; /* zsd_room_changed() is called when it is freed */
     rc = zsd_place(job, false, &err);
     zsd_want_end(job->core, &job->want);
     job->place_waits = rc == -ENOSPC && (zsd_core_make_room(job->core, job) ||
                                          zsd_want_begin(job->core, &job->want, job->place_least));
-    if (rc == -ENOSPC && !job->place_waits) { /* that will not do: gradients go to NVMe */
+    if (rc == -ENOSPC && !job->place_waits) { /* others cannot help: gradients go to NVMe */
         err = (struct zb_err){ 0 };
         rc = zsd_place(job, true, &err);
         job->place_waits = rc == -ENOSPC && zsd_want_begin(job->core, &job->want, job->place_least);
@@ -255,7 +255,7 @@ void zsd_place_again(struct zsd_job *job)
         zsd_job_end(job, &err);
 }
 
-/* Its shards are what the version has, or not. */
+/* The shards were compared with the version. */
 static void ready_checked(struct zsd_job *job, const struct zb_err *err)
 {
     if (job->state == ZSD_ENDED)
@@ -266,14 +266,14 @@ static void ready_checked(struct zsd_job *job, const struct zb_err *err)
         zsd_place_again(job);
 }
 
-/* Every rank is ready: for a new job, place it and make its memory. */
+/* Every rank is ready: a job that is DEFINING is placed, and gets its memory. */
 static void ready_all(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
     struct zsd_version *v;
 
     if (job->state == ZSD_PLACING || job->state == ZSD_LOADING)
-        return; /* who asked again meanwhile is answered with the others */
+        return; /* a rank that asked again is answered with the others */
     if (job->state != ZSD_DEFINING) {
         ready_present(job);
         return;
@@ -292,7 +292,7 @@ static void ready_all(struct zsd_job *job)
     zsd_resume_check(job, v, ready_checked);
 }
 
-/* The device had no memory for its parameters, others use it, too; or it shares none, or failed. */
+/* The parameters cannot be on the device: it lacks memory, cannot share it, or has failed. */
 static void ready_without_gpu(struct zsd_job *job, const struct zb_err *err)
 {
     zsd_params_bar(job, err->text);
@@ -301,7 +301,7 @@ static void ready_without_gpu(struct zsd_job *job, const struct zb_err *err)
     zsd_place_again(job);
 }
 
-/* Its memory is made, and its shards know where theirs is. */
+/* Its memory is allocated, and its shards point to it. */
 static void ready_attached(struct zsd_job *job, const struct zb_err *err)
 {
     const struct zsd_account *nvme = zsd_job_nvme(job);
@@ -358,7 +358,7 @@ static void job_arena_opened(struct zsd_arena_task *t)
     zsd_tables_attach(job, ready_attached);
 }
 
-/* Its shards have their tables: a task makes its memory. */
+/* Its shards have their tables: a task allocates its memory. */
 static void ready_tabled(struct zsd_job *job, const struct zb_err *err)
 {
     struct zsd_arena_task *t;
@@ -434,7 +434,7 @@ void zsd_ready_resume(struct zsd_job *job)
         ready_check(job);
 }
 
-/* A rank waits for its peers to be ready. */
+/* Whether a rank waits for its peers to be ready. */
 static bool ready_others(const struct zsd_job *job)
 {
     zb_list_each(pos, &job->members)

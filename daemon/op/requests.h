@@ -18,7 +18,7 @@ zsd_handler zsd_commit, zsd_progress;
 zsd_handler zsd_snapshot, zsd_snapshots, zsd_rollback, zsd_clone, zsd_snapshot_destroy;
 zsd_handler zsd_reader_open, zsd_reader_unit, zsd_reader_read, zsd_reader_close;
 
-/** One-way, so there is nothing to answer: what is wrong with it is counted and logged. */
+/** One-way: errors are not answered, but counted and logged. */
 void zsd_release(struct zsd_conn *conn, const ProtobufCMessage *message);
 
 #endif

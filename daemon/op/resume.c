@@ -1,16 +1,17 @@
 /*
- * resume.c - what comes before a load (op/load.c): whether a version has the elements of a job that
- * attaches, and what a job in memory lets go of, when it resumes from another of its points.
+ * resume.c - checks and preparations before a load (op/load.c): compares a job that attaches with a
+ * version; releases the extents of a job in memory that resumes from another of its points.
  *
- * MODEL. Either is a walk (job/walk.h) over every shard of the job, and over the rows of the version
+ * MODEL. Each is a walk (job/walk.h) over every shard of the job, and over the rows of the version
  * or the pages of the shard. The job is in a state (PLACING, LOADING) in which its shards do not
- * change otherwise. When it ends in the middle, what a shard still has goes with its place
- * (plan/place.h).
+ * change otherwise. If the job ends during the walk, extents that are left are released with its
+ * tables (plan/tables.h).
  *
- *     zsd_resume_check()   unit by unit: the rows of the unit are counted, then its shards, and of
- *                          each the rows that hold it
- *     zsd_resume_rewind()  shard by shard: the extents of its pages, then its row. In the end, room
- *                          for it to be written anew beside the version, if it is cut otherwise
+ *     zsd_resume_check()   for each unit: counts the elements of its rows, then those of its
+ *                          shards, and finds the rows that hold each shard
+ *     zsd_resume_rewind()  for each shard: releases the extents of its pages, then its row. At the
+ *                          end, if the job is cut in another way, reserves room to write it anew
+ *                          in addition to the version
  */
 #include "daemon/op/resume.h"
 
@@ -26,14 +27,14 @@ struct resume_op {
     /* check: */
     uint32_t unit, row;      /* the next ones */
     struct zb_sorted_pos at; /* of the next shard of the unit */
-    uint64_t covered;        /* elements of that shard, from its first, that rows hold */
-    uint64_t have, want;     /* elements of the unit that were saved, that are registered */
+    uint64_t covered;        /* elements of that shard found in rows so far */
+    uint64_t have, want;     /* elements of the unit: saved, and registered */
     /* rewind: */
     uint32_t shard, page; /* the next ones */
     bool differs;         /* a shard is cut in another way than its row */
 };
 
-/* The turn looks at one more; false: it has no room left. */
+/* Counts one more for the turn. False: the turn has no room. */
 static bool resume_look(const struct resume_op *op)
 {
     if (zsd_turn_left(op->walk.job->core) == 0)
@@ -67,9 +68,9 @@ static struct resume_op *resume_new(struct zsd_job *job, struct zsd_version *v, 
     return op;
 }
 
-/* ---- the elements are the same */
+/* ---- check */
 
-/* Begins with the unit that is next, if there is one. */
+/* Begins the next unit, if there is one. */
 static void check_unit_begin(struct resume_op *op)
 {
     op->have = op->want = op->covered = 0;
@@ -77,8 +78,8 @@ static void check_unit_begin(struct resume_op *op)
         op->at = zb_sorted_at(&op->walk.job->units[op->unit]->shards, 0);
 }
 
-/* The rows that hold the next shard of the unit. 1: it is saved; 0: the rest is for the next turn;
- * or -EINVAL. */
+/* Finds the rows that hold the next shard. 1: all of it was saved; 0: continues in the next turn;
+ * -EINVAL. */
 static int check_shard(struct resume_op *op, const struct zsd_shard *s)
 {
     const struct zsd_version *v = op->version;
@@ -101,7 +102,7 @@ static int check_shard(struct resume_op *op, const struct zsd_shard *s)
     return 1;
 }
 
-/* The next unit. As above. */
+/* Checks the next unit. Returns as above. */
 static int check_unit(struct resume_op *op)
 {
     const struct zsd_unit *unit = op->walk.job->units[op->unit];
@@ -148,7 +149,7 @@ void zsd_resume_check(struct zsd_job *job, struct zsd_version *v, zsd_walked *do
         check_unit_begin(op);
 }
 
-/* ---- the job goes back */
+/* ---- rewind */
 
 static bool rewind_fits(const struct zsd_version *v, const struct zsd_shard *s)
 {
@@ -170,13 +171,13 @@ static bool rewind_part(struct zsd_walk *walk)
             zsd_turn_count(job->core, before - left);
             return false;
         }
-        zsd_turn_count(job->core, zb_max_u64(before - left, 1)); /* it may have no pages there */
+        zsd_turn_count(job->core, zb_max_u64(before - left, 1)); /* it may have no extents */
         op->differs = op->differs || !rewind_fits(op->version, s);
         op->shard++;
         op->page = 0;
     }
     zsd_saved_planned(job->saved);
-    if (op->differs) /* it is written anew beside the version */
+    if (op->differs) /* it is written anew, in addition to the version */
         (void)zsd_saved_reserve(job->saved, &op->walk.err);
     return true;
 }

@@ -52,7 +52,7 @@ static void rollback_done(struct zsd_delta *d, const struct zb_err *err)
     free(op);
 }
 
-/* Nothing of it is in memory any more. */
+/* The incarnation in memory has ended. */
 static void rollback_on_ended(struct zsd_work *work)
 {
     struct rollback *op = zb_container_of(work, struct rollback, work);
@@ -128,7 +128,7 @@ static void destroy_done(struct zsd_delta *d, const struct zb_err *err)
 
     saved->moving = false;
     if (over) {
-        saved->gone = true; /* nothing of it comes behind this */
+        saved->gone = true; /* no other change of it follows */
         (void)zb_fail(&why, -ECANCELED, "job '%s' was destroyed", saved->name);
         zsd_snap_cancel(saved, &why);
     }

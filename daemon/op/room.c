@@ -1,6 +1,6 @@
 /*
- * room.c - saved jobs that nobody is attached to give their memory back, when an open (open.c) or a
- * placement (ready.c) finds none: each commits what it has, one at a time, and ends.
+ * room.c - frees the memory of saved jobs without attached ranks when an open (open.c) or a
+ * placement (ready.c) finds no room: one at a time, each commits its state and ends.
  */
 #include "daemon/op/room.h"
 
@@ -11,7 +11,7 @@
 #include "daemon/op/opens.h"
 #include "daemon/plan/planner.h"
 
-/* Bytes of a tier are on their way back. */
+/* Whether bytes of a tier are being freed. */
 static bool core_closing(const struct zsd_core *core)
 {
     if (core->planner->closing > 0)
@@ -26,8 +26,8 @@ static bool core_closing(const struct zsd_core *core)
     return false;
 }
 
-/* The job has saved what it has: it ends, and is made again by whoever opens it next. If it could
- * not, those that are parked for it are told, and it stays as it is. */
+/* The job is saved: it ends, and the next open makes it again. If it could not be saved, it stays
+ * as it is, and opens that wait for it fail. */
 static void retire_done(struct zsd_job *job, const struct zb_err *err)
 {
     struct zb_err why = { 0 };
@@ -54,7 +54,7 @@ void zsd_job_retire(struct zsd_job *job)
         zsd_commit_start(job, job->prepares ? ZSD_PREPARE : ZSD_COMMIT, NULL, retire_done);
 }
 
-/* Nobody is attached, and what the job has is saved, or can be. */
+/* Whether no rank is attached, and the state of the job is saved, or can be. */
 static bool job_idle(const struct zsd_job *job)
 {
     return job->durable && job->state == ZSD_READY && zsd_job_attached(job) == 0 && !job->commit &&

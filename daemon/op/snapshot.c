@@ -4,17 +4,16 @@
  * MODEL. Each request is one delta of a saved job (store/delta.h), decided when it is next in the
  * queue of changes:
  *
- *     snapshot   gives the commit a name; in the same change the oldest beyond `retain` are
- *     removed.
- *                With `next` it waits in saved->snap_waiters until a commit has ended, its deadline
- *                has passed, or no commit will come.
+ *     snapshot   gives the commit a name, and in the same change removes the oldest snapshots
+ *                beyond `retain`. With `next` it waits in saved->snap_waiters until a commit has
+ *                ended, its deadline has passed, or no commit will come.
  *     destroy    of a snapshot; or of a job with all that it has
  *     clone      a saved job of its own, whose first version shares the rows
  *     rollback   first ends the incarnation in memory, and waits for that; then the commit is the
  *                snapshot's version, and what was prepared is dropped
  *
  * While a job is rolled back or destroyed (saved->moving), an open of it waits (op/open.c). A
- * client that goes away does not stop its request, except a snapshot that still waits.
+ * request continues after its client has disconnected, except a snapshot that still waits.
  */
 #include "daemon/op/snapshot.h"
 
@@ -34,10 +33,8 @@
 
 #define SNAP_ROWS 100u /* of one reply: below 64 KiB with the longest names */
 
-/* ---- finding, and rows */
+/* ---- lookup, and rows of answers */
 
-/* The saved job that a request may change; a job in memory that has never committed, too, if
- * `unkept`. NULL: answered. */
 struct zsd_saved *zsd_snap_saved(struct zsd_req *req, const char *name, bool unkept)
 {
     struct zsd_core *core = req->daemon->core;
@@ -75,7 +72,7 @@ void zsd_snap_reply(struct zsd_req *req, const struct zsd_saved *saved, const st
 {
     Zp__SnapshotRow row;
 
-    snap_row(saved, v, snap, 0, &row); /* it is the commit, too */
+    snap_row(saved, v, snap, 0, &row); /* own_bytes 0: the commit has them, too */
     zsd_reply(req, &row.base, -1);
 }
 
@@ -90,7 +87,7 @@ struct snap_op {
     struct zb_list node;    /* in saved->snap_waiters */
 };
 
-/* All but the newest `retain`, of which one is to come. */
+/* Marks the oldest snapshots for removal: `retain` of them stay, counting the new one. */
 static void snap_retain(struct zsd_saved *saved, uint32_t retain)
 {
     uint32_t n = 1;
@@ -152,7 +149,7 @@ static void snap_done(struct zsd_delta *d, const struct zb_err *err)
     free(op);
 }
 
-/* A waiter gives up. */
+/* Rejects a request that waits for a commit. */
 static void snap_give_up(struct snap_op *op, const struct zb_err *why)
 {
     zsd_timed_disarm(&op->timed);
@@ -250,21 +247,21 @@ static void snaps_insert(const struct zsd_snap **snaps, size_t *n, const struct 
     snaps[at] = snap;
 }
 
-/* A request for the list. What each snapshot alone holds is counted in parts; meanwhile snapshots may
- * come and go. */
+/* A request for the list. The bytes that only one snapshot holds are counted in parts. Snapshots
+ * may be added and removed meanwhile. */
 struct snap_list {
     struct zsd_work work;
     struct zsd_core *core;
     struct zsd_req *req;
     char *job; /* "": all jobs */
     uint64_t cursor;
-    uint64_t ids[SNAP_ROWS], own[SNAP_ROWS]; /* that are counted */
+    uint64_t ids[SNAP_ROWS], own[SNAP_ROWS]; /* of those that are counted */
     size_t n;
-    uint64_t id, sum; /* the next one, and its rows so far */
+    uint64_t id, sum; /* the next one, and its bytes so far */
     uint32_t nrows;
 };
 
-/* The oldest from the cursor on, which is an id: as many as fit, and one more. */
+/* The oldest snapshots from the cursor (an id) on: as many as fit, and one more. */
 static size_t list_find(const struct snap_list *op, const struct zsd_snap **snaps)
 {
     struct zsd_store *store = op->core->store;
@@ -290,7 +287,7 @@ static size_t list_find(const struct snap_list *op, const struct zsd_snap **snap
     return n;
 }
 
-/* Forgets what was counted of snapshots that are gone. */
+/* Removes the counts of snapshots that were destroyed. */
 static void list_keep(struct snap_list *op, const struct zsd_snap *const *snaps, size_t nsnaps)
 {
     size_t n = 0;
@@ -306,7 +303,7 @@ static void list_keep(struct snap_list *op, const struct zsd_snap *const *snaps,
     op->n = n;
 }
 
-/* Bytes of the next snapshot that nobody else holds. True: of all its rows. */
+/* Counts the bytes that only this snapshot holds. True: all of its rows are counted. */
 static bool list_count(struct snap_list *op, const struct zsd_snap *snap)
 {
     const struct zsd_version *v = snap->version;
@@ -409,7 +406,6 @@ struct snap_end {
     char name[ZP_NAME_MAX + 1];
 };
 
-/* The version that a request names: of a snapshot, or ("") the commit. NULL: err. */
 struct zsd_version *zsd_snap_version(const struct zsd_saved *saved, const char *name,
                                      struct zb_err *err)
 {
@@ -444,7 +440,7 @@ static void snap_end_done(struct zsd_delta *d, const struct zb_err *err)
     } else {
         zb_log(ZB_LOG_INFO, "snapshot-destroy", "job=\"%s\" name=\"%s\"", d->saved->name, op->name);
         zsd_reply(op->req, NULL, -1);
-        zsd_room_changed(d->saved->store->core); /* places came back */
+        zsd_room_changed(d->saved->store->core); /* places are free again */
     }
     free(op);
 }
@@ -482,7 +478,7 @@ struct clone {
     char name[ZP_NAME_MAX + 1]; /* of the snapshot */
 };
 
-/* A version of another job, with the same notes, and room for the rows. NULL: no memory. */
+/* A version of `saved` with the notes of `from` and room for its rows. NULL: no memory. */
 static struct zsd_version *clone_version(struct zsd_saved *saved, const struct zsd_version *from)
 {
     struct zsd_version *v = zsd_version_new(saved, from->world, from->nrows);
@@ -499,7 +495,7 @@ static struct zsd_version *clone_version(struct zsd_saved *saved, const struct z
     return v;
 }
 
-/* The next rows: 0: all are there; 1: the rest is for the next turn; -ENOMEM. */
+/* Adds the next rows. 0: all are added; 1: continues in the next turn; -ENOMEM. */
 static int clone_rows(struct clone *op, const struct zsd_version *from)
 {
     struct zsd_core *core = from->core;
@@ -522,7 +518,7 @@ static int clone_plan(struct zsd_delta *d, struct zb_err *err)
 
     if (op->from->gone)
         return zb_fail(err, -ENOENT, "job '%s' was destroyed", op->from->name);
-    /* the same in each part: only changes change it */
+    /* the same in each part: no other change runs in between */
     from = zsd_snap_version(op->from, op->name, err);
     if (!from)
         return err->code;

@@ -11,8 +11,8 @@
 void zsd_snap_next(struct zsd_saved *saved);
 /** Rejects requests that wait for a commit, with `why`. */
 void zsd_snap_cancel(struct zsd_saved *saved, const struct zb_err *why);
-/** The saved job that a request may change; with `unkept` also one in memory that has never
- * committed. NULL: answered. */
+/** The saved job that a request may change; with `unkept` also that of a job in memory that
+ * has never committed. NULL: answered. */
 struct zsd_saved *zsd_snap_saved(struct zsd_req *req, const char *name, bool unkept);
 /** The version of a snapshot name ("": the commit). NULL: err has the reason. */
 struct zsd_version *zsd_snap_version(const struct zsd_saved *saved, const char *name,

@@ -1,26 +1,27 @@
 /*
- * op/step.c - the optimizer step of a job, and the skip of one: from the moment that all ranks have
- * asked for it (op/step_ask.c). The trainers' notes: op/note.c.
+ * op/step.c - the optimizer step of a job, or the skip of one, after all ranks have asked for it
+ * (op/step_ask.c). The trainers' notes: op/note.c.
  *
  * MODEL. Ranks ask, with the same values. When the last has asked, the step runs without them:
  *
- *     ASKED ---> DRAIN ---> CHECK ---> BEGIN ---> PAGES ---> COMMIT ---> over: every rank is answered
+ *     ASKED ---> DRAIN ---> CHECK ---> BEGIN ---> PAGES ---> COMMIT ---> end: ranks are answered
  *
- *     ASKED  op/step_ask.c: waits for the other ranks, each until its own deadline. If a rank leaves,
- *            here or in DRAIN, all ranks give up the step
+ *     ASKED  op/step_ask.c: each request waits for the other ranks, until its own deadline. If a
+ *            rank leaves, here or in DRAIN, all ranks give up the step
  *     DRAIN  waits until no shard is pinned, no push, fill or copy is in progress (J3), no commit
- *            runs, and what was prepared is resolved. A step never changes bytes that somebody
- *            reads. After the deadline the error message says who holds them
- *     CHECK  only if a rank has more shards than a request may look at: every shard must have its
- *            gradient, unless the step leaves it alone. Otherwise all ranks are refused, as in DRAIN
- *     BEGIN  cached copies of streamed parameters are dropped: they are of the old version. Frozen
+ *            runs, and nothing is prepared. A step never changes bytes that are being read.
+ *            After the deadline the error message says what the step waits for
+ *     CHECK  only if a rank has more shards than a request may check: every shard must have its
+ *            gradient, unless the step does not change it. Otherwise all ranks are refused, as in
+ *            DRAIN
+ *     BEGIN  cached copies of streamed parameters are dropped: they have the old version. Frozen
  *            shards get the new version
  *     PAGES  a page operation for each page of each trainable shard, in order of registration, many
  *            at a time. Pages that are stepped on the GPU, pages that pass through page buffers and
  *            pages in memory run in parallel, so that neither the GPU, nor the drive, nor the
  *            compute threads wait for another kind to end. A shard whose last page is done has the
- *            new version, and requests that wait for it continue. Pages that were stepped ahead of
- *            this barrier (op/early.c) are published; those still in flight, when they are done
+ *            new version, and requests that wait for it continue. Pages that were stepped early
+ *            (op/early.c) are published; those that are still in flight, when they are done
  *     COMMIT if the ranks asked for it: op/commit.c. PAGES has already saved the pages, each after
  *            its update. Fetches continue meanwhile. If the commit fails, the step is still
  *            complete: the ranks are told both
@@ -28,19 +29,21 @@
  * A failure in PAGES ends the job: some pages have stepped and some have not, and this mix must not
  * be read. A durable job is rebuilt from its last commit when its ranks attach again.
  *
- * A skip is the same up to DRAIN, and so is a step of which a page has failed ahead of the barrier:
+ * A skip, or a step with a page that failed early, is the same up to DRAIN, where a skip does not
+ * wait for pins. Then:
  *
- *     UNDO   what was stepped early is dropped, a part of the shards each turn, and then all
- *            gradients are. A skip is over then; the other is refused, with that failure
+ *     UNDO   early steps are undone, in parts, and then all gradients are dropped. That ends a
+ *            skip. The step is refused with the error of the page
  *
  * INVARIANTS
- *     S1  job->state is STEPPING exactly from DRAIN until it is over. CHECK, BEGIN and UNDO look at a
- *         part of the shards each turn: of a job that drains (CHECK) nothing has changed, and from BEGIN on
- *         nobody pins a shard that has the old version.
+ *     S1  job->state is STEPPING exactly from DRAIN to the end. CHECK, BEGIN and UNDO handle a part
+ *         of the shards each turn. In CHECK the job still drains, and nothing has changed. From
+ *         BEGIN on no shard that has the old version is pinned.
  *     S2  In PAGES shard->version is job->applied + 1 when all of its pages are stepped, else
  *         job->applied; frozen shards change theirs in BEGIN.
- *     S3  At most `inflight_max` page operations of streamed pages are in progress, as many of the
- *         GPU's, and of the others as many if they are saved, else step_resident_max().
+ *     S3  At most zsd_step_inflight_max() page operations of streamed pages are in progress, and as
+ *         many of pages on the GPU. Of the other pages, as many if they are saved, else at most
+ *         step_resident_max().
  */
 #include "daemon/op/step.h"
 
@@ -160,7 +163,7 @@ static void step_on_commit(struct zsd_job *job, const struct zb_err *err)
     step_end(job);
 }
 
-/* Pages that were begun early, and are not wanted, may still use the table of a skipped step. */
+/* Early operations that were dropped in flight may still use the table of a skipped step. */
 static void step_classes_done(struct zsd_job *job, bool applied)
 {
     zsd_classes_drop(job);
@@ -195,7 +198,7 @@ static void step_shard_done(struct zsd_shard *s)
     zsd_shard_wake(s);
 }
 
-/* Which kind a page is of: the same until all of its shard are stepped (plan/replan.c). */
+/* The walk that steps a page: the same until all pages of its shard are stepped (plan/replan.c). */
 static struct zsd_step_walk *step_walk_of(struct zsd_job *job, const struct zsd_shard *s,
                                           uint32_t page)
 {
@@ -227,8 +230,8 @@ static void step_on_page(void *owner, const struct zsd_page_spec *spec, const st
     step_pump(job);
 }
 
-/* Pages in memory: enough to feed every compute thread, and no more, for streamed pages stand in
- * the same line. */
+/* The limit for pages in memory: enough to feed every compute thread, and no more, because streamed
+ * pages wait in the same queue. */
 static uint32_t step_resident_max(const struct zsd_core *core)
 {
     return 2 * zsd_compute_threads(core->daemon->compute) + 2;
@@ -265,8 +268,8 @@ void zsd_step_with(const struct zsd_shard *s, struct zsd_page_spec *spec)
     spec->ngroups = table->at ? table->nscalars : s->job->groups;
 }
 
-/* The next shards of CHECK: 1: all have their gradients; 0: the rest is for the next turn; or why there
- * will be no step. */
+/* CHECK of the next shards. 1: all have their gradients; 0: continues in the next turn; negative:
+ * the step cannot be made. */
 static int step_check_part(struct zsd_job *job, struct zb_err *err)
 {
     struct zsd_step_op *op = job->step;
@@ -304,7 +307,7 @@ static int step_begin(struct zsd_job *job)
     return 0;
 }
 
-/* Its next shards; true: those were all. */
+/* BEGIN of the next shards. True: of all. */
 static bool step_begin_part(struct zsd_job *job)
 {
     struct zsd_step_op *op = job->step;
@@ -326,8 +329,8 @@ static bool step_begin_part(struct zsd_job *job)
     return true;
 }
 
-/* One page: published, when it was stepped ahead; stepped, unless that is on its way. 0 or -ENOMEM.
- */
+/* Publishes the page if it was stepped early, or else steps it. If its early step is in flight,
+ * does nothing: zsd_step_publish() follows. 0 or -ENOMEM. */
 static int step_page(struct zsd_job *job, struct zsd_shard *s, uint32_t page)
 {
     struct zsd_step_op *op = job->step;
@@ -371,14 +374,13 @@ void zsd_step_publish(struct zsd_shard *s, uint32_t page)
     uint32_t index = (uint32_t)(s->id & UINT32_MAX);
 
     if (index > walk->next_shard || (index == walk->next_shard && page >= walk->next_page))
-        return; /* its turn comes */
+        return; /* the walk comes to it later */
     if (step_page(job, s, page) < 0)
         step_no_memory(job);
 }
 
-/* Starts pages of one kind, `max` at a time, as far as the turn has room for looking. 0, or
- * -ENOMEM.
- */
+/* Starts pages of one walk: at most `max` in flight, and as many as the turn has room for. 0 or
+ * -ENOMEM. */
 static int step_walk(struct zsd_job *job, struct zsd_step_walk *walk, uint32_t max)
 {
     while (walk->next_shard < job->nshards && walk->inflight < max) {
@@ -426,7 +428,7 @@ static void step_undo(struct zsd_job *job)
     }
     zsd_early_drop(job);
     zsd_grads_reset(job);
-    job->draining = true; /* as it was when the step could still be given up */
+    job->draining = true; /* so that the step can be given up */
     zsd_step_give_up(job, &err);
     zsd_replan(job->core);
 }
@@ -445,7 +447,7 @@ static void step_pump(struct zsd_job *job)
         step_undo(job);
         return;
     }
-    if (job->draining && zsd_saved_room(job->saved, &err) < 0) { /* it was there when they asked */
+    if (job->draining && zsd_saved_room(job->saved, &err) < 0) { /* it had room when asked */
         zsd_step_give_up(job, &err);
         return;
     }

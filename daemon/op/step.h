@@ -23,10 +23,10 @@ struct zsd_step_op {
     struct zk_scalars by_group[ZP_GROUPS_MAX];
     struct zsd_step_table table; /* instead of by_group; empty: by groups */
     struct zsd_work work;
-    bool check;       /* gradients of a rank were too many to check when it asked */
+    bool check;       /* a rank had too many gradients to check when it asked */
     uint32_t checked; /* number of shards that CHECK has handled */
     uint32_t begun;   /* number of shards that BEGIN has handled */
-    bool undoing;     /* it will not be made: what was done early is undone */
+    bool undoing;     /* it will not be made: early steps are being undone */
     bool committing;  /* all pages are stepped */
     struct zsd_step_walk {
         uint32_t next_shard, next_page;

@@ -2,12 +2,12 @@
  * op/step_ask.c - ranks ask for a step, or for the skip of one.
  *
  * MODEL. This is ASKED of op/step.c. Every rank asks with the same values. A request that cannot be
- * granted is refused at once, and the others still wait. When the last rank has asked, the job drains
- * (zsd_step_drain()), and op/step.c answers all of them. A request has its own deadline:
+ * granted is refused at once, and the others still wait. When the last rank has asked, the job
+ * drains (zsd_step_drain()), and op/step.c answers all of them. Each request has its own deadline:
  *
- *     ASKED   the request gives up alone; the step waits for it to ask again
- *     DRAIN   all ranks give up, and the error message says who holds the step back
- *     later   the request gives up alone; the step finishes by itself
+ *     ASKED   only this request fails; the step waits for the rank to ask again
+ *     DRAIN   the requests of all ranks fail; the error message says what the step waits for
+ *     later   only this request fails; the step finishes by itself
  */
 #include <errno.h>
 #include <string.h>
@@ -19,11 +19,11 @@
 #include "daemon/run/turn.h"
 #include "proto/shard.pb-c.h"
 
-#define STEP_LOOKS 1024u /* shards that a request looks at */
+#define STEP_LOOKS 1024u /* shards that a request checks at most */
 
 /* ---- deadlines */
 
-/* What keeps the step from beginning: for the error message of a time-out. */
+/* The reason why the step has not begun, for the error message of a time-out. */
 static void step_holder(const struct zsd_job *job, struct zb_err *err)
 {
     if (job->saved && job->saved->prepared) {
@@ -95,7 +95,7 @@ static bool step_same(const struct zsd_step_op *a, const struct zsd_step_op *b)
            zsd_classes_same(a->classes, b->classes);
 }
 
-/* This rank's shards. *ret_rest: there are more than a request looks at; CHECK sees to it. */
+/* Checks the shards of this rank. *ret_rest: there are more than it checks; CHECK follows. */
 static int step_check_grads(const struct zsd_member *m, const struct zsd_classes *classes,
                             bool *ret_rest, struct zb_err *err)
 {
@@ -157,7 +157,7 @@ static int step_check(const struct zsd_member *m, struct zsd_step_op *want, stru
 
 /* ---- requests */
 
-/* One rank asks; the last one starts it. */
+/* One rank asks; the last one starts the step. */
 static void step_ask(struct zsd_req *req, struct zsd_member *m, struct zsd_step_op *want,
                      uint32_t timeout_ms)
 {

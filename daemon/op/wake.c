@@ -1,9 +1,9 @@
 /*
  * wake.c - wakes the requests of a job when something that they wait for may have changed.
  *
- * Waiting are: fills, for room in the ring; ranks that attach, for the end of a step or a commit;
- * ranks that are ready; a step that drains; and opens, for the last writes or the step of ranks
- * that left. Each checks whether it can continue, and does nothing if it cannot. So one event
+ * These may wait: fills, for room in the ring; ranks that attach, for the end of a step or a
+ * commit; ranks that are ready; a step that drains; and opens, for the last writes or the step of
+ * ranks that left. Each checks whether it can continue, and does nothing if it cannot. So one event
  * serves all of them.
  */
 #include "daemon/op/wake.h"
@@ -13,7 +13,7 @@
 #include "daemon/op/ready.h"
 #include "daemon/op/step.h"
 
-/* Ranks that attached meanwhile hear what there is now. */
+/* Answers ranks that attached during the step or commit. */
 static void wake_opens(struct zsd_job *job)
 {
     if (job->state == ZSD_STEPPING || job->commit)

@@ -1,11 +1,11 @@
 /*
- * held.c - pages that are stepped early: which may be, and what holds their new bytes until the
+ * held.c - pages that are stepped early: which can be, and what holds their new bytes until the
  * step publishes them.
  *
- * MODEL. EARLY (pageop.h) leaves the shard's bytes as they are. What it makes of a streamed plane
- * is in a fresh extent, which the struct zsd_held has with its checksums; what it makes of
- * resident parameters is where the gradient was. PUBLISH takes both over (pageop.c), or whoever
- * has it drops it, and nothing was changed.
+ * MODEL. EARLY (pageop.h) leaves the shard's bytes as they are. New bytes of a streamed plane are
+ * in a fresh extent; struct zsd_held has the extent and its checksums. New resident parameters are
+ * in the place of the gradient. PUBLISH makes both the contents of the page (pageop.c). If the
+ * result is dropped instead, the page is unchanged.
  */
 #include "daemon/page/held.h"
 

@@ -11,11 +11,11 @@
 /* The result of EARLY for a page. */
 struct zsd_held;
 
-/** Whether this page can be stepped early: its state is streamed; and its parameters are streamed,
- * too, or the new ones can take the place of its gradient, because all of its shard's gradient is
- * in memory. */
+/** Whether this page can be stepped early: it is not frozen, and its state is streamed. Its
+ * parameters must be streamed, too; or all of the shard's gradient is in memory, and the new
+ * parameters fit in its place. */
 bool zsd_page_early(const struct zsd_shard *s, uint32_t page);
-/** Where a plane is in it; ZB_NO_PLACE: in memory. */
+/** Where the new bytes of a plane are on the data file; ZB_NO_PLACE: they are in memory. */
 uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane);
 /** Frees it and its places. NULL is fine. */
 void zsd_held_drop(struct zsd_shard *s, uint32_t page, struct zsd_held *held);

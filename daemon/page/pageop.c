@@ -1,6 +1,6 @@
 /*
- * pageop.c - see pageop.h for what it is for. What an operation does with each plane, and where
- * the bytes are, is decided in pageplan.c; what an early step leaves is in held.c.
+ * pageop.c - runs page operations (pageop.h). pageplan.c decides what an operation does with each
+ * plane, and where the bytes are; held.c has the results of early steps.
  *
  * MODEL. One struct zsd_pageop for each page in progress. Loop thread, except page_run_task(),
  * which runs pagework.c on a compute thread and touches only the page's own bytes, its checksums
@@ -8,16 +8,16 @@
  *
  *     BUFFER ---> READ ---> COMPUTE ---> WRITE ---> SETTLE    a failure skips to SETTLE, err set
  *
- * and where the page's state is on the GPU, or comes there (plan/gpu_plan.c), or its parameters
- * live there (plan/gpu_params.c):
+ * If the page's state is on the GPU or moves there (plan/gpu_plan.c), or its parameters are there
+ * (plan/gpu_params.c):
  *
  *     ... READ ---> [CHECK] ---> DEVICE ---> [COMPUTE] ---> [STORE] ---> WRITE ...
  *
- * A step of state on the GPU runs in DEVICE: what was read is verified before, in CHECK, and what
- * is written is sealed behind it, in COMPUTE. For all else DEVICE brings down what lives there and
- * is wanted, and STORE takes it up again, where it was changed.
+ * A step of state on the GPU runs in DEVICE; CHECK has verified what was read, and COMPUTE seals
+ * what will be written. In any other operation, DEVICE copies the planes that it needs from the GPU
+ * to the host, and STORE copies the changed ones back.
  *
- *     BUFFER   waits for a page buffer, if a plane is streamed   resumed by page_on_work()
+ *     BUFFER   waits for a page buffer, if it needs one          resumed by page_on_work()
  *     READ     waits for the reads of the streamed planes        resumed by page_on_io()
  *     CHECK    waits for the compute thread                      resumed by page_on_task()
  *     DEVICE   waits for the GPU                                 resumed by page_on_device()
@@ -25,21 +25,21 @@
  *     STORE    waits for the GPU                                 resumed by page_on_device()
  *     WRITE    waits for the writes to fresh extents             resumed by page_on_io()
  *
- * A page buffer has room for all planes of a page: those that are streamed, or pass through on
- * their way from the GPU and to it, lie in it one behind the other, as param, state, grad.
+ * A page buffer has room for all planes of a page. Planes that are streamed, or pass through on
+ * their way to or from the GPU, are in it one after the other: param, state, grad.
  *
  * INVARIANTS
  *     P1  A page buffer is held exactly from the end of BUFFER until SETTLE. The job's promise
- *         (plan/needs.h) has a spare for each plane of each buffer, and a second place for each resident
- *         page that is saved: a fresh extent is always found.
- *     P2  Nothing reads bytes that came from the data file before their checksums matched: of a
- *         STEP, block by block. So where a block is corrupt, the blocks before it may have changed
- *         resident planes: who stepped it ends the job (op/step.c), and nobody reads the mix.
+ *         (plan/needs.h) has a spare place for each plane of each buffer, and a second place for
+ *         each resident page that is saved. So a fresh extent is always found.
+ *     P2  Bytes from the data file are not used before their checksums matched. A STEP verifies
+ *         and steps piece by piece: if a piece is corrupt, those before it may have changed
+ *         resident planes. op/step.c then ends the job, so that this mix is not read.
  *     P3  An extent that the shard points to is never written: a page goes to a fresh one, and the
  *         shard points there only after the write is complete. A failure leaves the old page whole.
- *         EARLY leaves the shard as it is: its fresh extents are the holder's.
+ *         EARLY leaves the shard as it is: struct zsd_held owns its fresh extents.
  *     P4  The owner is told once.
- *     P5  A resident page has an extent only while that holds the page's bytes.
+ *     P5  A resident page has an extent only while the extent has the same bytes.
  *     P6  What is written is what was sealed: bytes that a client may change in between are copied
  *         first, and the copy is sealed and written.
  */
@@ -103,8 +103,8 @@ static void page_on_work(struct zsd_work *work)
     page_run(zb_container_of(work, struct zsd_pageop, work));
 }
 
-/* What the compute thread gets to know. Of a page that is stepped on the GPU it only verifies, in
- * CHECK, or seals. */
+/* Starts the compute thread's work. For a page that is stepped on the GPU, that is only to verify
+ * (in CHECK) or to seal. */
 static void page_compute(struct zsd_pageop *op)
 {
     const struct zsd_shard *s = op->spec.shard;
@@ -179,8 +179,7 @@ static void page_on_device(struct zsd_task *task)
     page_run(op);
 }
 
-/* What the GPU's thread gets to know. For zctl top the page is in the line before the GPU, or on
- * it. */
+/* Starts the GPU thread's work. The stage that zctl top shows includes waiting for the GPU. */
 static void page_device(struct zsd_pageop *op, enum zsd_gpu_what what)
 {
     const struct zsd_shard *s = op->spec.shard;
@@ -220,7 +219,7 @@ static void page_on_read(struct zsd_pageop *op, const struct zsd_page_io *io)
                 : io->plane == ZB_STATE ? &op->page.state
                                         : &op->page.grad;
 
-    *at = io->pio.io.buf; /* in memory of the engine, if that lends some */
+    *at = io->pio.io.buf; /* memory of the engine, if it lends some */
 }
 
 static void page_on_io(struct zsd_pio *pio, int rc)
@@ -264,7 +263,7 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
         io->pio.io = (struct zn_io){
             .op = direction,
             .urgent = op->spec.kind == ZSD_PAGE_FILL, /* a fetch waits */
-            /* what may yet be undone leaves the page as it is */
+            /* not if the old page must stay as it is (zn.h) */
             .lend = op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_EARLY && !io->comes,
             .buf = io->copy ? io->copy : page_bytes_at(op, io->plane),
             .len_bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page),
@@ -287,7 +286,7 @@ static void page_take_extents(struct zsd_pageop *op)
         struct zsd_plane *p = zsd_page_plane(op, io->plane);
 
         if (io->changed && !io->streamed && p->extents &&
-            p->extents[op->spec.page].at != ZB_NO_PLACE) { /* P5; and its place may be needed */
+            p->extents[op->spec.page].at != ZB_NO_PLACE) { /* P5; its place may be needed, too */
             zsd_extent_unref(job->core, p->extents[op->spec.page].at,
                              zsd_page_bytes(op->spec.shard, io->plane, op->spec.page));
             p->extents[op->spec.page].at = ZB_NO_PLACE;
@@ -302,8 +301,8 @@ static void page_take_extents(struct zsd_pageop *op)
     }
 }
 
-/* The shard points to the fresh extents; after a failure they are given back, and a streamed page
- * keeps the old one (P3). */
+/* Points the shard to the fresh extents. After a failure they are freed, and a streamed page keeps
+ * the old one (P3). */
 static void page_settle_extents(struct zsd_pageop *op)
 {
     struct zsd_core *core = op->spec.shard->job->core;
@@ -321,7 +320,7 @@ static void page_settle_extents(struct zsd_pageop *op)
             memcpy(zsd_held_crcs(op, io), io->crcs, crcs_bytes);
             continue;
         }
-        if (io->comes && op->err.code == 0 && !kept) { /* it is in memory now, and nowhere else */
+        if (io->comes && op->err.code == 0 && !kept) { /* it is in memory only */
             if (spent.at != ZB_NO_PLACE)
                 zsd_extent_unref(core, spent.at, bytes);
             spent = p->extents[op->spec.page];
@@ -369,7 +368,7 @@ static void page_run(struct zsd_pageop *op)
             if (zsd_page_needs_buffer(op)) {
                 op->buffer = zsd_buffer_get(op->spec.shard->job->core, &op->claim);
                 if (!op->buffer)
-                    return; /* in line: page_on_work() resumes */
+                    return; /* queued: page_on_work() resumes */
             }
             zsd_page_locate(op);
             page_take_extents(op);
@@ -395,7 +394,7 @@ static void page_run(struct zsd_pageop *op)
         case PAGE_DEVICE:
             op->state = PAGE_COMPUTE;
             if ((op->there && !zsd_page_any(op, true)) || zsd_page_publishes_nothing(op))
-                break; /* nothing is in memory: there is nothing to copy; or to seal */
+                break; /* nothing to seal, or to copy */
             page_compute(op);
             return;
         case PAGE_COMPUTE:
@@ -419,7 +418,7 @@ static void page_run(struct zsd_pageop *op)
     }
 }
 
-/* Who pays for what it takes of the buffers and of the compute threads. */
+/* Sets the payer and the bytes of its turns for page buffers and compute threads. */
 static void page_pay(struct zsd_pageop *op)
 {
     struct zsd_shard *s = op->spec.shard;
@@ -460,7 +459,7 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         op->io[i].op = op;
     changed = zsd_pageplan(op);
     page_pay(op);
-    if (changed && spec->shard->row) { /* it says no more what the shard is */
+    if (changed && spec->shard->row) { /* it will not match the shard any more */
         zsd_row_unref(spec->shard->job->core, spec->shard->row);
         spec->shard->row = NULL;
     }

@@ -5,13 +5,14 @@
  * The same path for everything that touches pages, resident or streamed:
  *
  *     STEP  read, verify, optimizer, seal, write to a fresh extent
- *     INIT  initial values from staging, seal, write; moments are set into what is read
+ *     INIT  initial values from staging, seal, write; moments, and masters with `keep`, are set in
+ *           the state, which is read first
  *     READ  read, verify, copy to staging
  *     FILL  read the parameters into the arena, verify
  *     SAVE  seal what is resident and dirty, write
  *     EARLY    as STEP, for a page whose state is streamed; but the shard keeps its bytes: the new
  *              ones are held in fresh extents, and new resident parameters in the place of the
- *              page's gradient, which is used up then
+ *              page's gradient, which is then used up
  *     PUBLISH  makes the result of EARLY the contents of the page
  *     PUSH     a gradient on NVMe: read and verify, if it is added to; add, seal, write. A
  *              gradient in memory is pushed without a page operation (op/push.c)
@@ -41,7 +42,7 @@ struct zsd_page_spec {
      * alone does not fail the operation. NULL (not for SAVE): resident pages are not written. */
     struct zb_err *save_err;
     const float *values;       /* INIT: of this page */
-    bool keep;                 /* INIT of masters: in place of others; moments stay */
+    bool keep;                 /* INIT of masters: replaces them, and keeps the moments */
     void *out;                 /* READ: for this page */
     enum zk_what what;         /* READ; INIT: the master, or a moment of a page that has one */
     uint8_t *fill;             /* FILL: of this page, in the arena */

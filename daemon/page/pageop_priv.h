@@ -1,6 +1,6 @@
 /*
- * pageop_priv.h - one page operation, between pageop.c (its states), pageplan.c (its actions for
- * each plane) and held.c (results of early steps).
+ * pageop_priv.h - one page operation, as shared by pageop.c (its states), pageplan.c (its actions
+ * for each plane) and held.c (results of early steps).
  */
 #ifndef ZSD_PAGEOP_PRIV_H
 #define ZSD_PAGEOP_PRIV_H
@@ -28,7 +28,7 @@ static const enum zb_plane zsd_page_planes[] = {
     [ZSD_WORK_STATE] = ZB_STATE,
     [ZSD_WORK_GRAD] = ZB_GRAD,
 };
-#define ZSD_HELD_PLANES 2 /* of them, the first: what a step changes */
+#define ZSD_HELD_PLANES 2 /* the first ones of them: those that a step changes */
 
 struct zsd_page_io {
     struct zsd_pio pio;
@@ -37,10 +37,10 @@ struct zsd_page_io {
     bool streamed, read, changed, written; /* actions on the plane */
     bool taken;                            /* PUBLISH: its fresh extent has the bytes already */
     bool leaves, comes;                    /* STEP: moves out of or into memory (plan/replan.c) */
-    bool passes;                           /* its bytes are in the page buffer meanwhile */
+    bool passes;   /* its bytes are in the page buffer during the operation */
     bool copied;   /* it is sealed and written as a copy, in the page buffer: P6 */
     bool failed;   /* the write of a resident page */
-    bool absent;   /* wanted, and was never written: zeros */
+    bool absent;   /* to be read, but never written: zeros */
     uint8_t *copy; /* address of that copy, once it is located; NULL: no copy */
     struct zsd_extent fresh;
     uint32_t crcs[ZSD_PAGE_CRCS_MAX]; /* of the fresh page */
@@ -70,7 +70,7 @@ struct zsd_pageop {
     void *buffer;
     struct zk_page page;
     uint8_t *param; /* EARLY, PUBLISH: resident parameters; NULL: they are streamed */
-    uint8_t *aside; /* EARLY, PUBLISH: new ones before PUBLISH: in the place of the gradient */
+    uint8_t *aside; /* EARLY, PUBLISH: the new ones until then: in the place of the gradient */
     unsigned ios_left;
     struct zsd_page_io io[ZSD_WORK_PLANES];
 };
@@ -92,7 +92,7 @@ bool zsd_page_any(const struct zsd_pageop *op, bool written);
 /** Whether a plane on the GPU is copied down before the compute thread uses it; and up again. */
 bool zsd_plane_comes_down(const struct zsd_pageop *op, const struct zsd_page_io *io);
 bool zsd_plane_goes_up(const struct zsd_pageop *op, const struct zsd_page_io *io);
-/** Whether any plane is. */
+/** Whether that holds for any plane. */
 bool zsd_page_comes_down(const struct zsd_pageop *op);
 bool zsd_page_goes_up(const struct zsd_pageop *op);
 bool zsd_page_needs_buffer(const struct zsd_pageop *op);
@@ -103,7 +103,7 @@ void zsd_page_locate(struct zsd_pageop *op);
 
 /* ---- held.c */
 
-/** For the result of EARLY. NULL: no memory. */
+/** An empty result of EARLY. NULL: no memory. */
 struct zsd_held *zsd_held_new(const struct zsd_shard *s, uint32_t page);
 /** Checksums of a streamed plane in the held result. */
 uint32_t *zsd_held_crcs(struct zsd_pageop *op, const struct zsd_page_io *io);

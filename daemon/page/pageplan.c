@@ -7,12 +7,13 @@
  *
  *     read     it is streamed, and this kind needs it
  *     changed  its bytes differ afterwards
- *     written  to a new extent: streamed planes that change; saved planes that are not on the data
- *              file in this form; planes that leave memory, or the GPU
- *     taken    EARLY has already written the new extent leaves, comes   state that moves between
- *     tiers with this STEP (plan/replan.c, plan/gpu_plan.c) passes   it has no host memory of its
- *     own, and its bytes are in the page buffer meanwhile copied   parameters in memory that a rank
- *     may write to (job->writable) are written from a copy
+ *     written  to a new extent: streamed planes that change; saved planes whose bytes are not on
+ *              the data file; planes that leave memory, or the GPU
+ *     taken    EARLY has already written the new extent
+ *     leaves,  state that moves between tiers with this STEP (plan/replan.c, plan/gpu_plan.c)
+ *     comes
+ *     passes   it has no host memory of its own: its bytes are in the page buffer meanwhile
+ *     copied   parameters in memory that a rank may write to (job->writable): written from a copy
  *
  * Planes on the GPU are copied down if they are read or written, and copied up if they have
  * changed, unless the page is stepped there.
@@ -22,7 +23,7 @@
 
 /* ---- deciding */
 
-/* Which planes this kind reads from the data file, when they are streamed. */
+/* A streamed plane that it uses is read from the data file. */
 bool zsd_page_wants(const struct zsd_pageop *op, enum zb_plane plane)
 {
     enum zb_dtype dtype = op->spec.shard->unit->layout.dtype;
@@ -30,7 +31,7 @@ bool zsd_page_wants(const struct zsd_pageop *op, enum zb_plane plane)
     switch (op->spec.kind) {
     case ZSD_PAGE_STEP:
     case ZSD_PAGE_EARLY:
-        return plane != ZB_GRAD || op->spec.nsegments > 0; /* left alone, it may have no gradient */
+        return plane != ZB_GRAD || op->spec.nsegments > 0; /* else it may have no gradient */
     case ZSD_PAGE_PUBLISH:
         return false;
     case ZSD_PAGE_PUSH:
@@ -100,8 +101,8 @@ static void page_place_state(struct zsd_pageop *op, struct zsd_page_io *io)
     io->comes = io->streamed && (op->to_gpu || zsd_page_comes(s, page));
 }
 
-/* The plane passes through the page buffer: its state, where it has no host memory of its own; and
- * parameters that live on the GPU, unless they are stepped there and not saved. */
+/* Whether the plane passes through the page buffer: state without host memory of its own; and
+ * parameters on the GPU, unless they are stepped there and not saved. */
 static bool page_passes(const struct zsd_pageop *op, const struct zsd_page_io *io)
 {
     if (io->plane == ZB_PARAM)
@@ -109,13 +110,13 @@ static bool page_passes(const struct zsd_pageop *op, const struct zsd_page_io *i
     if (io->plane != ZB_STATE)
         return false;
     if (op->there && op->on_gpu == op->to_gpu)
-        return io->written; /* it stays there, and a copy is saved */
+        return io->written; /* it stays on the GPU; a copy is saved */
     if (op->there)
         return op->on_gpu ? io->leaves : io->streamed;
     return op->on_gpu || (io->streamed && !io->comes);
 }
 
-/* Parameters in the arena are saved, and a rank may write to them at any time. */
+/* Whether parameters are saved from the arena, where a rank may write to them at any time. */
 static bool page_copied(const struct zsd_pageop *op, const struct zsd_page_io *io)
 {
     return op->spec.shard->job->writable && io->written && !io->streamed && !op->param_there;
@@ -150,12 +151,12 @@ bool zsd_pageplan(struct zsd_pageop *op)
         changed = changed || (io->changed && spec->kind != ZSD_PAGE_EARLY && io->plane != ZB_GRAD);
     }
     for (int i = 0; i < ZSD_WORK_PLANES; i++)
-        op->io[i].passes = page_passes(op, &op->io[i]); /* when it is known where it is stepped */
+        op->io[i].passes = page_passes(op, &op->io[i]); /* needs op->there */
     op->io[ZSD_WORK_PARAM].copied = page_copied(op, &op->io[ZSD_WORK_PARAM]);
     return changed;
 }
 
-/* ---- what follows from it */
+/* ---- what follows from the plan */
 
 bool zsd_page_any(const struct zsd_pageop *op, bool written)
 {
@@ -166,7 +167,7 @@ bool zsd_page_any(const struct zsd_pageop *op, bool written)
     return any;
 }
 
-/* The plane lives there now. */
+/* Whether the plane is on the GPU now. */
 static bool page_lives_there(const struct zsd_pageop *op, enum zb_plane plane)
 {
     return plane == ZB_STATE ? op->on_gpu : plane == ZB_PARAM && op->param_there;
@@ -212,7 +213,7 @@ bool zsd_page_publishes_nothing(const struct zsd_pageop *op)
 void zsd_page_locate(struct zsd_pageop *op)
 {
     const struct zsd_shard *s = op->spec.shard;
-    uint8_t *at = (uint8_t *)op->buffer; /* FILL has none; PUBLISH only for a copy */
+    uint8_t *at = (uint8_t *)op->buffer; /* FILL has no buffer; PUBLISH only for a copy */
 
     op->page.first = s->first + (uint64_t)op->spec.page * s->job->core->page_elems;
     op->page.count = zsd_page_elems(s, op->spec.page);
@@ -231,7 +232,7 @@ void zsd_page_locate(struct zsd_pageop *op)
     if (op->param && op->spec.kind != ZSD_PAGE_EARLY)
         op->page.param = op->param;
     else if (op->param_there && !op->io[0].passes)
-        op->page.param = op->aside; /* PUBLISH takes them up from there; a step needs none */
+        op->page.param = op->aside; /* PUBLISH copies from there to the GPU; a step needs none */
     else if (at)
         at += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
     if (op->io[ZSD_WORK_PARAM].copied) {

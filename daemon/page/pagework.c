@@ -1,17 +1,17 @@
 /*
- * pagework.c - see pagework.h for what it is for.
+ * pagework.c - see pagework.h for its contract.
  *
- * A STEP, and EARLY, is one pass. Its pieces are as long as what the shortest checksum covers (a
- * few blocks, at most ZB_CRC_BYTES_MAX): each is verified, stepped and sealed while it is in the
- * second-level cache, so a page comes from memory once and goes there once. A plane whose checksums
- * cover more than a piece is verified that much ahead, and sealed when the last piece under the
+ * STEP and EARLY are one pass over pieces. A piece is what the shortest checksum covers (a few
+ * blocks, at most ZB_CRC_BYTES_MAX). It is verified, stepped and sealed while it is in the
+ * second-level cache, so a page is read from memory once and written once. A plane whose checksums
+ * cover more than a piece is verified further ahead, and sealed when the last piece under the
  * checksum is done.
  *
- * Verifying and sealing leave the memory idle, and stepping would wait for it: so the next piece is
- * asked for meanwhile, some lines of it for each slice of a checksum. (Measured with two threads on
- * Zen 4, bf16 pages of 262,144 elements, ns a parameter: the kernel alone 0.44, three passes over
- * the page 0.60, one pass 0.64, one pass that asks ahead 0.55. With 32 MiB of third-level cache the
- * three passes did not go to memory three times.)
+ * Verifying and sealing leave memory idle, while stepping would wait for it. So the next piece is
+ * prefetched meanwhile, a few cache lines with each slice of a checksum. (Measured with two threads
+ * on Zen 4, bf16 pages of 262,144 elements, ns per parameter: the kernel alone 0.44, three passes
+ * over the page 0.60, one pass 0.64, one pass that prefetches 0.55. With 32 MiB of third-level
+ * cache the three passes did not go to memory three times.)
  *
  * All other kinds are passes one after the other: verify, change, seal.
  */
@@ -22,10 +22,10 @@
 
 #include "base/crc.h"
 
-#define WORK_SLICE ZB_PAGE_ALIGN /* of a checksum, between two looks ahead */
+#define WORK_SLICE ZB_PAGE_ALIGN /* bytes of a checksum between two prefetches */
 #define WORK_LINE  64u
 
-/* Where a piece of one plane lies that is wanted soon, as far as it was not asked for yet. */
+/* The part of a plane's next piece that was not prefetched yet. */
 struct work_ahead {
     const uint8_t *at, *end;
 };
@@ -38,7 +38,7 @@ struct work {
     } planes[ZSD_WORK_PLANES];
     struct work_ahead ahead[ZB_PLANES];
     uint64_t piece; /* elements */
-    uint32_t lines; /* to ask for in each slice; 0: nothing is wanted */
+    uint32_t lines; /* cache lines to prefetch with each slice; 0: none */
     const struct zk_segment *segment;
 };
 
@@ -71,7 +71,7 @@ static uint32_t work_crc_len(const struct zsd_pagework_plane *p, uint32_t index)
     return (uint32_t)zb_min_u64(p->crc_bytes, p->len_bytes - index * p->crc_bytes);
 }
 
-/* `at`: the bytes under it. */
+/* The checksum `index` of a plane, whose bytes are at `at`. */
 static uint32_t work_crc(struct work *k, enum zsd_work_plane plane, const struct zn_page_id *id,
                          uint32_t index, const uint8_t *at)
 {
@@ -89,7 +89,7 @@ static uint32_t work_crc(struct work *k, enum zsd_work_plane plane, const struct
     return crc;
 }
 
-/* Verifies a plane up to `end` bytes of its page, and whatever its last checksum covers beyond. */
+/* Verifies a plane up to byte `end`, or to the end of the checksum that covers it. */
 static int work_verify(struct work *k, enum zsd_work_plane plane, uint32_t end,
                        struct zsd_pagework_bad *ret_bad)
 {
@@ -107,7 +107,7 @@ static int work_verify(struct work *k, enum zsd_work_plane plane, uint32_t end,
     return 0;
 }
 
-/* Behind the last block a page is zeros. */
+/* A page is zeros after its last block. */
 static void work_zeros(const struct zsd_pagework *w, enum zsd_work_plane plane)
 {
     uint64_t used = zb_blocks_bytes(work_block_bytes(w, plane), w->page.count);
@@ -115,7 +115,7 @@ static void work_zeros(const struct zsd_pagework *w, enum zsd_work_plane plane)
     memset(work_bytes(w, plane) + used, 0, w->planes[plane].len_bytes - used);
 }
 
-/* Seals what lies below `end` as a whole. */
+/* Makes the checksums whose bytes all lie below `end`. */
 static void work_seal(struct work *k, enum zsd_work_plane plane, uint32_t end)
 {
     const struct zsd_pagework_plane *p = &k->w->planes[plane];
@@ -137,7 +137,7 @@ static void work_seal(struct work *k, enum zsd_work_plane plane, uint32_t end)
 
 /* ---- the step */
 
-/* Where a plane's first `elems` elements end; all of them: where its page does. */
+/* Where a plane's first `elems` elements end; after all elements, the end of the page. */
 static uint32_t work_len(const struct zsd_pagework *w, enum zsd_work_plane plane, uint64_t elems)
 {
     return elems == w->page.count ? w->planes[plane].len_bytes
@@ -150,7 +150,7 @@ static uint64_t work_crc_elems(const struct zsd_pagework *w, enum zsd_work_plane
     return w->planes[plane].crc_bytes / work_block_bytes(w, plane) * (uint64_t)ZB_BLOCK_ELEMS;
 }
 
-/* Elements of a piece: those under the shortest checksum; of a page without, all. */
+/* Elements of a piece: those under the shortest checksum; without checksums, all of the page. */
 static uint64_t work_piece(const struct zsd_pagework *w)
 {
     uint64_t piece = w->page.count;
@@ -161,14 +161,14 @@ static uint64_t work_piece(const struct zsd_pagework *w)
     return piece;
 }
 
-/* Where element `from` of a page's plane is; NULL: the layout has no such plane. */
+/* Address of element `from` in a page's plane; NULL: the layout has no such plane. */
 static uint8_t *work_at(const struct zsd_pagework *w, enum zb_plane plane, void *bytes,
                         uint64_t from)
 {
     return bytes ? (uint8_t *)bytes + zb_blocks_bytes(w->layout->block_bytes[plane], from) : NULL;
 }
 
-/* The next piece of a plane, from element `from` on, is wanted soon. */
+/* The next piece of a plane, from element `from` on, is to be prefetched. */
 static void work_want(struct work *k, enum zb_plane plane, void *bytes, uint64_t from)
 {
     const struct zsd_pagework *w = k->w;
@@ -178,17 +178,17 @@ static void work_want(struct work *k, enum zb_plane plane, void *bytes, uint64_t
     k->ahead[plane].end = work_at(w, plane, bytes, zb_min_u64(from + k->piece, w->page.count));
 }
 
-/* The piece that begins with element `from` is wanted next, and of a plane that is verified further
- * ahead, what is verified then. All of it will have been asked for when one more piece was verified
- * and sealed: in the planes with the shortest checksums, since the others' turn comes now and then
- * only. */
+/* Begins to prefetch the piece from element `from` on, or what will be verified with it in a plane
+ * that is verified further ahead. The lines per slice are chosen so that all of it is prefetched by
+ * the time that one more piece is verified and sealed. Only the planes with the shortest checksums
+ * count: the others are not verified or sealed with every piece. */
 static void work_look_ahead(struct work *k, uint64_t from)
 {
     const struct zsd_pagework *w = k->w;
     uint64_t ahead[ZSD_WORK_PLANES] = { from, from, from };
     uint64_t bytes = 0, sums = 0;
 
-    work_ask(k, UINT32_MAX); /* what is left of the piece before */
+    work_ask(k, UINT32_MAX); /* the rest of the previous piece */
     for (enum zsd_work_plane i = 0; i < ZSD_WORK_PLANES; i++) {
         const struct zsd_pagework_plane *p = &w->planes[i];
 
@@ -241,8 +241,8 @@ static int work_step(struct work *k, struct zsd_pagework_bad *ret_bad)
     return 0;
 }
 
-/* A page that is stepped while its parameters in memory stay as they are: as a copy. It goes aside
- * when all is stepped, since that is where the gradient is. */
+/* Steps a copy of the page's parameters, if those in memory must stay as they are. The copy goes to
+ * `aside` only when all is stepped: the gradient is there until then. */
 static int work_early(struct work *k, struct zsd_pagework_bad *ret_bad)
 {
     const struct zsd_pagework *w = k->w;
@@ -257,7 +257,7 @@ static int work_early(struct work *k, struct zsd_pagework_bad *ret_bad)
     return rc;
 }
 
-/* ---- all else */
+/* ---- the other kinds */
 
 static void work_kernel(const struct zsd_pagework *w)
 {
@@ -272,7 +272,7 @@ static void work_kernel(const struct zsd_pagework *w)
         else
             zk_page_set(w->ops, w->layout, &w->page, w->what, w->values);
         if (w->what == ZK_MASTER)
-            work_zeros(w, ZSD_WORK_PARAM); /* clients see them, sealed or not */
+            work_zeros(w, ZSD_WORK_PARAM); /* clients see these bytes even if nothing is sealed */
         break;
     case ZSD_PAGE_READ:
         if (w->planes[ZSD_WORK_GRAD].absent)

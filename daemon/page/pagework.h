@@ -1,8 +1,8 @@
 /*
  * pagework.h - work on the bytes of one page, off the loop: verify, change, seal.
  *
- * A pure function over memory that pageop.c names: it knows no job, no queue and no drive. Any
- * thread that called zk_thread_init().
+ * A pure function on memory that pageop.c names: it does not depend on jobs, queues or drives. Runs
+ * on any thread that called zk_thread_init().
  */
 #ifndef ZSD_PAGEWORK_H
 #define ZSD_PAGEWORK_H
@@ -62,8 +62,8 @@ struct zsd_pagework {
     struct zsd_ingest *ingest;         /* PUSH */
     struct zk_page page;
     /* EARLY, PUBLISH: resident parameters. EARLY reads them, and stores the new ones in page.param
-     * and aside, the place of the gradient, which is used up then. PUBLISH copies them from there
-     * to param. NULL: they are streamed; param alone: they are on the GPU */
+     * and in aside, the place of the gradient, which is then used up. PUBLISH copies them from
+     * there to param. NULL: they are streamed; param alone: they are on the GPU */
     void *param, *aside;
     struct zsd_pagework_plane planes[ZSD_WORK_PLANES];
 };
@@ -71,13 +71,13 @@ struct zsd_pagework {
 /** A checksum that does not match. */
 struct zsd_pagework_bad {
     enum zsd_work_plane plane;
-    uint32_t crc; /* which one, from 0 */
+    uint32_t crc; /* its index in the plane */
 };
 
 /**
- * @return 0; -EBADMSG: a checksum of a plane does not match, and *ret_bad is the first one. Then
- *         nothing was read out; a STEP may have changed elements before it in memory, also in
- *         resident planes, so the page must not be used any more
+ * @return 0; -EBADMSG: a checksum of a plane does not match, and *ret_bad is the first one. A READ
+ *         has then stored nothing. A STEP may have changed the elements before it, in resident
+ *         planes too, so the page must not be used any more
  */
 int zsd_pagework_run(const struct zsd_pagework *w, struct zsd_pagework_bad *ret_bad);
 
