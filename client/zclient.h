@@ -536,8 +536,8 @@ struct zc_view {
  *
  * @param shards     n of them (1 to shards_max), copied before the call returns
  * @param ret_views  n views, filled in before done runs with 0
- * @return           also -EAGAIN in done: a shard has not been written yet; -EBUSY: 1,008 fetches, or
- *                   about a hundred of 1,024 shards, wait for this handle's next step or release
+ * @return           also -EAGAIN in done: a shard has not been written yet; -EBUSY: 1,008 fetches,
+ *                   or about a hundred of 1,024 shards, wait for this handle's next step or release
  */
 ZC_EXPORT int zc_fetch(struct zc_client *c, const uint64_t *shards, uint32_t n,
                        uint64_t min_version, uint32_t timeout_ms, struct zc_view *ret_views,
