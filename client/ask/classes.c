@@ -82,7 +82,7 @@ static const struct zc_method method_step_classes = { .id = ZP_STEP_CLASSES,
                                                       .next = next_classes,
                                                       .of_job = true };
 
-/* Consecutive tensors of one class form a run. Returns the number of runs; runs NULL: only counts */
+/* Consecutive tensors of one class form a run. Returns the number of runs; runs NULL: only that. */
 static uint32_t classes_runs(const struct zc_classes *classes, uint32_t *runs)
 {
     uint32_t n = 0;

@@ -175,7 +175,7 @@ static size_t column_width(const struct table *t, const struct zctl_column *c)
     return c->width_max > 0 ? zb_min_u64(width, c->width_max) : width;
 }
 
-/** Reduces the widths of the columns (0: not shown), the widest text first, until they fit a line. */
+/** Reduces widths (0: not shown), that of the widest text first, until the columns fit a line. */
 static void widths_fit(const struct table *t, size_t *widths, size_t last)
 {
     size_t total = 0, least, cut;
@@ -225,7 +225,7 @@ static void last_print(FILE *out, const char *text, size_t width, size_t indent)
     (void)fprintf(out, "%s\n", text);
 }
 
-/** Text is left-aligned, numbers right-aligned. The last cell of a line gets no padding after it. */
+/** Text is left-aligned, numbers right-aligned. There is no padding after the last cell. */
 static void cell_print(FILE *out, const struct zctl_column *c, const char *cell, size_t width)
 {
     static const char dots[] = "...";

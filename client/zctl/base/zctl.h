@@ -76,7 +76,7 @@ enum zctl_type {
     ZCTL_TIME,   /* uint64_t: seconds since 1970; in the table as the local time, with its zone */
     ZCTL_BOOL,   /* bool: "yes" and "no" in the table */
     ZCTL_DOUBLE, /* double */
-    ZCTL_SHARE, /* double: a fraction of 1, in the table as "96%"; negative: unknown, "-" and null */
+    ZCTL_SHARE,  /* double: fraction of 1, in the table as "96%"; negative: unknown, "-" and null */
 };
 
 enum zctl_shown {
