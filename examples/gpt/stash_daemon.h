@@ -8,12 +8,12 @@
 #include "examples/gpt/model/stash.h"
 
 struct gpt_stash_options {
-    const char *socket;      /* NULL: as libzclient does */
-    const char *job;         /* the stash is a job of its own, of a name made from this one, */
-    uint32_t rank;           /* this */
-    uint32_t entries;        /* and this process's number */
-    uint64_t entry_bytes;    /* of fp32 */
-    bool nvme;               /* entries are on NVMe; host memory is used only for transfers */
+    const char *socket;   /* NULL: as libzclient does */
+    const char *job;      /* the stash has a job of its own, whose name is made from this name, */
+    uint32_t rank;        /* this rank */
+    uint32_t entries;     /* and this process's number */
+    uint64_t entry_bytes; /* of fp32 */
+    bool nvme;            /* entries are on NVMe; host memory is used only for transfers */
     bool (*tick)(void *arg); /* called while a call waits; false: give up */
     void *tick_arg;
 };

@@ -189,7 +189,7 @@ static struct gpt_hold hold_of(const struct train *t)
                               .stash = t->stash };
 }
 
-/* On a device, passes use the engine's stream: they are made after the engine, and freed before it. */
+/* On a device, passes use the engine's stream, so they are made after the engine and freed first. */
 static int passes_new(struct train *t)
 {
     const struct gpt_passes_options options = {
@@ -362,7 +362,7 @@ static int memory_take(struct train *t)
     return 0;
 }
 
-/* CUDA GPUs exchange gradients and parameters directly (NCCL), unless ZSHARD_COMM says otherwise. */
+/* The default of ZSHARD_COMM: NCCL between CUDA GPUs. */
 static const char *comm_name(const struct gpt_args *a)
 {
     const char *wanted = getenv("ZSHARD_COMM");

@@ -1,9 +1,8 @@
 /*
- * units.c - units for files that no zctl wrote, by the names of their tensors.
+ * units.c - units for files that zctl did not write, by the names of their tensors.
  *
- * Trainers cut a model like this: the tensors of one layer ("model.layers.12.*", up to and with the
- * first number) are a unit, and so is every tensor that belongs to no layer. Of the data nothing is
- * read.
+ * The tensors of one layer ("model.layers.12.*": equal up to and including the first number) form a
+ * unit, as in most trainers. Every other tensor is a unit of its own. No data is read.
  */
 #include <errno.h>
 #include <jansson.h>

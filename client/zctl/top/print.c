@@ -1,8 +1,8 @@
 /*
  * print.c - a view as tables for people, or as JSON for programs.
  *
- * Both come from the same columns (zctl.h), so neither lacks what the other has. What the keys mean
- * stands in docs/reference/top.md; a test holds that to them.
+ * Both come from the same columns (zctl.h). docs/reference/top.md documents the keys; a test
+ * compares them.
  */
 #include <errno.h>
 #include <jansson.h>

@@ -48,7 +48,7 @@ void *gpt_dev_memory(struct gpt_dev *d, uint64_t bytes, const char *what);
 /** Allocates host memory for copies, zeroed and page aligned; called once. Freed by
  * gpt_dev_close(). If the driver can pin it, no call waits for a copy. NULL: a failure. */
 void *gpt_dev_host(struct gpt_dev *d, uint64_t bytes);
-/** Pins memory of the caller's for copies, if the driver can, until gpt_dev_close(). Called once. */
+/** Pins the caller's memory for copies, if the driver can, until gpt_dev_close(). Called once. */
 void gpt_dev_pin(struct gpt_dev *d, void *memory, uint64_t bytes);
 /** Bytes allocated on the device through this handle. */
 uint64_t gpt_dev_allocated(const struct gpt_dev *d);

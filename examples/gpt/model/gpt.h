@@ -154,8 +154,8 @@ void gpt_run_micro(struct gpt_run *run, uint32_t micro);
 typedef bool gpt_tick_fn(void *arg);
 void gpt_run_on_tick(struct gpt_run *run, gpt_tick_fn *tick, void *arg);
 
-/** Makes later gradients those of `scale` times the loss; the reported loss is not scaled. Initially
- * 1. */
+/** Makes later gradients those of `scale` (initially 1) times the loss. The reported loss is not
+ * scaled. */
 void gpt_run_scale(struct gpt_run *run, float scale);
 
 /** Starts a micro-batch: `sequences` rows of seq + 1 tokens, each below vocab; token t + 1 is the
@@ -175,8 +175,8 @@ void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights
 double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, float *ln_f_grads,
                 float *embed_grads);
 
-/** grads NULL: the block is not trained, and gradients of its weights are not computed. The gradient
- * of the units below it is the same, bit for bit. */
+/** grads NULL: the block is not trained, and gradients of its weights are not computed. Gradients of
+ * the units below it are the same, bit for bit. */
 void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weights, float *grads);
 /** Adds the gradient of wte as the embedding, and that of wpe. */
 void gpt_embed_backward(struct gpt_run *run, float *embed_grads);
