@@ -189,7 +189,7 @@ static struct gpt_hold hold_of(const struct train *t)
                               .stash = t->stash };
 }
 
-/* On a device, passes use the engine's stream, so they are made after the engine and freed first. */
+/* On a device, passes use the engine's stream: they are made after the engine, and freed first. */
 static int passes_new(struct train *t)
 {
     const struct gpt_passes_options options = {

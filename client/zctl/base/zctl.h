@@ -17,8 +17,7 @@
 #include "base/opt.h"
 #include "client/zclient.h"
 
-#define ZCTL_SCHEMA \
-    2 /* of the JSON output; incremented when a key changes its meaning or is removed */
+#define ZCTL_SCHEMA 2 /* of the JSON output; grows when a key changes its meaning or is removed */
 /* Exit statuses in addition to the library's. */
 #define ZCTL_EXIT_NO_FIT 7 /* a plan that does not fit */
 #define ZCTL_EXIT_KEEPS  8 /* destroy, without --force, of a job that has commits or snapshots */

@@ -162,7 +162,7 @@ static int destroy_keeps(struct zctl *z, const struct zc_job_row *job)
                    job->name, what);
 }
 
-/* Destroys a job; ret describes what it held. The daemon rejects unknown jobs and those of others. */
+/* Destroys a job; ret describes what it held. The daemon rejects unknown and foreign jobs. */
 static int destroy_job(struct zctl *z, const char *name, bool force, struct destroyed *ret)
 {
     struct zc_job_row *rows = NULL;

@@ -107,8 +107,8 @@ static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_TEXT, error, ZCTL_JSON_ONLY, zc_job_row, NULL),
 };
 
-/** Adjusts rows for display: a ready job without attached ranks is "idle". The errors of jobs become
- * lines below the table. */
+/** Adjusts rows for display: a ready job without attached ranks is "idle". The errors of jobs
+ * become lines below the table. */
 static void jobs_settle(struct zc_job_row *rows, size_t n, FILE *below)
 {
     for (size_t i = 0; i < n; i++) {

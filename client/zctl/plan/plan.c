@@ -96,7 +96,7 @@ static const struct zb_opt plan_options[] = {
 
 /* ---- what is measured */
 
-/* Measures values that are not given: memory bandwidth, and the drive under `dir`. */
+/* Measures values that are not given: for memory, and for the drive under `dir`. */
 static int plan_measure(struct zctl_plan *p, const char *dir)
 {
     struct zb_node *node = &p->node;

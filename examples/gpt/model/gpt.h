@@ -175,8 +175,8 @@ void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights
 double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, float *ln_f_grads,
                 float *embed_grads);
 
-/** grads NULL: the block is not trained, and gradients of its weights are not computed. Gradients of
- * the units below it are the same, bit for bit. */
+/** grads NULL: the block is not trained, and gradients of its weights are not computed. Gradients
+ * of the units below it are the same, bit for bit. */
 void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weights, float *grads);
 /** Adds the gradient of wte as the embedding, and that of wpe. */
 void gpt_embed_backward(struct gpt_run *run, float *embed_grads);

@@ -23,8 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GPT_STASH_SLOTS \
-    4u /* one being read, one being made, one on its way in, one on its way out */
+#define GPT_STASH_SLOTS 4u /* one being read, one being made, one on its way in, one out */
 
 struct gpt_stash;
 
