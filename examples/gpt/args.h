@@ -68,8 +68,8 @@ struct gpt_args {
  * @return 0; or err has the message and is -EINVAL usage, -ENOMEM. gpt_args_done() in either case.
  */
 int gpt_args_parse(struct gpt_args *args, int argc, char **argv, struct zb_err *err);
-/** Checks the arguments as a whole. gpt_args_parse() calls it, except with --config, which may still
- * change them. 0 or -EINVAL. */
+/** Checks the arguments as a whole. gpt_args_parse() calls it, except with --config, which may
+ * still change them. 0 or -EINVAL. */
 int gpt_args_check(struct gpt_args *args, struct zb_err *err);
 /** Whether a flag ("--lr") was given. */
 bool gpt_args_given(const struct gpt_args *args, const char *flag);

@@ -10,7 +10,7 @@ struct apply {
     FILE *people;
 };
 
-/* Whether the file's value is used: the flag was not given, and the file does have the value. */
+/* Whether the file's value is used: the flag was not given, and the file does not leave it open. */
 static bool takes(struct apply *a, const char *flag, const char *key, uint32_t left)
 {
     if (!gpt_args_given(a->args, flag))

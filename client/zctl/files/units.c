@@ -34,7 +34,7 @@ bool zctl_name_is_state(const char *name)
     return false;
 }
 
-/** The dtype in which a unit keeps a tensor. An unsupported one is rejected later, with its name. */
+/** The dtype in which a unit keeps a tensor. Unsupported ones are rejected later, by name. */
 static const char *dtype_name(enum zc_st_dtype dtype)
 {
     return dtype == ZC_ST_BF16 ? "bf16" : dtype == ZC_ST_F16 ? "fp16" : "fp32";
