@@ -185,8 +185,7 @@ static int folder_sync(const char *path)
     if (!copy)
         return -ENOMEM;
     fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 ||
-        (fsync(fd) < 0 && errno != EINVAL)) /* EINVAL: the file system does not support it */
+    if (fd < 0 || (fsync(fd) < 0 && errno != EINVAL)) /* EINVAL: not on this file system */
         rc = -errno;
     zb_close_fd(&fd);
     free(copy);
