@@ -395,8 +395,8 @@ struct zc_placement {
     /* the arena, arena_bytes long, which views point into; valid until zc_job_close() or
      * zc_close(). Pin this to copy to a device. NULL: it has no bytes */
     const void *arena;
-    /* bytes of GPU memory that hold the parameters, for zc_gpu_share(); views are offsets in it. 0:
-     * they are not on the GPU */
+    /* bytes of GPU memory that hold the parameters, for zc_gpu_share(); views are offsets into it.
+     * 0: they are not on the GPU */
     uint64_t gpu_params;
     /* why the parameters are not on the GPU although ZC_GPU was requested; else "" */
     char gpu_why[192];
@@ -536,8 +536,8 @@ struct zc_view {
  *
  * @param shards     n of them (1 to shards_max), copied before the call returns
  * @param ret_views  n views, filled in before done runs with 0
- * @return           also -EAGAIN in done: a shard has not been written yet; -EBUSY: 1,008 fetches, or
- *                   about a hundred of 1,024 shards, wait for this handle's next step or release
+ * @return           also -EAGAIN in done: a shard has not been written yet; -EBUSY: 1,008 fetches,
+ *                   or about a hundred of 1,024 shards, wait for this handle's next step or release
  */
 ZC_EXPORT int zc_fetch(struct zc_client *c, const uint64_t *shards, uint32_t n,
                        uint64_t min_version, uint32_t timeout_ms, struct zc_view *ret_views,
@@ -870,7 +870,7 @@ struct zc_reader {
 /**
  * Opens a snapshot of a job (NULL or "": the newest commit) for reading. A snapshot stays readable
  * until the reader or the handle is closed. A commit that newer ones replace stays readable as long
- * as there is room for it besides what is promised to jobs; after that, reads fail with -ESTALE.
+ * as there is room for it besides the places promised to jobs; after that, reads fail with -ESTALE.
  * One reader at a time per handle (-EBUSY); a job of the same handle does not count. staging_bytes
  * is rounded up to 4096.
  */
@@ -990,7 +990,7 @@ enum zc_wait_for {
 };
 
 /** A data file. */
-struct zc_top_path { /* a data file */
+struct zc_top_path {
     uint64_t read_bytes, written_bytes, transfers, failed;
     /* bytes per second: measured at start, or the best second since */
     uint64_t read_bytes_s, write_bytes_s;
@@ -1134,7 +1134,7 @@ struct zc_df_row {
 /**
  * Use of the data files: total = meta + free + the sum over all rows of all fields but `shared`.
  */
-struct zc_df { /* total = meta + free + the sum over rows of all but `shared` */
+struct zc_df {
     uint64_t total, meta, free;
     uint64_t catalog_bytes; /* size of the catalog, which is not in the data files */
 };

@@ -1,9 +1,9 @@
 /*
- * blocking.c - the blocking forms: each is the call of the same name, and a wait for its end.
+ * blocking.c - the blocking forms: each makes the call of the same name, and waits for it.
  */
 #include "client/ask/ask_priv.h"
 
-/** Defines NAME_wait() with these parameters: NAME() with these arguments, waited for (zc_wait()). */
+/** Defines NAME_wait() with these parameters: calls NAME() with these arguments, and zc_wait(). */
 #define FORM(name, parameters, timeout_ms, ...)                                \
     int name##_wait parameters                                                 \
     {                                                                          \

@@ -8,7 +8,7 @@
 
 #define DF_TRIES 10u
 
-/** The sentences of scrub and fsck. */
+/** Adds the messages of scrub or fsck as rows. */
 static int rows_sentences(struct zc_client *c, struct zc_rows *rows, char **texts, size_t n)
 {
     void *added;
@@ -119,7 +119,7 @@ static int reply_df(struct zc_client *c, struct zc_call *call, const ProtobufCMe
 
 static const struct zc_method method_df = { .id = ZP_DF, .reply = reply_df };
 
-/** Are the rows, which came in several replies, of one moment? */
+/** Whether the rows of several replies are from one moment: their sum must match the total. */
 static bool df_adds_up(const struct zc_df *df, const struct zc_rows *rows)
 {
     const struct zc_df_row *r = rows->data;
@@ -139,7 +139,7 @@ int zc_df_wait(struct zc_client *c, struct zc_df *ret, struct zc_df_row **ret_ro
 
         if (rc < 0)
             return rc;
-        if (m.cursor == 0 || df_adds_up(ret, &rows)) { /* the cursor of the last request */
+        if (m.cursor == 0 || df_adds_up(ret, &rows)) { /* 0: there was only one request */
             *ret_rows = rows.data;
             return 0;
         }

@@ -1,5 +1,5 @@
 /*
- * check.c - what is wrong with a request before it is sent.
+ * check.c - checks the arguments of a request before it is sent.
  */
 #include <errno.h>
 #include <string.h>

@@ -1,6 +1,7 @@
 /*
- * classes.c - the classes of a step, in parts: call->at counts the parts that were sent. A part has the next
- * ZP_CLASSES_PART classes and the next ZP_RUNS_PART runs of tensors, as far as there are any.
+ * classes.c - the classes of a step, in parts; call->at is the number of parts sent. Each part has
+ * the next ZP_CLASSES_PART classes and the next ZP_RUNS_PART runs of tensors, or those that are
+ * left.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 struct classes_copy {
     uint64_t job, step;
     uint32_t nclasses, nruns;
-    uint32_t *runs; /* [2 * nruns], behind the classes */
+    uint32_t *runs; /* [2 * nruns], after the classes */
     struct zc_class classes[];
 };
 
@@ -35,7 +36,7 @@ void zc_group_scalars(const struct zc_group *from, Zp__GroupScalars *to)
     to->lr_decay = from->lr_decay;
 }
 
-/* A part; whether others follow it. */
+/* Fills a part. Returns whether others follow. */
 static bool part_make(struct part *p, const struct classes_copy *copy, uint64_t number)
 {
     uint64_t class = zb_min_u64(number * ZP_CLASSES_PART, copy->nclasses);
@@ -81,7 +82,7 @@ static const struct zc_method method_step_classes = { .id = ZP_STEP_CLASSES,
                                                       .next = next_classes,
                                                       .of_job = true };
 
-/* Tensors in a row of one class are one run; runs NULL: only their number. */
+/* Consecutive tensors of one class form a run. Returns the number of runs; runs NULL: only that. */
 static uint32_t classes_runs(const struct zc_classes *classes, uint32_t *runs)
 {
     uint32_t n = 0;

@@ -1,5 +1,5 @@
 /*
- * job.c - a job: open, make ready, close, destroy; its share, and the budget of a tier.
+ * job.c - requests for jobs: open, ready, close, destroy, share; the budget of a tier.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include "client/ask/ask_priv.h"
 #include "proto/wire.h"
 
-/* Public values go over the wire as they are. */
+/* Public values are sent unchanged. */
 _Static_assert((int)ZC_HOST == ZP_HOST && (int)ZC_NVME == ZP_NVME && (int)ZC_GPU == ZP_GPU &&
                    (int)ZC_POINT_MEMORY == ZP_POINT_MEMORY &&
                    (int)ZC_POINT_PREPARED == ZP_POINT_PREPARED &&

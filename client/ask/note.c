@@ -1,5 +1,5 @@
 /*
- * note.c - notes, in parts: call->at counts the bytes that were sent.
+ * note.c - notes, in parts; call->at is the number of bytes sent.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ struct note_copy {
     uint8_t data[];
 };
 
-/** A part of a note from byte `at` on: the number of its bytes. */
+/** Fills a part of a note, from byte `at` on. Returns its length. */
 static uint32_t note_part(Zp__NotePut *m, const struct note_copy *note, uint32_t at)
 {
     uint32_t n = (uint32_t)zb_min_u64(note->bytes - at, ZP_NOTE_PART);
@@ -70,14 +70,14 @@ int zc_note_put(struct zc_client *c, uint64_t job, bool of_job, const void *note
     return zc_call_start(c, &spec);
 }
 
-/** A part of a note, as it arrives. */
+/** A note that is being received. */
 struct note_parts {
     uint8_t *buf; /* of ZC_NOTE_MAX bytes */
     uint32_t got, total;
     uint64_t iteration;
 };
 
-/** A note that a step replaced between two parts is begun anew. */
+/** If a step replaced the note between two parts, reading begins again. */
 static int reply_note_get(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
                           int *fds)
 {

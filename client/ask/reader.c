@@ -1,10 +1,10 @@
 /*
- * reader.c - reading what is saved, without being a rank of the job.
+ * reader.c - reading saved state without being a rank of the job.
  *
- * MODEL. A reader is the daemon's; here is its staging (client->reader), one at a time. A unit's
- * manifest comes in parts, the cursor counting the tensors that were sent, and is collected in one
- * block of memory that grows: struct zc_unit, its tensors, its text. While it grows, names are
- * offsets in the text; at the end they become pointers.
+ * MODEL. The reader itself is an object of the daemon; the client has its staging (client->reader),
+ * one at a time. A unit's manifest arrives in parts; the cursor counts the tensors so far. While
+ * tensors and text grow, names are offsets into the text. At the end all of it is joined in one
+ * block (struct zc_unit, its tensors, its text), and names become pointers.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "base/plan.h"
 #include "client/ask/ask_priv.h"
 
-#define READER_TENSORS_MAX (1u << 20) /* of one unit: more is not believed */
+#define READER_TENSORS_MAX (1u << 20) /* limit for one unit: a reply with more is rejected */
 
 /* ---- open, close, read */
 
@@ -112,11 +112,11 @@ int zc_reader_close(struct zc_client *c, uint64_t reader, zc_done_fn *done, void
 
 /* ---- the manifest of a unit */
 
-/** A unit as it arrives. */
+/** A unit that is being received. */
 struct unit_parts {
     struct zc_unit unit;
     char name[ZC_NAME_MAX + 1];
-    struct zc_tensor *tensors; /* names: offsets in text */
+    struct zc_tensor *tensors; /* names: offsets into text */
     size_t ntensors, tensors_room;
     char *text;
     size_t text_bytes, text_room;
@@ -179,7 +179,7 @@ static int reply_reader_unit(struct zc_client *c, struct zc_call *call, const Pr
     return 0;
 }
 
-/** Everything in one block, which the caller frees; NULL: no memory. */
+/** Joins the parts in one block, which the caller frees; NULL: no memory. */
 static struct zc_unit *parts_join(const struct unit_parts *parts)
 {
     size_t tensors_bytes = parts->ntensors * sizeof(struct zc_tensor);

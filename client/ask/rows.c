@@ -1,5 +1,5 @@
 /*
- * rows.c - one array out of several replies.
+ * rows.c - collects the rows of several replies in one array.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "base/array.h"
 #include "client/ask/rows_priv.h"
 
-/** Room for n more rows, zeroed: their beginning; NULL: no memory. n is not 0. */
+/** Adds n zeroed rows (n > 0). Returns the first of them; NULL: no memory. */
 static void *rows_add(struct zc_rows *r, size_t n)
 {
     void *added;

@@ -1,5 +1,5 @@
 /*
- * rows_look.c - what the daemon has: shards, jobs, tiers, counters, gauges (top).
+ * rows_look.c - requests that list shards, jobs, tiers and counters, and read gauges (top).
  */
 #include "base/plan.h"
 #include "client/ask/rows_priv.h"
@@ -50,7 +50,7 @@ int zc_list_wait(struct zc_client *c, const char *job, struct zc_shard_row **ret
     return rc;
 }
 
-/** Of a daemon that knows more than we: nothing. */
+/** The name of a value; "" for an unknown one, from a newer daemon. */
 static const char *rows_name(const char *name)
 {
     return name ? name : "";
@@ -201,14 +201,14 @@ int zc_stat_wait(struct zc_client *c, struct zc_counter **ret_rows, size_t *ret_
 
 /* ---- top */
 
-/** A message that is not there is one of zeros. */
+/** A missing message counts as zeros. */
 static void gauge_copy(struct zc_gauge *to, const Zp__TopGauge *from)
 {
     if (from)
         *to = (struct zc_gauge){ from->now, from->area_ns, from->busy_ns };
 }
 
-/** What a newer daemon has behind those that we know is left out. */
+/** Leaves out additional gauges of a newer daemon. */
 static void gauges_copy(struct zc_gauge *to, size_t n, Zp__TopGauge *const *from, size_t nfrom)
 {
     for (size_t i = 0; i < n && i < nfrom; i++)
@@ -261,7 +261,7 @@ static void top_path_copy(struct zc_top_path *to, const Zp__TopPath *from)
     gauge_copy(&to->queue, from->queue);
 }
 
-/** The head is of the first reply; the rows of each are of its own time. */
+/** The head is taken from the first reply; each reply's rows have their own time. */
 static void top_head_copy(struct zc_top *to, const Zp__TopReply *r)
 {
     *to = (struct zc_top){ .now_ns = r->now_ns,

@@ -1,8 +1,8 @@
 /*
- * rows_priv.h - rows that several replies bring, as one array.
+ * rows_priv.h - collects the rows of several replies in one array.
  *
- * MODEL. struct zc_rows collects them in one growing array, which becomes the caller's. Each reply
- * adds its rows and says where the next one begins (cursor, 0: that was all).
+ * MODEL. struct zc_rows is one growing array, which becomes the caller's. Each reply adds its rows
+ * and has the cursor for the next request (0: there are no more).
  */
 #ifndef ZC_ROWS_PRIV_H
 #define ZC_ROWS_PRIV_H
@@ -15,14 +15,14 @@ struct zc_rows {
     void *data;
     size_t n, room, row_bytes;
     uint64_t cursor;
-    void *head; /* what a reply says beside its rows, where the caller wants it */
+    void *head; /* output for the other fields of a reply; NULL: not wanted */
 };
 
-/** What every reply of rows begins with: 1 and *ret has room for n rows, zeroed; 0 there are none;
- *  or how the call ends. */
+/** Begins to read a reply with n rows. 1: *ret has room for them, zeroed; 0: there are none; else
+ *  the code that the call ends with. */
 int zc_rows_begin(struct zc_client *c, struct zc_rows *r, size_t n, uint64_t cursor, void **ret);
-/** Sends requests until the rows have ended. `cursor` is the message's field, or NULL. 0, and
- *  rows->data is the caller's; or how a call ended. */
+/** Sends requests until there are no more rows. `cursor` points to the message's field, or is NULL.
+ *  0, and rows->data is the caller's; or the code of the call that failed. */
 int zc_rows_collect(struct zc_client *c, const struct zc_method *method,
                     const ProtobufCMessage *message, uint64_t *cursor, struct zc_rows *rows,
                     size_t *ret_n);

@@ -3,7 +3,7 @@
  */
 #include "client/ask/rows_priv.h"
 
-/** A name that may be left out: "" then. */
+/** For an optional name: NULL becomes "". */
 static char *or_empty(const char *name)
 {
     return UNCONST(char, name ? name : "");

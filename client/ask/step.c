@@ -1,12 +1,12 @@
 /*
- * step.c - the step, and what is committed.
+ * step.c - requests for steps and commits.
  */
 #include <errno.h>
 #include <stdio.h>
 
 #include "client/ask/ask_priv.h"
 
-/* The scalars of a step, as messages: how many, or a negative errno. */
+/* Converts the scalars of a step to messages. Returns their number, or a negative errno. */
 static int step_groups(struct zc_client *c, const struct zc_step *step, Zp__GroupScalars *groups,
                        Zp__GroupScalars **pointers)
 {

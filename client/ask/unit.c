@@ -1,6 +1,6 @@
 /*
- * unit.c - defining a unit. Its tensors may be too many for a frame: then it goes in parts, out of a
- * copy that the call has; call->at counts the tensors that were sent.
+ * unit.c - defining a unit. A unit with too many tensors for one frame is sent in parts, from a
+ * copy that the call owns; call->at is the number of tensors sent.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 #include "client/ask/ask_priv.h"
 
-/** Tensors in one part of a unit: their names and shapes at their longest fit a body. */
+/** Tensors in one part of a unit. With names and shapes of maximum length they still fit a body. */
 #define PART_TENSORS 256u
 _Static_assert(PART_TENSORS *(ZP_TENSOR_MAX + 10 * ZP_DIMS_MAX + 32) + 2 * ZP_NAME_MAX <
                    ZP_BODY_MAX,
@@ -32,10 +32,10 @@ static int unit_check(struct zc_client *c, const struct zc_unit *unit)
 struct unit_copy {
     uint64_t job;
     struct zc_unit unit;
-    struct zc_tensor tensors[]; /* and behind them the names */
+    struct zc_tensor tensors[]; /* followed by the names */
 };
 
-/** NULL: no memory. */
+/** Copies a unit. NULL: no memory. */
 static struct unit_copy *unit_copy(uint64_t job, const struct zc_unit *unit)
 {
     size_t tensors_bytes = unit->ntensors * sizeof(struct zc_tensor);
@@ -70,7 +70,7 @@ struct unit_part {
     Zp__Tensor tensors[PART_TENSORS], *list[PART_TENSORS];
 };
 
-/** Fills a part from tensor `at` on: the number of its tensors. */
+/** Fills a part, from tensor `at` on. Returns the number of its tensors. */
 static uint32_t unit_part(struct unit_part *part, uint64_t job, const struct zc_unit *unit,
                           uint32_t at)
 {

@@ -2,11 +2,11 @@
  * call.c - calls in flight: tags, replies matched to calls, one end for each.
  *
  * MODEL. A call is a slot of a fixed table. Its tag holds the slot's index and a number that only
- * grows, so a reply finds its call at once, and one that came twice, or to nobody, finds none.
+ * grows. So a reply finds its call at once, and a repeated or unexpected reply finds none.
  *
- *     FREE ---> SENT ---> FREE              its reply came: done runs
+ *     FREE ---> SENT ---> FREE              the reply arrived: done runs
  *                  \                ,-> FREE
- *                   `---> ENDED ---'        an event ended it, done ran; then its reply is dropped
+ *                   `---> ENDED ---'        an event ended it, done ran; its reply is dropped
  *
  * Ending a call frees its slot before done runs, so a callback may start the next call in it.
  */
@@ -40,7 +40,7 @@ static void call_free(struct zc_client *c, struct zc_call *call)
     c->ncalls--;
 }
 
-/** Runs done, if there is one: the number of callbacks that ran. */
+/** Runs done, if there is one. Returns the number of callbacks that ran. */
 static unsigned call_done(struct zc_client *c, const struct zc_call_spec *spec, int rc)
 {
     if (!spec->done)
@@ -76,7 +76,7 @@ int zc_call_again(struct zc_client *c, struct zc_call *call, const ProtobufCMess
     call->tag = frame.tag;
     zb_list_remove(&call->node);
     zb_list_push_back(&c->calls, &call->node);
-    if (!c->running) /* what callbacks start leaves together, when they have run */
+    if (!c->running) /* calls that callbacks start are sent together afterwards */
         zc_conn_send(c);
     return 0;
 }
@@ -87,7 +87,7 @@ void zc_waiter_done(void *arg, int rc)
 
     w->finished = true;
     w->rc = rc;
-    w->err = w->client->err; /* callbacks behind this one have sentences too */
+    w->err = w->client->err; /* later callbacks may replace client->err */
 }
 
 int zc_call_start(struct zc_client *c, const struct zc_call_spec *spec)
@@ -133,7 +133,7 @@ static struct zc_call *call_of_tag(struct zc_client *c, uint64_t tag)
     return &c->slots[slot];
 }
 
-/** A refusal: its code, and the daemon's sentence. */
+/** An error reply: its code, and the daemon's error message. */
 static int reply_refused(struct zc_client *c, const struct zp_frame *frame, const uint8_t *body)
 {
     if (frame->body_bytes == 0)
@@ -141,8 +141,8 @@ static int reply_refused(struct zc_client *c, const struct zp_frame *frame, cons
     return zc_fail(c, frame->code, "%.*s", (int)frame->body_bytes, (const char *)body);
 }
 
-/** Reads a reply into the caller's outputs: 1 another part is on its way; else how the call ends.
- *  -EPROTO, with err: it is not the protocol. */
+/** Reads a reply into the caller's outputs. 1: the next part was sent; else the code that the call
+ *  ends with. -EPROTO, with err: the reply violates the protocol. */
 static int reply_read(struct zc_client *c, struct zc_call *call, const struct zp_frame *frame,
                       const uint8_t *body, int *fds, struct zb_err *err)
 {
@@ -189,7 +189,7 @@ int zc_call_reply(struct zc_client *c, const struct zp_frame *frame, const uint8
 
 unsigned zc_calls_end(struct zc_client *c, bool of_job, const struct zb_err *why)
 {
-    uint64_t last = c->last_number; /* what callbacks start is not meant */
+    uint64_t last = c->last_number; /* not the calls that callbacks start */
     unsigned ran = 0;
 
     zb_list_each(node, &c->calls)

@@ -1,5 +1,5 @@
 /*
- * codes.c - what a code means: a sentence for people, and one exit status in every program of ours.
+ * codes.c - the error message and the exit status for a code. All our programs use the same ones.
  */
 #include <errno.h>
 

@@ -1,8 +1,8 @@
 /*
- * conn.c - the connection: its beginning, what is received, its end.
+ * conn.c - the connection: connecting, receiving, losing it.
  *
  * MODEL. One receive per turn: all available bytes are read, every whole frame is handled, and
- * callbacks run as their frames are met. Requests that callbacks start are queued, and sent when
+ * callbacks run in the order of the frames. Requests that callbacks start are queued, and sent when
  * all callbacks have run.
  *
  * THE END is detected while receiving, never while sending, so that the daemon's last messages are
@@ -20,9 +20,9 @@
 
 #define NS_PER_MS UINT64_C(1000000)
 
-/* ---- the beginning */
+/* ---- connecting */
 
-/** A full backlog is waited for: the daemon is there, and busy. */
+/** Waits while the backlog is full: the daemon is alive, but busy. */
 static int conn_connect(struct zc_client *c, int fd, const struct sockaddr_un *address,
                         uint64_t until_ns)
 {
@@ -71,7 +71,7 @@ int zc_conn_open(struct zc_client *c, const char *path, uint64_t until_ns)
     return 0;
 }
 
-/* ---- the end */
+/* ---- losing the connection */
 
 unsigned zc_conn_lose(struct zc_client *c, const struct zb_err *why)
 {
@@ -79,11 +79,11 @@ unsigned zc_conn_lose(struct zc_client *c, const struct zb_err *why)
     c->state = ZC_LOST;
     c->lost = *why;
     if (why->code != -EPROTO && why->code != -ECANCELED)
-        c->lost.code = -ENOTCONN; /* of what is asked from now on */
+        c->lost.code = -ENOTCONN; /* for later calls */
     return zc_calls_end(c, false, why);
 }
 
-/* ---- in */
+/* ---- receiving */
 
 static unsigned conn_run_event(struct zc_client *c, const struct zc_event *event)
 {
@@ -95,7 +95,7 @@ static unsigned conn_run_event(struct zc_client *c, const struct zc_event *event
     return 1;
 }
 
-/** The number of callbacks that ran, or -EPROTO. */
+/** Handles an event. Returns the number of callbacks that ran, or -EPROTO. */
 static int conn_event(struct zc_client *c, const struct zp_frame *frame, const uint8_t *body,
                       struct zb_err *err)
 {
@@ -106,13 +106,13 @@ static int conn_event(struct zc_client *c, const struct zp_frame *frame, const u
     unsigned ran;
 
     if (frame->method != ZP_EVENT_PEER_LOST && frame->method != ZP_EVENT_JOB_FAILED)
-        return 0; /* a newer daemon's */
+        return 0; /* from a newer daemon */
     if (zp_decode(c->arena, &zp__job_event__descriptor, body, frame->body_bytes, &m, err) < 0)
         return -EPROTO;
     e = (const Zp__JobEvent *)m;
     if (e->code >= 0)
         return zb_fail(err, -EPROTO, "an event with code %d", e->code);
-    /* A copy: a callback's calls unpack nothing, but what it does is its own affair. */
+    /* A copy, since the message is in the handle's arena, and the callback may use the handle. */
     (void)zb_fail(&why, frame->method == ZP_EVENT_PEER_LOST ? -EOWNERDEAD : e->code, "%s", e->text);
     event = (struct zc_event){ .kind = (enum zc_event_kind)frame->method,
                                .job = e->job,
@@ -125,7 +125,7 @@ static int conn_event(struct zc_client *c, const struct zp_frame *frame, const u
     return (int)ran;
 }
 
-/** The number of callbacks that ran, or -EPROTO. */
+/** Handles a frame. Returns the number of callbacks that ran, or -EPROTO. */
 static int conn_frame(struct zc_client *c, const struct zp_frame *frame, const uint8_t *body,
                       int *fds, struct zb_err *err)
 {
@@ -139,7 +139,7 @@ static int conn_frame(struct zc_client *c, const struct zp_frame *frame, const u
     return conn_event(c, frame, body, err);
 }
 
-/** Handles every frame that has arrived: callbacks that ran. */
+/** Handles every frame that has arrived. Returns the number of callbacks that ran. */
 static unsigned conn_frames(struct zc_client *c)
 {
     struct zb_err err = { 0 };
@@ -188,7 +188,7 @@ unsigned zc_conn_turn(struct zc_client *c, uint64_t until_ns)
     uint64_t now = until_ns > 0 ? zb_now_ns() : 0;
     unsigned ran;
 
-    (void)zc_conn_releases(c); /* what does not fit now stays collected */
+    (void)zc_conn_releases(c); /* on failure they stay collected */
     zc_conn_send(c);
     if (now < until_ns && !c->deaf) {
         uint64_t ms = zb_min_u64(zb_div_up(until_ns - now, NS_PER_MS), INT32_MAX);
@@ -196,7 +196,7 @@ unsigned zc_conn_turn(struct zc_client *c, uint64_t until_ns)
         if (zp_stream_pending(c->stream) > 0)
             p.events |= POLLOUT;
         if (poll(&p, 1, until_ns == UINT64_MAX ? -1 : (int)ms) <= 0)
-            return 0; /* nothing came, or a signal */
+            return 0; /* nothing arrived, or a signal */
         if (p.revents & POLLOUT)
             zc_conn_send(c);
         if (!(p.revents & ~POLLOUT))

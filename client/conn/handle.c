@@ -1,5 +1,5 @@
 /*
- * handle.c - handles: open, close, what they say of themselves.
+ * handle.c - opens and closes handles; accessors.
  */
 #include <assert.h>
 #include <errno.h>
@@ -19,7 +19,7 @@ const char *zc_error(const struct zc_client *c)
 
 /* ---- open and close */
 
-/** In a child, right after fork(): see base/fork.h. */
+/** Runs in a child process right after fork(): see base/fork.h. */
 static void handle_forked(struct zb_fork *f)
 {
     static const struct zb_err why = { .code = -EPERM,
@@ -51,11 +51,11 @@ static int handle_greet(struct zc_client *c, const char *program, uint64_t until
     return rc == -EPROTONOSUPPORT ? -EPROTO : rc;
 }
 
-/** Back to CLOSED: nothing is left but the sentence. */
+/** Back to CLOSED: frees everything but the error message. */
 static void handle_shut(struct zc_client *c)
 {
     zb_list_each(node, &c->calls)
-    { /* they have ended; their replies did not come */
+    { /* ended calls whose replies did not arrive */
         free(zb_container_of(node, struct zc_call, node)->spec.copy);
     }
     zb_list_init(&c->calls);
@@ -116,7 +116,7 @@ void zc_close(struct zc_client *c)
     free(c);
 }
 
-/* ---- looking at a handle */
+/* ---- accessors */
 
 const struct zc_server *zc_server(const struct zc_client *c)
 {

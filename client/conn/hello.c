@@ -1,5 +1,5 @@
 /*
- * hello.c - the first request, and the one that only asks whether the daemon lives.
+ * hello.c - the first request, and ping.
  */
 #include <errno.h>
 #include <stdio.h>

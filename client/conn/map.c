@@ -1,9 +1,9 @@
 /*
  * map.c - memory shared with the daemon.
  *
- * A descriptor is believed only after it was looked at: as long as announced, and sealed so that it
- * stays so. Otherwise a daemon that goes wrong could make a mapped byte vanish, and the trainer
- * would die of SIGBUS in the middle of its arithmetic.
+ * A descriptor is checked before it is mapped: it must have the announced length, and be sealed
+ * against shrinking. Otherwise a faulty daemon could truncate mapped memory, and the trainer would
+ * die of SIGBUS.
  */
 #include <errno.h>
 #include <fcntl.h>

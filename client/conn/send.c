@@ -1,8 +1,8 @@
 /*
- * send.c - what leaves: whether anything may, collected releases, bytes.
+ * send.c - sending: whether calls may start, collected releases, queued bytes.
  *
- * Where sending fails, `deaf` is set: the end is found while receiving (conn.c), so that what the
- * daemon said last is read first.
+ * If sending fails, `deaf` is set. The end of the connection is detected while receiving (conn.c),
+ * so that the daemon's last messages are read first.
  */
 #include <errno.h>
 

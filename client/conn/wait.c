@@ -1,5 +1,5 @@
 /*
- * wait.c - zc_poll(), and the blocking forms: the same call, and a loop around zc_poll().
+ * wait.c - zc_poll(), and waiting in the blocking forms.
  *
  * WHEN TO STOP WAITING. The daemon ends every request itself, by its deadline if it has one, and
  * its loop never blocks. So a blocking form only checks that the daemon is alive. If nothing was
@@ -44,7 +44,7 @@ static void wait_ping(struct zc_client *c)
 {
     struct zb_err err = c->err;
 
-    (void)zc_ping(c, NULL, NULL); /* where there is no room for it, replies are due */
+    (void)zc_ping(c, NULL, NULL); /* if there is no room for it, replies are outstanding */
     c->err = err;
 }
 

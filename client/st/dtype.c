@@ -1,5 +1,5 @@
 /*
- * dtype.c - dtypes: names, sizes, and 16 bits to and from fp32.
+ * dtype.c - dtypes: names, sizes, conversion of 16-bit dtypes to and from fp32.
  */
 #include <errno.h>
 #include <string.h>
@@ -38,7 +38,7 @@ size_t zc_st_dtype_bytes(enum zc_st_dtype dtype)
     return at < ZB_COUNT(dtypes) ? dtypes[at].bytes : 0;
 }
 
-/* IEEE half: 1 sign, 5 exponent (bias 15), 10 fraction. Every one is an fp32. */
+/* IEEE half: 1 sign, 5 exponent (bias 15), 10 fraction. The conversion is exact. */
 static float f16_to_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = h >> 10 & 31u, fraction = h & 0x3ffu;
@@ -63,15 +63,14 @@ static float bf16_to_f32(uint16_t h)
     return f;
 }
 
-/* To nearest, ties to even: what carries out of the fraction goes into the exponent, as it should.
- */
+/* To nearest, ties to even. A carry out of the fraction correctly increments the exponent. */
 static uint16_t f32_to_bf16(float f)
 {
     uint32_t bits;
 
     memcpy(&bits, &f, sizeof(bits));
     if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)(bits >> 16 | 0x40u); /* a NaN stays one */
+        return (uint16_t)(bits >> 16 | 0x40u); /* a NaN stays a NaN */
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
@@ -84,7 +83,7 @@ static uint16_t f32_to_f16(float f)
     bits &= 0x7fffffffu;
     if (bits > 0x7f800000u)
         return (uint16_t)(sign | 0x7e00u | (bits >> 13 & 0x3ffu));
-    if (bits >= 0x47800000u) /* 65536 and more; what is between the two is rounded below */
+    if (bits >= 0x47800000u) /* 65536 and above; values between 65504 and 65536 are rounded below */
         return (uint16_t)(sign | 0x7c00u);
     if (bits < 0x38800000u) { /* a half's denormal: the sum's last bit is 2^-24 */
         float sum;

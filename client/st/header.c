@@ -1,11 +1,10 @@
 /*
- * header.c - the header of a file, which comes from outside.
+ * header.c - reads and checks the header of a file. Its content is not trusted.
  *
- * Its length is checked against the file and the format's limit before memory is taken for it, and
- * each tensor becomes a checked struct st_entry. Entries are then sorted by where their data begins;
- * that they follow each other without a gap, from 0 to the end of the file, is the last rule and
- * makes every later read safe. Lookup by name goes through the parsed JSON object, which is kept
- * and owns the names.
+ * The length is checked against the file and the format's limit before memory is allocated. Each
+ * tensor becomes a checked struct st_entry. Entries are then sorted by the offset of their data.
+ * The last check, that they cover the data from 0 to the end of the file without a gap, makes every
+ * later read safe. The parsed JSON object is kept, since it owns the names.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -47,7 +46,7 @@ static int entry_dtype(struct st_entry *e, const json_t *value, struct zb_err *e
                    name ? name : "(not a string)");
 }
 
-/* Takes ndims numbers from `dims`; a wrong one or an overflow is -EBADMSG. */
+/* Reads the shape into the next numbers of `dims`. -EBADMSG: a wrong number, or an overflow. */
 static int entry_shape(struct st_entry *e, const json_t *value, uint64_t *dims, struct zb_err *err)
 {
     if (!json_is_array(value))
@@ -167,7 +166,7 @@ static int entries_parse(struct zc_st_file *f, struct zb_err *err)
     int rc;
 
     json_object_foreach(f->header, name, info)
-        ndims += json_array_size(json_object_get(info, "shape")); /* 0 for what is no array */
+        ndims += json_array_size(json_object_get(info, "shape")); /* 0 if it is not an array */
     f->entries = calloc(json_object_size(f->header) + 1, sizeof(*f->entries));
     f->by_name = calloc(json_object_size(f->header) + 1, sizeof(struct st_entry *));
     f->dims = calloc(ndims + 1, sizeof(*f->dims));

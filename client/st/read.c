@@ -116,7 +116,7 @@ static int tensor_convert(const struct zc_st_file *f, const struct zc_st_tensor 
 {
     uint16_t piece[CONVERT_ELEMS];
 
-    if (!zb_range_inside(first, count, t->elems)) /* before a piece of it is written */
+    if (!zb_range_inside(first, count, t->elems)) /* before any of dst is written */
         return tensor_read(f, t, first, count, dst, err);
     while (count > 0) {
         uint64_t n = zb_min_u64(count, CONVERT_ELEMS);
@@ -124,7 +124,7 @@ static int tensor_convert(const struct zc_st_file *f, const struct zc_st_tensor 
 
         if (rc != 0)
             return rc;
-        (void)zc_st_to_f32(t->dtype, piece, n, dst); /* it is one of the two */
+        (void)zc_st_to_f32(t->dtype, piece, n, dst); /* the dtype is F16 or BF16 */
         first += n;
         count -= n;
         dst += n;

@@ -22,7 +22,7 @@ struct zc_st_writer {
     uint64_t left;    /* bytes of data to come */
 };
 
-/* Adds one tensor at *at and moves it behind. */
+/* Adds a tensor at offset *at, and advances *at past it. */
 static int header_add(json_t *header, const struct zc_st_tensor *t, uint64_t *at,
                       struct zb_err *err)
 {
@@ -80,7 +80,7 @@ static int header_make(const struct zc_st_tensor *tensors, size_t n,
 
 static int writer_put(struct zc_st_writer *w, const void *bytes, size_t len, struct zb_err *err)
 {
-    errno = EIO; /* where the C library does not say */
+    errno = EIO; /* if the C library sets no errno */
     if (len > 0 && fwrite(bytes, 1, len, w->out) != len)
         return zb_fail(err, -errno, "'%s': %m", w->path);
     return 0;
@@ -101,7 +101,7 @@ static int writer_header(struct zc_st_writer *w, const char *text, struct zb_err
     return rc == 0 ? writer_put(w, spaces, padded - len, err) : rc;
 }
 
-/* A new file beside the path. A name may be left over from a process that was killed. */
+/* Creates a new file in the same directory. A killed process may have left a file of that name. */
 static int writer_tmp(struct zc_st_writer *w, struct zb_err *err)
 {
     size_t room = strlen(w->path) + 48;
@@ -128,7 +128,7 @@ static int writer_tmp(struct zc_st_writer *w, struct zb_err *err)
         (void)close(fd);
         return zb_fail(err, -ENOMEM, "'%s': %m", w->path);
     }
-    (void)setvbuf(w->out, NULL, _IOFBF, WRITE_BUFFER); /* refused: the usual buffer, only slower */
+    (void)setvbuf(w->out, NULL, _IOFBF, WRITE_BUFFER); /* on failure the default buffer is used */
     return 0;
 }
 
@@ -176,7 +176,7 @@ int zc_st_append(struct zc_st_writer *w, const void *bytes, size_t len_bytes, ch
     return st_tell(&err, rc, error, error_bytes);
 }
 
-/* So that the new name survives a crash, too. */
+/* Makes the new name durable. */
 static int folder_sync(const char *path)
 {
     char *copy = strdup(path);

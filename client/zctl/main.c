@@ -1,8 +1,8 @@
 /*
  * main.c - zctl: the list of commands, the command line, exit status.
  *
- * A new command is a struct zctl_cmd in its room and a name here. Help, arity and completion are
- * made of it.
+ * A new command is a struct zctl_cmd in its room, and a name here. Help, the argument check and
+ * completion are derived from it.
  */
 #include <errno.h>
 #include <signal.h>
@@ -28,7 +28,7 @@ const struct zctl_cmd *const *zctl_commands(size_t *ret_count)
     return cmds;
 }
 
-/** The command that a line is of: the first word that is one. NULL: none is. */
+/** The command of a line: the first word that names one. NULL: there is none. */
 static const struct zctl_cmd *line_command(const struct zctl *z, int argc, char **argv)
 {
     for (int i = 1; i < argc; i++)
@@ -40,7 +40,7 @@ static const struct zctl_cmd *line_command(const struct zctl *z, int argc, char 
     return NULL;
 }
 
-/** The options of all commands, and of this one. Words are at argv[0 .. *ret_words). */
+/** Parses the common options and those of cmd. The words are left at argv[0 .. *ret_words). */
 static int line_read(struct zctl *z, const struct zctl_cmd *cmd, int argc, char **argv,
                      struct zctl_globals *globals, int *ret_words)
 {

@@ -1,5 +1,5 @@
 /*
- * zctl_main.h - zctl without its process: for main(), and for tests.
+ * zctl_main.h - zctl as a function, for main() and for tests.
  */
 #ifndef ZCTL_MAIN_H
 #define ZCTL_MAIN_H
@@ -9,7 +9,7 @@
 /** All commands, sorted by name. */
 const struct zctl_cmd *const *zctl_commands(size_t *ret_count);
 
-/** The whole program but for the process: the exit status. */
+/** Runs the whole program. Returns the exit status. */
 int zctl_main(int argc, char **argv, FILE *out, FILE *err);
 
 #endif

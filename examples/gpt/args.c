@@ -155,16 +155,16 @@ bool gpt_args_given(const struct gpt_args *args, const char *flag)
     return zb_opt_given(&opts, flag + strlen("--"));
 }
 
-/* The more special flag wins wherever it stands. */
+/* The more specific flag overrides --offload, in any order. */
 static void offload_settle(struct gpt_args *args)
 {
     if (!gpt_args_given(args, "--offload-optimizer"))
         args->offload_optimizer = args->offload;
     if (!gpt_args_given(args, "--offload-param") && gpt_args_stage(args) == 3)
-        args->offload_param = args->offload; /* of other stages parameters are whole on each rank */
+        args->offload_param = args->offload; /* in other stages each rank has all parameters */
 }
 
-/* What scales a loss is of fp16. */
+/* Flags for loss scaling are for fp16 only. */
 static int scale_check(const struct gpt_args *args, struct zb_err *err)
 {
     static const char *const flags[] = {
@@ -181,7 +181,7 @@ static int scale_check(const struct gpt_args *args, struct zb_err *err)
     return 0;
 }
 
-/* What the flags alone say. */
+/* Checks and completes the flags. */
 static int args_settle(struct gpt_args *args, struct zb_err *err)
 {
     if (args->help || args->version)

@@ -32,7 +32,7 @@ enum gpt_moments { GPT_MOMENTS_FP32, GPT_MOMENTS_BF16, GPT_MOMENTS_8BIT };
 struct gpt_args {
     bool help, version;
     const char *socket, *job;
-    bool keep, resume, resume_if_there; /* the last two imply keep; of both, resume counts */
+    bool keep, resume, resume_if_there; /* the last two imply keep; resume overrides the last */
     uint64_t commit_every;
     uint32_t share;
     uint32_t below_3; /* gpt_args_stage() */
@@ -47,7 +47,7 @@ struct gpt_args {
     struct zb_opt_words data;
     uint64_t steps, seed;
     uint32_t batch, micro_batch, seq, layers, heads, width;
-    uint32_t freeze; /* so many blocks from the first on are not trained */
+    uint32_t freeze; /* number of blocks, from the first on, that are not trained */
     double lr, weight_decay, clip;
     uint32_t order, accumulate, checkpoint; /* enum gpt_order, gpt_accumulate, gpt_checkpoint */
     uint32_t dtype;                         /* enum gpt_dtype */
@@ -68,8 +68,8 @@ struct gpt_args {
  * @return 0; or err has the message and is -EINVAL usage, -ENOMEM. gpt_args_done() in either case.
  */
 int gpt_args_parse(struct gpt_args *args, int argc, char **argv, struct zb_err *err);
-/** What holds of all of them together; gpt_args_parse() asks it, but with --config, which may
- * change them first. 0 or -EINVAL. */
+/** Checks the arguments as a whole. gpt_args_parse() calls it, except with --config, which may
+ * still change them. 0 or -EINVAL. */
 int gpt_args_check(struct gpt_args *args, struct zb_err *err);
 /** Whether a flag ("--lr") was given. */
 bool gpt_args_given(const struct gpt_args *args, const char *flag);
@@ -81,8 +81,8 @@ static inline uint32_t gpt_args_stage(const struct gpt_args *args)
     return 3 - args->below_3;
 }
 
-/** What needs the number of ranks: the global batch must divide into whole micro-batches per rank.
- *  *ret_micro_steps is how many each rank computes per step. 0 or -EINVAL. */
+/** The check that needs the number of ranks: the global batch must divide into whole micro-batches
+ *  per rank. *ret_micro_steps: their number per rank and step. 0 or -EINVAL. */
 int gpt_args_micro_steps(const struct gpt_args *args, uint32_t world, uint32_t *ret_micro_steps,
                          struct zb_err *err);
 

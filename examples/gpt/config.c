@@ -10,7 +10,7 @@ struct apply {
     FILE *people;
 };
 
-/* Whether the file's value is taken: of a flag that is not given, and not left to it. */
+/* Whether the file's value is used: the flag was not given, and the file does not leave it open. */
 static bool takes(struct apply *a, const char *flag, const char *key, uint32_t left)
 {
     if (!gpt_args_given(a->args, flag))
@@ -58,7 +58,7 @@ static void apply_scale(struct apply *a)
         args->min_scale = s->min;
 }
 
-/* --lr is the top of the schedule, too. */
+/* --lr is also the maximum of the schedule. */
 static void apply_lr(struct apply *a)
 {
     struct zc_lr_schedule *s = &a->c->schedule;
@@ -84,7 +84,7 @@ static void apply_offload(struct apply *a)
         a->args->offload_param = tiers[o->offload_param];
 }
 
-/* The inputs of blocks are kept, with cpu_checkpointing by the daemon. */
+/* The inputs of blocks are kept; with cpu_checkpointing, by the daemon. */
 static void apply_checkpointing(struct apply *a)
 {
     if (a->c->checkpointing &&
@@ -92,7 +92,7 @@ static void apply_checkpointing(struct apply *a)
         a->args->checkpoint = a->c->cpu_checkpointing ? GPT_CHECKPOINT_HOST : GPT_CHECKPOINT_BLOCK;
 }
 
-/* What is frozen no file says. */
+/* A DeepSpeed file cannot say which blocks are frozen. */
 static void apply_frozen(struct apply *a)
 {
     static const char key[] = "zero_optimization.zero_quantized_nontrainable_weights";

@@ -1,11 +1,11 @@
 /*
- * data.c - files become one row of tokens, in segments.
+ * data.c - joins files to one row of tokens, in segments.
  *
  * A text is one segment in memory, whatever the number of files. A token file is a segment of its
- * own, which keeps its descriptor; a window is read from the file when it is asked for, and may
- * cross from one file to the next. Tokens are counted once, when the data is opened: that gives the
- * entropy and proves that they are inside the vocabulary; they are checked again when read, because
- * a file can change, and a model would read outside its tables.
+ * own, which keeps its descriptor; a window is read from the file when it is needed, and may cross
+ * from one file to the next. Tokens are counted once, when the data is opened: this gives the
+ * entropy and checks that they are inside the vocabulary. They are checked again when read, because
+ * a file can change, and the model would then read outside its tables.
  */
 #include "examples/gpt/data.h"
 
@@ -128,7 +128,7 @@ int gpt_data_sources(const char *root, struct gpt_paths *ret, struct zb_err *err
     return 0;
 }
 
-/* The text beside this program: PREFIX/share/zshard/data, which a build links to its own sources. */
+/* The installed text, PREFIX/share/zshard/data; in a build, a link to its own sources. */
 static int sources_own(struct gpt_paths *ret, struct zb_err *err)
 {
     static const char below[] = "/../share/zshard/data";

@@ -6,12 +6,13 @@
  *     text          any bytes; a token is a byte, the vocabulary is 256; read into memory, so an
  *                   edit during the run changes nothing
  *     NAME.bin      llm.c's token files: a header of 256 int32 (magic 20240520, version 1, number
- * of tokens), then uint16 tokens; GPT-2's vocabulary of 50257; read when needed
+ *                   of tokens), then uint16 tokens; GPT-2's vocabulary of 50257; read when needed
  *
- * in the order given. A sequence is a window of it. Where sequence i of step s begins is a pure
- * function of the seed, s and i, so neither the number of ranks nor which of them asks matters:
- * with a row of n tokens and windows of w, Philox4x32-10 (rng.h) keyed by the seed, in the stream
- * "batches", at position s * 2^32 + i gives r, and the offset is floor(r * (n - w + 1) / 2^64).
+ * in the order given. A sequence is a window of it. The offset of sequence i of step s is a pure
+ * function of the seed, s and i, and does not depend on the number of ranks or on the rank that
+ * asks: with a row of n tokens and windows of w, Philox4x32-10 (rng.h) keyed by the seed, in the
+ * stream "batches", at position s * 2^32 + i gives r, and the offset is
+ * floor(r * (n - w + 1) / 2^64).
  *
  * THREADS. Read-only after it is open.
  */
@@ -40,16 +41,16 @@ struct gpt_data_info {
 /**
  * Opens the files, checks them and counts their tokens.
  *
- * @param paths   n of them; 0: the text beside this program (../share/zshard/data), in a build its own
+ * @param paths   n of them; 0: the installed text (../share/zshard/data), in a build its own
  *                sources: see gpt_data_sources()
  * @param window  tokens of a sequence with its last target, >= 2
- * @return 0; -ENOENT and what else open() says; -EINVAL both kinds, not a regular file, more text
+ * @return 0; -ENOENT and other errors of open(); -EINVAL both kinds, not a regular file, more text
  *         than GPT_TEXT_BYTES_MAX, or fewer tokens than one window; -EBADMSG a token file that is
  *         cut, too long, of another magic or version, or has a token above the vocabulary; -ENOMEM
  */
 int gpt_data_open(struct gpt_data **ret, const char *const *paths, size_t n, uint32_t window,
                   struct zb_err *err);
-/** NULL is fine. */
+/** NULL is allowed. */
 void gpt_data_close(struct gpt_data *d);
 
 const struct gpt_data_info *gpt_data_info(const struct gpt_data *d);

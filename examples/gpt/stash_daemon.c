@@ -1,20 +1,20 @@
 /*
- * stash_daemon.c - entries as shards of a frozen unit, in a job that this process has for itself.
+ * stash_daemon.c - a stash whose entries are shards of a frozen unit, in a job of this process.
  *
- * MODEL. Slots are the job's staging, so nothing is copied here: the daemon writes an entry from
- * its slot (zc_write() of a shard, whole) and reads it into one (zc_read()), and the trainer
- * computes with the slot itself. fp32 in, fp32 stored, fp32 out: the same bits.
+ * MODEL. Slots are in the job's staging, so nothing is copied here. The daemon writes an entry from
+ * its slot (zc_write() of a whole shard) and reads it into a slot (zc_read()). The trainer computes
+ * in the slot itself. Entries are stored as fp32, so their bits do not change.
  *
- *     a slot holds an entry, or none; `held` by the trainer; `io` of the daemon's in progress
- *     an entry is `stored` when the daemon has what was kept; `busy` while it writes or reads it
+ *     a slot has one entry or none; `held`: in use by the trainer; `io`: a transfer is in progress
+ *     an entry is `stored` when the daemon has its content; `busy` during a transfer
  *
- * What is kept is written at once, and the slot stays what it is, until another entry wants it: the
- * one that was touched longest ago goes. What is read ahead takes only slots that hold nothing, or
- * what is stored; never the last one that an entry could be made in.
+ * A kept entry is written at once, and stays in its slot until another entry needs the slot: the
+ * least recently used slot is reused. Reading ahead uses only slots that are empty or whose entry
+ * is stored, and never the last slot in which an entry could be made.
  *
- * INVARIANTS. An entry is in at most one slot. A slot that changes its entry is neither held, nor
- * under io, nor busy for a device; what it held is stored, or forgotten. The daemon never has two
- * calls on one shard at a time (it would refuse the second).
+ * INVARIANTS. An entry is in at most one slot. When a slot changes its entry, it is neither held,
+ * nor under io, nor busy for a device, and its old entry is stored or forgotten. There is at most
+ * one call on a shard at a time (the daemon would reject the second).
  */
 #include "examples/gpt/stash_daemon.h"
 
@@ -89,7 +89,7 @@ static void *slot_memory(const struct stash *s, unsigned slot)
     return (char *)s->job.staging + slot * s->elems * sizeof(float);
 }
 
-/* ---- calls of the daemon's */
+/* ---- calls to the daemon */
 
 static void slot_on_done(void *arg, int rc)
 {
@@ -126,7 +126,7 @@ static void slot_io(struct stash *s, struct slot *slot, enum io io)
     e->busy = true;
 }
 
-/* What can begin does. */
+/* Starts every transfer that can start. */
 static void stash_turn(struct stash *s, int wait_ms)
 {
     int rc = zc_poll(s->c, wait_ms);
@@ -175,8 +175,8 @@ static bool slot_free(const struct stash *s, const struct slot *slot)
            (!e || (slot->whole && e->stored));
 }
 
-/* The one that is free and was touched longest ago, those that hold nothing first. *ret_n: how many
- * there are. */
+/* Returns the free slot that was used least recently, empty ones first. *ret_n: the number of free
+ * slots. */
 static struct slot *slot_find(struct stash *s, unsigned *ret_n)
 {
     struct slot *best = NULL;
@@ -211,7 +211,7 @@ static double now_s(void)
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
 }
 
-/* Waits for a moment. False: there is no use in it. */
+/* Waits briefly. False: waiting is useless. */
 static bool stash_wait(struct stash *s)
 {
     double begin = now_s();
@@ -231,7 +231,7 @@ static void stash_forget(struct gpt_stash *base, uint32_t entry)
     struct slot *slot = slot_of(s, entry);
 
     s->entries[entry].wanted = s->entries[entry].stored = false;
-    if (slot) { /* what is in progress ends by itself */
+    if (slot) { /* a transfer in progress ends by itself */
         slot->entry = NO_ENTRY;
         slot->held = 0;
     }

@@ -8,26 +8,26 @@
 #include "examples/gpt/model/stash.h"
 
 struct gpt_stash_options {
-    const char *socket;      /* NULL: as libzclient does */
-    const char *job;         /* the stash is a job of its own, of a name made from this one, */
-    uint32_t rank;           /* this */
-    uint32_t entries;        /* and this process's number */
-    uint64_t entry_bytes;    /* of fp32 */
-    bool nvme;               /* on NVMe, and of host memory only what they pass through */
-    bool (*tick)(void *arg); /* called while it waits; false: give up */
+    const char *socket;   /* NULL: as libzclient does */
+    const char *job;      /* the stash has a job of its own, whose name is made from this name, */
+    uint32_t rank;        /* this rank */
+    uint32_t entries;     /* and this process's number */
+    uint64_t entry_bytes; /* of fp32 */
+    bool nvme;            /* entries are on NVMe; host memory is used only for transfers */
+    bool (*tick)(void *arg); /* called while a call waits; false: give up */
     void *tick_arg;
 };
 
-/** 0; -ENOTCONN ..., as zc_job_open() and zc_ready(); -ENOMEM. */
+/** 0; errors of zc_open(), zc_job_open() and zc_ready(); -ENOMEM. */
 int gpt_stash_open(struct gpt_stash **ret, const struct gpt_stash_options *options,
                    struct zb_err *err);
-/** Progress, without waiting. False: it has failed. */
+/** Makes progress without waiting. False: the stash has failed. */
 bool gpt_stash_poll(struct gpt_stash *s);
-/** 0, or the failure; -ECANCELED: the tick gave up, and there is no sentence. */
+/** 0, or the failure; -ECANCELED: the tick gave up, and there is no error message. */
 int gpt_stash_error(const struct gpt_stash *s, struct zb_err *err);
-/** Seconds in which make and take waited. */
+/** Total time that make and take have waited, in seconds. */
 double gpt_stash_waited(const struct gpt_stash *s);
-/** When no device copies any more. NULL is allowed. */
+/** Call it when no device copies any more. NULL is allowed. */
 void gpt_stash_close(struct gpt_stash *s);
 
 #endif

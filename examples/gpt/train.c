@@ -1,31 +1,31 @@
 /*
- * train.c - the loop: batches in, losses out, everything sharded by the engine.
+ * train.c - the training loop over the engine.
  *
- * MODEL. The engine knows units of parameters, the model knows how to compute with one; this file
- * brings them together, in the order that zc_zero.h and gpt.h both ask for. A unit's weights are
- * borrowed from the engine for one pass. On the processor 16-bit weights are widened into memory of
- * ours, and given back at once; a device takes them as they are, and what is called a pass here
- * only enqueues it (passes.h): the loss of a step is asked for when the step has begun.
+ * MODEL. The engine handles units of parameters, the model computes with one unit at a time. This
+ * file connects them, in the order that zc_zero.h and gpt.h both require. A unit's weights are
+ * borrowed from the engine for one pass. On the processor, 16-bit weights are converted to fp32 in
+ * a buffer of ours, and released at once. A device uses them directly, and calls to passes only
+ * enqueue work (passes.h); the loss of a step is read after the step has begun.
  *
- * ORDER. Horizontal: each micro-batch goes through all units, forward and back. Vertical: all
- * micro-batches of the step go through a unit while it is there, forward, and again on the way
- * back, so a unit is gathered and reduced once for all of them (docs/ENGINE.md). Both are the same
- * walk, over as many micro-batches at a time as `at_once` says.
+ * ORDER. Horizontal: each micro-batch goes through all units, forward and backward. Vertical: while
+ * a unit is gathered, all micro-batches of the step go through it, forward and again backward. So a
+ * unit is gathered and reduced once for all of them (docs/ENGINE.md). Both are the same walk, over
+ * `at_once` micro-batches at a time.
  *
- * FROZEN. The first `freeze` blocks have parameters and nothing else: they are gathered like
- * others, forward and on the way back, which gives what is below them its gradient; they get none
- * themselves, and are not reduced. The embedding below them is trained, and so is all above.
+ * FROZEN. The first `freeze` blocks have only parameters. They are gathered like others, also in
+ * the backward pass, since the embedding below them needs its gradient. They get no gradient
+ * themselves, and are not reduced. The embedding and all units above the blocks are trained.
  *
  * RANKS. Step s (counted from 1) has `batch` sequences. Micro-step k gives sequence
- * (k * world + rank) * micro_batch + j to a rank as its j-th. Every rank walks through the same
- * collectives: what only rank 0 does (progress, --jsonl, --export) makes no call to the engine, and
- * a failure there during the export is told at the end, so that the others are not left waiting.
+ * (k * world + rank) * micro_batch + j to a rank as its j-th. Every rank makes the same collective
+ * calls. Work of rank 0 alone (progress, --jsonl, --export) makes none. If it fails during the
+ * export, the failure is reported at the end, so that the other ranks are not left waiting.
  *
- * GOING ON. Nothing here has a state that the step's number does not give (note.h), so what a kept
- * run needs is its job and that number: the engine's progress. The note proves that it is this run.
+ * RESUME. All state here follows from the step's number (note.h). So a kept run needs only its job
+ * and that number, which the engine has. The note proves that the job belongs to this run.
  *
- * STOPPING. Each rank looks at its own flag; the flags are summed with the losses, so all ranks
- * stop behind the same step.
+ * STOPPING. Each rank checks its own flag. The flags are summed with the losses, so all ranks stop
+ * after the same step.
  */
 #include <errno.h>
 #include <inttypes.h>

@@ -10,19 +10,18 @@
 #include "examples/gpt/args.h"
 
 /**
- * Runs it, as one of the ranks. Every rank calls it with the same arguments.
+ * Runs the training as one of the ranks. Every rank calls it with the same arguments.
  *
- * With keep, the job's last step is committed at the end, whatever the end is, and a run with
- * resume goes on behind the newest step that is left: losses and weights are those of one that was
- * never interrupted, bit for bit at the same world size. Steps that are run again are told again.
- * Where `steps` are made already, it only exports. -EEXIST: the job is another run's (note.h).
+ * With keep, the last step is committed at the end, however the run ends. A run with resume
+ * continues after the newest available step. Its losses and weights are those of an uninterrupted
+ * run, bit for bit at the same world size. Repeated steps are reported again. If `steps` steps have
+ * been made already, it only exports. -EEXIST: the job belongs to another run (note.h).
  *
- * @param stop    set by a signal handler: the step in progress is finished, on every rank, and
- *                committed where the job is kept; the weights are exported where asked, and the run
- *                ends with -EINTR: it is not what was asked for, and a launcher should see that
- * @param people  where rank 0 says what happens
- * @return 0; else err has the message, and the code is one of those that zclient.h, data.h, gpt.h
- *         and weights.h name
+ * @param stop    set by a signal handler. Every rank finishes the step in progress, and commits it
+ *                if the job is kept. Weights are exported if requested. The run then returns
+ *                -EINTR, so that a launcher can tell it from a complete one
+ * @param people  where rank 0 prints its progress
+ * @return 0; else a code documented in zclient.h, data.h, gpt.h or weights.h, with a message in err
  */
 int gpt_train(const struct gpt_args *args, const volatile sig_atomic_t *stop, FILE *people,
               struct zb_err *err);

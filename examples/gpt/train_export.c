@@ -8,8 +8,8 @@
 
 #define EXPORT_ELEMS (UINT64_C(1) << 18) /* read at a time */
 
-/* Rank 0 writes; the others only take part in reading. *told is rank 0's own failure: it stops
- * writing, and goes on reading with the others. */
+/* Rank 0 writes; the other ranks only take part in reading. *told is a failure of rank 0 alone: it
+ * stops writing, but continues to read with the others. */
 static int export_unit(struct train *t, uint32_t unit, float *piece, struct zc_st_writer *w,
                        int *told)
 {

@@ -78,7 +78,7 @@ static uint32_t overlap_of(uint32_t overlap)
                                           : 0;
 }
 
-/* This rank's of a list with commas. *ret_copy is to be freed, and may be NULL. */
+/* This rank's socket from a comma-separated list. Free *ret_copy, which may be NULL. */
 static int socket_of(struct train *t, char **ret_copy)
 {
     const char *list = t->args->socket;
@@ -102,7 +102,7 @@ static int socket_of(struct train *t, char **ret_copy)
     return **ret_copy ? 0 : zb_fail(t->err, -EINVAL, "--socket '%s' has an empty part", list);
 }
 
-/* The job is there: is it this run? */
+/* The job exists: checks that it belongs to this run. */
 static int engine_resume(struct train *t)
 {
     char *note = malloc(ZC_NOTE_MAX);
@@ -120,8 +120,8 @@ static int engine_resume(struct train *t)
     return rc;
 }
 
-/* What the engine does not know of, and each rank was told by itself: with other values the ranks would
- * train another model, and nobody would notice. */
+/* Compares arguments that the engine does not see. Each rank has its own command line; with
+ * different values the ranks would train a wrong model without an error. */
 static int engine_agree(struct train *t)
 {
     enum { SEED, SEED_HIGH, DATA, DATA_HIGH, STEPS, BATCH, INIT, VALUES };
@@ -189,7 +189,7 @@ static struct gpt_hold hold_of(const struct train *t)
                               .stash = t->stash };
 }
 
-/* On a device they compute on the engine's stream: they are made behind it, and freed before. */
+/* On a device, passes use the engine's stream: they are made after the engine, and freed first. */
 static int passes_new(struct train *t)
 {
     const struct gpt_passes_options options = {
@@ -205,7 +205,7 @@ static int passes_new(struct train *t)
     return gpt_passes_new(&t->passes, &options, t->err);
 }
 
-/* What no flag says: as the file does, or as we do. */
+/* Options without a flag: from the file, or our defaults. */
 static void options_begin(const struct train *t, struct zc_zero_options *o)
 {
     const struct gpt_args *a = t->args;
@@ -280,7 +280,7 @@ static int engine_open(struct train *t)
     return rc == 0 ? engine_start(t) : rc;
 }
 
-/* A file that is only written after hours should be refused now when its folder is not there. */
+/* The export is written at the end of the run. A missing folder should be reported at its start. */
 static int export_check(struct train *t)
 {
     char *copy = strdup(t->args->export);
@@ -314,7 +314,7 @@ static bool stashes(const struct gpt_args *a)
     return a->checkpoint == GPT_CHECKPOINT_HOST || a->checkpoint == GPT_CHECKPOINT_NVME;
 }
 
-/* Before the engine: what is left of the daemon's memory is for model states. */
+/* Opened before the engine: model states get the rest of the daemon's memory. */
 static int stash_open(struct train *t)
 {
     struct gpt_hold hold = hold_of(t);
@@ -362,8 +362,7 @@ static int memory_take(struct train *t)
     return 0;
 }
 
-/* GPUs of CUDA's exchange gradients and parameters among themselves, unless ZSHARD_COMM says
- * otherwise. */
+/* The default of ZSHARD_COMM: NCCL between CUDA GPUs. */
 static const char *comm_name(const struct gpt_args *a)
 {
     const char *wanted = getenv("ZSHARD_COMM");

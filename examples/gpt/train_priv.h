@@ -1,7 +1,6 @@
 /*
- * train_priv.h - a run, for the files that make it: train.c (steps, and the run), train_open.c,
- * train_walk.c (a walk through the units), train_tell.c (what people and programs are told) and
- * train_export.c. train.c has the model.
+ * train_priv.h - a run, for its files: train.c (steps, and the run), train_open.c, train_walk.c (a
+ * walk through the units), train_tell.c (output) and train_export.c. train.c has the model.
  */
 #ifndef GPT_TRAIN_PRIV_H
 #define GPT_TRAIN_PRIV_H
@@ -19,7 +18,7 @@
 
 enum slot { SLOT_MAIN, SLOT_LN_F, SLOTS }; /* the head needs two units at once */
 
-/* Bytes, the most that was seen behind each: on the device, and of the engine's buffers. */
+/* Maximum bytes after each phase: on the device, and in the engine's buffers. */
 enum phase { PHASE_FORWARD, PHASE_BACKWARD, PHASE_STEP, PHASES };
 
 struct memory {
@@ -70,10 +69,10 @@ struct report {
 
 /* ---- train_open.c */
 
-/** Opens all that a run needs, up to the engine. A failure leaves what was opened to
- *  gpt_train_close(). */
+/** Opens everything that a run needs, up to the engine. Call gpt_train_close() also after a
+ *  failure. */
 int gpt_train_open(struct train *t);
-/** clean: every rank ends here too. */
+/** clean: every rank closes now. */
 void gpt_train_close(struct train *t, bool clean);
 
 /* ---- train_walk.c */
@@ -81,7 +80,7 @@ void gpt_train_close(struct train *t, bool clean);
 /** Loads micro-batches [first, first + at_once) of the step and walks through all units, forward
  *  and back. */
 int gpt_walk(struct train *t, struct report *r, uint32_t first);
-/** Raises what `m` says of this phase to what is allocated now. */
+/** Updates the maximum of this phase in `m` with what is allocated now. */
 void gpt_memory_see(struct train *t, struct memory *m, enum phase phase);
 
 /* ---- train_tell.c: rank 0 only, so nothing here is collective */
@@ -89,7 +88,7 @@ void gpt_memory_see(struct train *t, struct memory *m, enum phase phase);
 void gpt_say_start(struct train *t);
 void gpt_say_step(struct train *t, const struct report *r);
 void gpt_say_end(struct train *t);
-/** A line for the step, where --jsonl asks for it. */
+/** Writes the line of a step, if --jsonl was given. */
 int gpt_jsonl_write(struct train *t, const struct report *r);
 
 /* ---- train_export.c */
@@ -123,7 +122,7 @@ static inline bool gpt_unit_frozen(const struct train *t, uint32_t unit)
     return unit >= gpt_unit_block(0) && unit < gpt_unit_block(t->args->freeze);
 }
 
-/* A device keeps little of a block, unless it is told to; the processor keeps all. */
+/* Whether blocks are recomputed: by default on a device, not on the processor. */
 static inline bool recomputes(const struct gpt_args *a)
 {
     return a->checkpoint >= GPT_CHECKPOINT_BLOCK ||

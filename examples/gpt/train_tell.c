@@ -1,5 +1,5 @@
 /*
- * train_tell.c - what rank 0 tells of a run: lines for people, and --jsonl for programs.
+ * train_tell.c - output of rank 0: lines for people, and --jsonl for programs.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -19,7 +19,7 @@ struct text {
     char s[160];
 };
 
-/* A number as JSON has it: what is not finite has no form there. */
+/* A number as JSON, which has no form for infinity and NaN. */
 static struct text json_number(double x)
 {
     struct text text;
@@ -162,7 +162,7 @@ void gpt_say_step(struct train *t, const struct report *r)
         bytes_text(r->nvme_read_bytes).s, bytes_text(r->nvme_written_bytes).s);
 }
 
-/* What rank 0 had allocated on the device, at most. */
+/* Maximum memory that rank 0 had allocated on the device. */
 static void say_memory(struct train *t)
 {
     static const char *const names[PHASES] = { "forward", "backward", "step" };

@@ -1,6 +1,6 @@
 /*
- * train_walk.c - one walk through the units: `at_once` micro-batches, forward and back. Weights are
- * borrowed unit by unit, gradients reduced as they are complete: the model is in train.c.
+ * train_walk.c - one walk through the units: `at_once` micro-batches, forward and backward. Weights
+ * are borrowed unit by unit; gradients are reduced when they are complete. train.c has the model.
  */
 #include "examples/gpt/model/vec.h"
 #include "examples/gpt/train_priv.h"
@@ -10,7 +10,7 @@ static bool widens(const struct train *t)
     return is_narrow(t) && gpt_passes_wide(t->passes);
 }
 
-/* Borrows a unit's weights, as the passes take them. Undone by unit_put(). */
+/* Borrows a unit's weights, in the form that passes take. unit_put() releases them. */
 static int unit_get(struct train *t, uint32_t unit, enum slot slot, const void **ret)
 {
     const void *params = NULL;

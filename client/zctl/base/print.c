@@ -2,13 +2,12 @@
  * print.c - rows of structs: an aligned table for people, one JSON object for programs.
  *
  * The JSON is {"schema": ZCTL_SCHEMA, "rows": [{key: value ...} ...]}: every column of every row,
- * numbers as numbers, text whole, keys in the order of the columns; after them, with some commands, an
- * array of messages. Both come from the same columns, so neither can lack what the other has; the
- * table leaves out those that are ZCTL_JSON_ONLY.
+ * numbers as numbers, text in full, keys in the order of the columns. Some commands add an array of
+ * messages. Both outputs come from the same columns; the table leaves out ZCTL_JSON_ONLY ones.
  *
- * THE TABLE has the same columns whatever its rows hold, and is at most LINE_COLUMNS wide: where more
- * would be needed, the widest text is cut ("name-of-a-lo..."), except that of a last column, which
- * continues on further lines. Text that is empty is "-".
+ * THE TABLE has the same columns whatever its rows contain, and is at most LINE_COLUMNS wide. If it
+ * would be wider, the widest text is cut ("name-of-a-lo..."), but text in the last column continues
+ * on further lines. Empty text is printed as "-".
  */
 #include <ctype.h>
 #include <errno.h>
@@ -23,9 +22,9 @@
 #include "client/zctl/base/zctl.h"
 
 #define CELL_MAX     512
-#define LINE_COLUMNS 100u /* of a table */
-#define TEXT_LEAST   8u   /* columns that a text keeps when it is cut */
-#define LAST_LEAST   24u  /* and one that continues on further lines */
+#define LINE_COLUMNS 100u /* maximum width of a table */
+#define TEXT_LEAST   8u   /* a text is not cut below this width, */
+#define LAST_LEAST   24u  /* nor one that continues on further lines below this one */
 #define GAP          2u
 
 /* ---- one value */
@@ -79,7 +78,7 @@ static void value_text(const struct zctl_column *c, const void *row, char *cell)
     }
 }
 
-/** JSON's integers are signed here: nothing that we count comes near the end of them. */
+/** jansson's integers are signed; our counters do not come near their limit. */
 static json_t *integer(uint64_t n)
 {
     return json_integer((json_int_t)zb_min_u64(n, INT64_MAX));
@@ -114,14 +113,14 @@ struct table {
     const struct zctl_column *columns;
     size_t ncolumns, nrows, row_bytes;
     const char *rows;
-    const char *key; /* of the sentences; NULL: there is no such thing */
+    const char *key; /* of the messages in the JSON; NULL: there are none */
     const struct zc_sentence *sentences;
     size_t nsentences;
     const char *below; /* lines for people; NULL: none */
 };
 
-/** The heading, or the key in upper case; "_bytes" is left out, since each cell has its unit. What comes
- *  after it stays: "_s", a second, as "/S". */
+/** The heading, or the key in upper case. "_bytes" is left out, since each cell has its unit. A
+ *  suffix "_s" after it (per second) becomes "/S". */
 static void column_heading(const struct zctl_column *c, char *cell)
 {
     const char *end = c->type == ZCTL_SIZE ? strstr(c->key, "_bytes") : NULL;
@@ -141,7 +140,7 @@ static bool is_text(const struct zctl_column *c)
     return c->type == ZCTL_TEXT || c->type == ZCTL_BOOL;
 }
 
-/** Characters of a text in UTF-8. */
+/** Number of characters of a UTF-8 text. */
 static size_t text_columns(const char *text)
 {
     size_t n = 0;
@@ -151,7 +150,7 @@ static size_t text_columns(const char *text)
     return n;
 }
 
-/** The bytes of its first `columns` characters. */
+/** Number of bytes of its first `columns` characters. */
 static size_t text_bytes(const char *text, size_t columns)
 {
     const char *at = text;
@@ -176,7 +175,7 @@ static size_t column_width(const struct table *t, const struct zctl_column *c)
     return c->width_max > 0 ? zb_min_u64(width, c->width_max) : width;
 }
 
-/** Widths of the columns, 0: not shown. The widest text gives way until all fit into a line. */
+/** Reduces widths (0: not shown), that of the widest text first, until the columns fit a line. */
 static void widths_fit(const struct table *t, size_t *widths, size_t last)
 {
     size_t total = 0, least, cut;
@@ -197,7 +196,7 @@ static void widths_fit(const struct table *t, size_t *widths, size_t last)
                 (widest == t->ncolumns || widths[c] > widths[widest]))
                 widest = c;
         if (widest == t->ncolumns)
-            return; /* numbers alone are wider */
+            return; /* nothing is left to cut */
         widths[widest]--;
         total--;
     }
@@ -208,7 +207,7 @@ static void pad(FILE *out, size_t n)
     (void)fprintf(out, "%*s", (int)n, "");
 }
 
-/** The last text of a line: words that do not fit continue below it, at `indent`. */
+/** Prints the last text of a line. Words that do not fit continue on further lines, at `indent`. */
 static void last_print(FILE *out, const char *text, size_t width, size_t indent)
 {
     while (text_columns(text) > width) {
@@ -226,7 +225,7 @@ static void last_print(FILE *out, const char *text, size_t width, size_t indent)
     (void)fprintf(out, "%s\n", text);
 }
 
-/** Text to the left, numbers to the right; nothing after the last cell of a line. */
+/** Text is left-aligned, numbers right-aligned. There is no padding after the last cell. */
 static void cell_print(FILE *out, const struct zctl_column *c, const char *cell, size_t width)
 {
     static const char dots[] = "...";
@@ -243,7 +242,7 @@ static void cell_print(FILE *out, const struct zctl_column *c, const char *cell,
         (void)fprintf(out, "%s%*s", cell, (int)GAP, "");
 }
 
-/** One line: the headings where row is NULL. */
+/** Prints one line; row NULL: the headings. */
 static void line_print(FILE *out, const struct table *t, const char *row, const size_t *widths,
                        size_t last)
 {

@@ -1,5 +1,5 @@
 /*
- * run.c - what commands do first: find themselves, read JOB@SNAPSHOT, connect.
+ * run.c - the first steps of a command: looking it up, parsing JOB@SNAPSHOT, connecting.
  */
 #include <errno.h>
 #include <string.h>

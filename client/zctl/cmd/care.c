@@ -1,7 +1,7 @@
 /*
- * care.c - care of the data files: scrub, fsck, df; and of who gets how much: share.
+ * care.c - care of the data files: scrub, fsck, df; shares and budgets: share, tier.
  *
- * What is found wrong is printed with everything else, and makes the exit status ZC_EXIT_CORRUPT.
+ * Damage is printed with everything else, and the exit status is ZC_EXIT_CORRUPT.
  */
 #include <errno.h>
 #include <spawn.h>
@@ -106,7 +106,7 @@ const struct zctl_cmd zctl_scrub = {
 
 /* ---- fsck */
 
-/** Beside this program, else in $PATH: a path or a name. */
+/** The daemon's program: next to this one, else in $PATH. Returns a path or a name. */
 static const char *daemon_program(char *room, size_t size)
 {
     ssize_t n = readlink("/proc/self/exe", room, size);
@@ -124,8 +124,8 @@ static const char *daemon_program(char *room, size_t size)
     return "zshardd";
 }
 
-/** zshardd's exit statuses are zctl's, but for 5, a data directory that is not its own: a code that
- * leads to the same one. */
+/** Converts zshardd's exit status to a code for which zctl exits with the same one; except 5, which
+ * zshardd uses for a data directory that is not its own (-EPERM). */
 static int code_of_status(int status)
 {
     static const int codes[] = {
@@ -136,7 +136,7 @@ static int code_of_status(int status)
     return status > 0 && status < (int)ZB_COUNT(codes) ? codes[status] : -EIO;
 }
 
-/** The daemon's own program looks at the folder, and prints. */
+/** Runs zshardd --fsck on the folder; it prints its results. */
 static int fsck_offline(struct zctl *z, const char *folder)
 {
     char room[4096], name[] = "zshardd", fsck[] = "--fsck", data[] = "--data";
@@ -328,7 +328,7 @@ const struct zctl_cmd zctl_df = {
     .run = df_run,
 };
 
-/* ---- who gets how much */
+/* ---- shares and budgets */
 
 static int share(struct zctl *z, int argc, char **argv)
 {

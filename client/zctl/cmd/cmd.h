@@ -1,5 +1,5 @@
 /*
- * cmd.h - the commands of this room, each with its options and its help. main.c lists them.
+ * cmd.h - the commands of this room. main.c lists them.
  */
 #ifndef ZCTL_CMD_H
 #define ZCTL_CMD_H
@@ -11,16 +11,16 @@ extern const struct zctl_cmd zctl_clone, zctl_completion, zctl_config, zctl_dest
     zctl_scrub, zctl_share, zctl_snapshot, zctl_snapshots, zctl_stat, zctl_tier, zctl_tiers,
     zctl_version;
 
-/** What -s, -o, --json, --help and --version are. */
+/** The common options: -s, -o, --json, --help and --version. */
 extern const struct zb_opt zctl_options[];
 
 struct zctl_globals {
     const char *socket;
-    uint32_t json; /* 1: -o json, and so is --json */
+    uint32_t json; /* 1: -o json. --json is as_json */
     bool as_json, help, version;
 };
 
-/** Help of all commands, or of one. */
+/** Prints the help of cmd, or of all commands (NULL). */
 int zctl_show_help(struct zctl *z, const struct zctl_cmd *cmd);
 
 #endif

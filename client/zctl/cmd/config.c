@@ -1,6 +1,6 @@
 /*
- * config.c - zctl config check: what becomes of each key of a DeepSpeed file. It is read as
- * zgpt --config reads it; nothing is trained, and no daemon is asked.
+ * config.c - zctl config check: shows how each key of a DeepSpeed file is used. The file is read as
+ * by zgpt --config. Nothing is trained, and no daemon is needed.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static struct config_row row_of(const struct zc_config_line *l)
     return row;
 }
 
-/* What acts although the file does not say it. */
+/* Adds rows for defaults that take effect without being in the file. */
 static size_t rows_of_defaults(const struct zc_zero_config *c, struct config_row *rows)
 {
     const struct zc_zero_options *o = &c->options;
@@ -80,7 +80,7 @@ struct part {
     char s[48];
 };
 
-/* What of a batch is known. */
+/* Text for one factor of the batch size; n 0: it is not given. */
 static struct part batch_part(uint64_t n, const char *what)
 {
     struct part p;

@@ -1,12 +1,12 @@
 /*
- * export.c - export: a saved job becomes safetensors.
+ * export.c - zctl export: writes a saved job as safetensors files.
  *
- * MODEL. The plan comes first: every tensor that will be written, of which file, from which plane.
- * Then its bytes stream, file by file, in pieces of at most ZCTL_PIECE_BYTES: while one is
- * converted and written, the next one is read. Within a file tensors of wide elements stand before
- * those of narrow ones, so that each is aligned to its elements.
+ * MODEL. First the plan: for every tensor its file and its source (parameters, masters, moments).
+ * Then the bytes are streamed, file by file, in pieces of at most ZCTL_PIECE_BYTES. While one piece
+ * is converted and written, the next is read. Within a file, tensors with wide elements come before
+ * those with narrow ones, so that each is aligned to its elements.
  *
- * What fails, or is ended by a signal, takes back what it wrote.
+ * An export that fails, or is ended by a signal, removes what it wrote.
  */
 #include <assert.h>
 #include <errno.h>
@@ -22,7 +22,7 @@
 #include "client/zctl/files/files.h"
 
 #define PIECE_MIN (UINT64_C(64) << 10)
-#define FILES_MAX 99999u /* what five digits count */
+#define FILES_MAX 99999u /* limit of five digits */
 #define META_MAX  9u
 
 struct item {
@@ -35,7 +35,7 @@ struct item {
     uint32_t file;
 };
 
-/** Where the stream is: an element of an item. */
+/** The position of the stream: an element of an item. */
 struct cursor {
     size_t item;
     uint64_t at;
@@ -100,11 +100,11 @@ static int plan_add(struct export *x, const struct zc_unit *unit, const struct z
     return 0;
 }
 
-/** A tensor: itself, and with the optimizer's state what goes with it. */
+/** Plans a tensor and, with the optimizer's state, its moments and master. */
 static int plan_tensor(struct export *x, const struct zc_unit *unit, const struct zc_tensor *t)
 {
     enum zc_st_dtype own = st_dtype(unit->dtype), to = x->own_dtype ? own : x->dtype;
-    bool master = to != own && own != ZC_ST_F32 && !unit->frozen; /* it knows more */
+    bool master = to != own && own != ZC_ST_F32 && !unit->frozen; /* the master is more exact */
     int rc = plan_add(x, unit, t, "", master ? ZC_MASTER : ZC_PARAM, master ? ZC_ST_F32 : own, to);
 
     if (rc < 0 || !x->optimizer || unit->frozen)
@@ -122,7 +122,7 @@ static int item_order_by_name(const void *a, const void *b)
     return strcmp((*(struct item *const *)a)->name, (*(struct item *const *)b)->name);
 }
 
-/** By file, wide elements first, else as the model has them. */
+/** Order: by file, then wide elements first, then as in the model. */
 static int item_order(const void *a, const void *b)
 {
     const struct item *x = a, *y = b;
@@ -155,7 +155,7 @@ static int plan_names(struct export *x)
     return rc;
 }
 
-/** A file ends before the tensor that would make it longer than allowed. */
+/** Assigns files: one ends before the tensor that would exceed shard_bytes. */
 static int plan_files(struct export *x, uint64_t shard_bytes)
 {
     uint64_t bytes = 0;
@@ -191,7 +191,7 @@ static int plan(struct export *x, uint64_t shard_bytes)
 
 /* ---- files */
 
-/** The first file says what makes the job again; each, that it is of a kind that is known. */
+/** The metadata of a file. The first one has the data to recreate the job; each has "format". */
 static int metadata_make(struct export *x, uint32_t file, struct zc_st_pair *pairs, size_t *ret_n,
                          char **ret_units, char (*numbers)[24])
 {
@@ -294,7 +294,7 @@ static char *index_text(const struct export *x)
     return text;
 }
 
-/** Last of all: who loads the files begins with it. */
+/** Writes the index, as the last file: loaders read it first. */
 static int index_write(struct export *x)
 {
     char *text = index_text(x), *path = zctl_place_path(&x->place, 0, 0);
@@ -310,7 +310,7 @@ static int index_write(struct export *x)
 
 /* ---- the stream */
 
-/** Begins to read what *at points to, and moves it on; nothing when it is at the end. */
+/** Starts reading the piece at *at, and advances *at; does nothing at the end. */
 static int slot_read(struct export *x, struct slot *s, struct cursor *at)
 {
     const struct item *item;
@@ -404,13 +404,13 @@ static const struct zb_opt export_options[] = {
     { "optimizer", ZB_OPT_FLAG, AT(optimizer),
       .help = "also write the optimizer's moments and fp32 masters" },
     { "shard-bytes", ZB_OPT_SIZE, AT(shard_bytes), .arg = "SIZE",
-      .def = "5G", /* as Hugging Face's libraries do it */
+      .def = "5G", /* as in Hugging Face's libraries */
       .help = "split larger exports into several files with an index" },
     { 0 },
 };
 
-/** The reader's memory is the daemon's host memory, of which jobs may have left little: then pieces
- *  are smaller. */
+/** Opens the reader. Its staging is in the daemon's host memory; if there is little left, smaller
+ *  pieces are used. */
 static int export_open(struct export *x, const struct zctl_saved *from)
 {
     struct zctl *z = x->z;
@@ -482,7 +482,7 @@ static int export_show(struct export *x, const char *job)
 
 static void export_done(struct export *x)
 {
-    /* A call that is still in flight ends with it, while its slot is here. */
+    /* Ends calls in flight while their slots still exist. */
     zc_close(x->z->client);
     x->z->client = NULL;
     zc_st_discard(x->writer);

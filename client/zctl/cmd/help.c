@@ -1,5 +1,5 @@
 /*
- * help.c - help, completion and version: what zctl says of itself, all from the rows.
+ * help.c - help, completion and version, all generated from the commands' rows.
  */
 #include <errno.h>
 #include <string.h>
@@ -114,8 +114,8 @@ const struct zctl_cmd zctl_version = {
     .run = version,
 };
 
-/* The words of a row's args that are written as they stand, and its options: of "bash" bash, of
- * "[start|stop]" both, of "[JOB]" the jobs that there are, of "PATH" files. */
+/* Completes a command's options and arguments: literal words ("bash", "[start|stop]") as they are,
+ * "JOB" by the existing jobs, "PATH" by files. */
 static void completion_row(FILE *out, const struct zctl_cmd *c)
 {
     (void)fprintf(out, "    %s) words=\"", c->name);

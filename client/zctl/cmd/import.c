@@ -1,12 +1,12 @@
 /*
- * import.c - import: safetensors become a new job, kept and durable, with a commit.
+ * import.c - zctl import: makes a new job from safetensors files, kept and durable, with a commit.
  *
- * MODEL. Everything is compared before the daemon is asked for anything: every tensor of the units
- * is in the files with its shape and in a dtype that fp32 holds exactly, and nothing else is. Then
- * zctl is the job's one rank: it defines the units, registers each as one shard, writes masters and
- * moments in pieces, says how far the job was, commits and leaves.
+ * MODEL. Everything is compared before a job is made: the files have every tensor of the units,
+ * with its shape and in a dtype that fp32 holds exactly, and no other tensors. Then zctl is the
+ * job's only rank: it defines the units, registers each as one shard, writes masters and moments in
+ * pieces, sets the job's progress, commits and leaves.
  *
- * What fails, or is ended by a signal, takes the job back.
+ * An import that fails, or is ended by a signal, destroys the job.
  */
 #include <errno.h>
 #include <limits.h>
@@ -22,7 +22,7 @@ struct import {
     struct zctl *z;
     struct zctl_files files;
     struct zctl_model model;
-    bool optimizer; /* the files have its state */
+    bool optimizer; /* the files have optimizer state */
     struct zc_job job;
     bool made; /* the job is ours */
     uint64_t *shards;
@@ -31,9 +31,9 @@ struct import {
     unsigned next; /* slot */
 };
 
-/* ---- the units: of the files' metadata, or of another job */
+/* ---- the units: from the files' metadata, or as in another job */
 
-/** Which optimizer the files' state is of, if they say so. */
+/** Reads from the metadata, if it is there, which optimizer the state belongs to. */
 static int model_optimizer(struct import *x)
 {
     const char *text = NULL;
@@ -57,8 +57,9 @@ static int model_optimizer(struct import *x)
     return rc;
 }
 
-/** Files that another program wrote, with nothing of a job in them: units by the names of tensors, and no step
- * was made. What zctl wrote, or has optimizer state, is of units that are not known here. */
+/** For files of another program, without a manifest: derives units from the names of tensors, with
+ * no steps made. Rejects files that zctl wrote or that have optimizer state: their units are not
+ * known. */
 static int model_by_names(struct import *x)
 {
     const char *format = NULL;
@@ -112,7 +113,7 @@ static int model_of_files(struct import *x)
     return rc;
 }
 
-/** Units as another job has them; the steps are the files', if they say so. */
+/** Takes the units of another job; the numbers of steps are the files', if they have them. */
 static int model_of_job(struct import *x, const char *like)
 {
     struct zctl *z = x->z;
@@ -152,8 +153,8 @@ static bool same_shape(const struct zc_st_tensor *a, const struct zc_tensor *b)
     return true;
 }
 
-/** The files' tensor NAMEsuffix, compared with the unit's; *ret NULL: it is not there, and need
- * not be. */
+/** Compares the files' tensor NAMEsuffix with the unit's. *ret NULL: it is missing and not needed.
+ */
 static int compare(struct import *x, const struct zc_tensor *t, const char *suffix, bool needed,
                    struct zctl_tensor **ret)
 {
@@ -178,13 +179,13 @@ static int compare(struct import *x, const struct zc_tensor *t, const char *suff
     return 0;
 }
 
-/** Shapes of units that came from metadata are those of the files. */
+/** Takes the shape of a tensor from the files, for units that came from metadata. */
 static int take_shape(struct import *x, struct zc_tensor *t)
 {
     const struct zctl_tensor *found = zctl_files_find(&x->files, t->name, "");
 
     if (!found)
-        return 0; /* compare() says so */
+        return 0; /* compare() reports it */
     if (found->t->ndims > ZC_DIMS_MAX)
         return zb_fail(&x->z->err, -EINVAL, "tensor '%s' has %u dimensions: at most %d", t->name,
                        found->t->ndims, ZC_DIMS_MAX);
@@ -210,7 +211,7 @@ static int compare_tensor(struct import *x, const struct zc_unit *unit, const st
     return rc;
 }
 
-/** Do the files have the optimizer's state? Of the first tensor that could have some. */
+/** Whether the files have optimizer state: decided by the first trainable tensor. */
 static bool has_optimizer(const struct import *x)
 {
     for (uint32_t u = 0; u < x->model.nunits; u++)
@@ -303,7 +304,7 @@ static const char *fill_suffix(const struct import *x, enum zc_what what)
     return x->optimizer ? ZCTL_MASTER : "";
 }
 
-/** What the files have of elements [first, first + count) of a unit; 0 between tensors. */
+/** Reads elements [first, first + count) of a unit from the files; 0 between tensors. */
 static int fill(struct import *x, const struct zc_unit *unit, enum zc_what what, uint64_t first,
                 uint64_t count, float *to)
 {
@@ -329,7 +330,7 @@ static int fill(struct import *x, const struct zc_unit *unit, enum zc_what what,
     return 0;
 }
 
-/** One plane of a unit, in pieces. */
+/** Writes one plane of a unit, in pieces. */
 static int write_plane(struct import *x, uint32_t u, enum zc_what what)
 {
     const struct zc_unit *unit = x->model.units[u];
@@ -364,7 +365,7 @@ static int wait_all(struct import *x)
     return rc;
 }
 
-/** Moments go behind masters, which set them to 0. */
+/** Writes moments after masters, since writing a master zeroes its moments. */
 static int write_unit(struct import *x, uint32_t u)
 {
     bool state = x->optimizer && !x->model.units[u]->frozen;
@@ -399,7 +400,7 @@ static int import_job(struct import *x, const char *name)
     return rc;
 }
 
-/** The job goes; where the daemon cannot do that any more, z->err says so too. */
+/** Destroys the job. If that fails, the message in z->err also says so. */
 static void import_undo(struct import *x, const char *name)
 {
     struct zb_err why = x->z->err;

@@ -1,5 +1,5 @@
 /*
- * ping.c - ping: who the daemon is, and how fast it answers.
+ * ping.c - zctl ping: identifies the daemon, and measures how fast it answers.
  */
 #include <string.h>
 

@@ -133,7 +133,7 @@ static const struct zctl_column destroy_columns[] = {
     { "nvme_bytes", ZCTL_SIZE, offsetof(struct destroyed, nvme_bytes), ZCTL_SHOWN, NULL, 0 },
 };
 
-/* Refuses to destroy what is saved: the message says what would go. */
+/* Rejects destroying a job with saved state; the message lists what would be lost. */
 static int destroy_keeps(struct zctl *z, const struct zc_job_row *job)
 {
     struct zc_snapshot_row *rows = NULL;
@@ -162,7 +162,7 @@ static int destroy_keeps(struct zctl *z, const struct zc_job_row *job)
                    job->name, what);
 }
 
-/* What goes with a job. One that is not there, or not ours, is refused by the daemon. */
+/* Destroys a job; ret describes what it held. The daemon rejects unknown and foreign jobs. */
 static int destroy_job(struct zctl *z, const char *name, bool force, struct destroyed *ret)
 {
     struct zc_job_row *rows = NULL;

@@ -1,6 +1,6 @@
 /*
- * show.c - ls, jobs, tiers, stat: what the daemon has, in columns. What has no room in a table, or is there now
- * and then, stands in lines below it; the JSON has all of it in the rows.
+ * show.c - ls, jobs, tiers, stat: tables of the daemon's objects. Details that have no room in a
+ * table, or are rare, are lines below it; the JSON has all of them in the rows.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -107,8 +107,8 @@ static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_TEXT, error, ZCTL_JSON_ONLY, zc_job_row, NULL),
 };
 
-/** Rows as zctl shows them: a job that is ready, and that nobody is attached to, is idle. The errors
- * of jobs are lines below the table. */
+/** Adjusts rows for display: a ready job without attached ranks is "idle". The errors of jobs
+ * become lines below the table. */
 static void jobs_settle(struct zc_job_row *rows, size_t n, FILE *below)
 {
     for (size_t i = 0; i < n; i++) {
@@ -164,7 +164,7 @@ static const struct zctl_column tier_columns[] = {
     COLUMN(ZCTL_TEXT, detail, ZCTL_JSON_ONLY, zc_tier_row, NULL),
 };
 
-/** What no column of a tier's has room for. */
+/** Writes the details of a tier that have no column. */
 static void tier_below(const struct zc_tier_row *r, FILE *out)
 {
     (void)fprintf(out, "%s: %s", r->name, r->detail);

@@ -16,7 +16,7 @@
 #include "client/zctl/files/files.h"
 
 #define INDEX_SUFFIX ".index.json"
-#define FILES_MAX    99999u /* what five digits count */
+#define FILES_MAX    99999u /* limit of five digits */
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -54,7 +54,7 @@ static int files_add(struct zctl *z, struct zctl_files *files, const char *path)
     return 0;
 }
 
-/** A file of an index, which may name it often: it is opened once, and lies beside the index. */
+/** Opens a file that an index names, once, however often it is named. It is in the same folder. */
 static int index_file(struct zctl *z, struct zctl_files *files, size_t from, const char *index,
                       const char *name)
 {
@@ -80,7 +80,7 @@ static int index_file(struct zctl *z, struct zctl_files *files, size_t from, con
     return rc;
 }
 
-/** Every tensor of the map is in the file that it names, and nothing else is in these. */
+/** Checks that every tensor is in the file that the map names, and that there are no others. */
 static int index_check(struct zctl *z, const struct zctl_files *files, size_t from,
                        const json_t *map, const char *index)
 {
@@ -131,7 +131,7 @@ static int index_open(struct zctl *z, struct zctl_files *files, const char *inde
     return rc;
 }
 
-/** What a folder holds: an index, else one file. */
+/** Opens a folder: its index, else model.safetensors. */
 static int folder_open(struct zctl *z, struct zctl_files *files, const char *folder)
 {
     char *path = NULL;

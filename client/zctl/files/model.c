@@ -1,7 +1,7 @@
 /*
  * model.c - a job's manifest: read from the daemon, and as JSON in a file's metadata.
  *
- * The JSON has no shapes: those stand in the file's own header, and are taken from there.
+ * The JSON has no shapes; they are taken from the headers of the files.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -116,7 +116,7 @@ char *zctl_model_text(const struct zctl_model *model)
     return text;
 }
 
-/* ---- from JSON: it comes from outside */
+/* ---- from JSON, which is not trusted */
 
 static int bad(struct zctl *z, const char *what)
 {
@@ -144,7 +144,7 @@ static bool dtype(const json_t *value, enum zc_dtype *ret)
     return false;
 }
 
-/** A string as a copy at *at, which moves behind it. NULL: it is none. */
+/** Copies a string to *at, and advances *at past it. NULL: the value is not a string. */
 static const char *text_copy(const json_t *value, char **at)
 {
     const char *text = json_string_value(value), *copy = *at;
@@ -158,7 +158,7 @@ static const char *text_copy(const json_t *value, char **at)
     return copy;
 }
 
-/** The block of a unit: itself, its tensors, room for its text. */
+/** Allocates a unit, its tensors, and room for its text, in one block. */
 static struct zc_unit *unit_new(const json_t *value, struct zc_tensor **ret_tensors,
                                 char **ret_text)
 {
@@ -235,7 +235,7 @@ int zctl_model_parse(struct zctl *z, const char *text, struct zctl_model *ret)
     if (rc == 0)
         rc = model_units(z, ret, n);
     while (rc == 0 && ret->nunits < n) {
-        uint32_t i = ret->nunits++; /* its block is freed, whatever is in it */
+        uint32_t i = ret->nunits++; /* counted first, so that its block is freed in any case */
 
         rc = unit_parse(z, json_array_get(units, i), i, &ret->units[i]);
     }

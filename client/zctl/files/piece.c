@@ -1,5 +1,5 @@
 /*
- * piece.c - pieces in flight, and signals that ask to end.
+ * piece.c - pieces in flight, and termination signals.
  */
 #include <errno.h>
 #include <signal.h>

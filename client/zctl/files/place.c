@@ -1,8 +1,8 @@
 /*
- * place.c - where export writes: names as Hugging Face gives them, and how to take it all back.
+ * place.c - where export writes: file names as Hugging Face's, and undoing all of it.
  *
- * Nothing is overwritten. Files that are already there could not be told from new ones by who loads
- * them: with another number of files an old one would stay beside a new index.
+ * Nothing is overwritten. A loader could not tell old files from new ones: if the number of files
+ * changed, an old file would remain next to a new index.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -107,7 +107,7 @@ int zctl_place_written(struct zctl *z, struct zctl_place *place, char *path)
     return 0;
 }
 
-/** So that a name in it survives a crash. */
+/** Makes new names in the folder durable. */
 static int folder_sync(const char *folder)
 {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;

@@ -1,9 +1,8 @@
 /*
- * units.c - units for files that no zctl wrote, by the names of their tensors.
+ * units.c - units for files that zctl did not write, by the names of their tensors.
  *
- * Trainers cut a model like this: the tensors of one layer ("model.layers.12.*", up to and with the
- * first number) are a unit, and so is every tensor that belongs to no layer. Of the data nothing is
- * read.
+ * The tensors of one layer ("model.layers.12.*": equal up to and including the first number) form a
+ * unit, as in most trainers. Every other tensor is a unit of its own. No data is read.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -35,13 +34,13 @@ bool zctl_name_is_state(const char *name)
     return false;
 }
 
-/** As a unit keeps it; what it cannot keep is refused later, by the tensor's name. */
+/** The dtype in which a unit keeps a tensor. Unsupported ones are rejected later, by name. */
 static const char *dtype_name(enum zc_st_dtype dtype)
 {
     return dtype == ZC_ST_BF16 ? "bf16" : dtype == ZC_ST_F16 ? "fp16" : "fp32";
 }
 
-/** Tensors [from, to), of one name up to `len`, as a unit. A unit of several dtypes is fp32. */
+/** Tensors [from, to), with equal names up to `len`, as a unit. With several dtypes it is fp32. */
 static json_t *unit_json(const struct zctl_files *files, size_t from, size_t to, size_t len)
 {
     const char *dtype = dtype_name(files->tensors[from].t->dtype);

@@ -1,8 +1,8 @@
 /*
  * model.c - the model of a plan: a number of parameters, a shape, or the headers of files.
  *
- * FILES. What zctl exported says its own units. Others are cut by the names of their tensors
- * (client/zctl/files/units.c). Of the data nothing is read.
+ * FILES. Files that zctl exported describe their units. For others, units follow from the names of
+ * tensors (client/zctl/files/units.c). No data is read.
  */
 #include <errno.h>
 #include <string.h>
@@ -42,7 +42,7 @@ static int files_units(struct zctl_plan *p, const struct zctl_files *files)
     }
     if (rc == 0 && unit)
         rc = zb_model_add(&p->model, elems, &p->z->err);
-    if (p->dtype == 0) { /* that of the most */
+    if (p->dtype == 0) { /* that of most elements */
         p->dtype = ZB_BF16;
         for (enum zb_dtype d = ZB_F32; d < ZB_DTYPE_END; d++)
             if (by_dtype[d] > by_dtype[p->dtype])

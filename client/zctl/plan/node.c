@@ -18,7 +18,7 @@
 #include "base/util.h"
 #include "client/zctl/plan/plan.h"
 
-/** What of the node an option says; NULL: it is another option, or none. */
+/** Returns the option if it describes the node, else NULL. */
 static const struct zb_opt *node_option(const struct zb_opt *o)
 {
     return o && o->at >= offsetof(struct zctl_plan, node) &&
@@ -99,7 +99,7 @@ static int daemon_tiers(struct zctl_plan *p)
     return rc;
 }
 
-/* The page buffers stand in the host tier's account; they are the plan's own, too. */
+/* The host tier's usage includes the page buffers, which the plan counts itself. */
 static int daemon_buffers(struct zctl_plan *p)
 {
     struct zc_counter *rows = NULL;
@@ -115,8 +115,8 @@ static int daemon_buffers(struct zctl_plan *p)
     return rc;
 }
 
-/* Durable jobs that nobody is attached to, and that stand as they are committed, leave memory for one that
- * needs it: the daemon's job_idle(). What they have on NVMe stays. */
+/* Durable jobs without attached ranks, and without changes since their commit, give their memory to
+ * a job that needs it: the daemon's job_idle(). They keep their NVMe space. */
 static int daemon_idle_jobs(struct zctl_plan *p)
 {
     struct zc_job_row *rows = NULL;
@@ -136,7 +136,7 @@ static int node_daemon(struct zctl_plan *p)
 {
     int rc = zctl_connect(p->z);
 
-    if (rc == -ENOTCONN && !p->z->socket && !getenv("ZSHARD_SOCKET")) { /* none was asked for */
+    if (rc == -ENOTCONN && !p->z->socket && !getenv("ZSHARD_SOCKET")) { /* no daemon was named */
         p->z->err = (struct zb_err){ 0 };
         p->node.host_bytes = zb_sysmem_left("") / ZB_HOST_SHARE / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
         p->node_from = "this machine, without a daemon";

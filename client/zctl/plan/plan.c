@@ -1,9 +1,9 @@
 /*
  * plan.c - zctl plan: what a run will take of a node, before it is started.
  *
- * MODEL. Options make a model, a run and a node (plan.h); base/forecast.h answers, with the code by
- * which the daemon admits jobs; here it is read and shown. A plan that does not fit is shown, too:
- * with what would do, and an exit status of its own.
+ * MODEL. Options describe a model, a run and a node (plan.h). base/forecast.h computes the plan,
+ * with the same code as the daemon's admission. A plan that does not fit is shown, too, with a
+ * budget that would suffice and an exit status of its own.
  */
 #include <stdlib.h>
 
@@ -96,7 +96,7 @@ static const struct zb_opt plan_options[] = {
 
 /* ---- what is measured */
 
-/* What is not known yet: memory, and the drive under `dir`. */
+/* Measures values that are not given: for memory, and for the drive under `dir`. */
 static int plan_measure(struct zctl_plan *p, const char *dir)
 {
     struct zb_node *node = &p->node;

@@ -22,7 +22,7 @@ static json_t *integer(uint64_t n)
     return json_integer((json_int_t)zb_min_u64(n, INT64_MAX));
 }
 
-/* What is not known is null, and what no number of JSON says. */
+/* Unknown values, and those that JSON cannot represent, are null. */
 static json_t *real(double x)
 {
     return x > 0 && isfinite(x) ? json_real(x) : json_null();

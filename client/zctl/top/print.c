@@ -1,8 +1,8 @@
 /*
  * print.c - a view as tables for people, or as JSON for programs.
  *
- * Both come from the same columns (zctl.h), so neither lacks what the other has. What the keys mean
- * stands in docs/reference/top.md; a test holds that to them.
+ * Both come from the same columns (zctl.h). docs/reference/top.md documents the keys; a test
+ * compares them.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -53,7 +53,8 @@ static const struct zctl_column path_columns[] = {
     COLUMN(ZCTL_U64, failed, ZCTL_SHOWN, top_path),
 };
 
-/* One row of a job is two in the tables: what it moves, and where its pages are (in a buffer, being read, ...). */
+/* A job has a row in each of two tables: its rates, and where its page operations are (waiting for
+ * a buffer, being read, ...). */
 static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_TEXT, name, ZCTL_SHOWN, top_job),
     COLUMN(ZCTL_TEXT, state, ZCTL_SHOWN, top_job),

@@ -1,14 +1,13 @@
 /*
- * screen.c - a terminal that is drawn in place, and given back as it was.
+ * screen.c - draws the terminal in place, and restores it.
  *
- * MODEL. The alternate screen of plain ANSI; no curses. Whatever ends the program gives the
- * terminal back: an orderly end and every error by screen_close(), a signal by way of
- * screen_wait(), which says END. A signal that comes while nobody waits (the daemon does not
- * answer) is kept; the second one gives the terminal back from its handler and ends the process
- * there.
+ * MODEL. The alternate screen, by ANSI sequences; no curses. The terminal is restored however the
+ * program ends: by screen_close() on success and on errors; on a signal screen_wait() returns
+ * SCREEN_END. A signal that arrives outside of screen_wait() (while the daemon does not answer) is
+ * remembered. A second one restores the terminal in its handler and ends the process.
  *
  *     ^C, TERM, HUP, QUIT, q   END
- *     ^Z                       the terminal is given back while we are stopped, and taken again
+ *     ^Z                       the terminal is restored while the process is stopped
  *     WINCH                    SIZE: draw again
  */
 #include <errno.h>
@@ -43,7 +42,7 @@ static void screen_give(void)
 {
     ssize_t n = write(screen.fd, LEAVE, sizeof(LEAVE) - 1);
 
-    (void)n; /* nobody is left to be told */
+    (void)n; /* a failure cannot be reported */
     if (screen.keys)
         (void)tcsetattr(STDIN_FILENO, TCSANOW, &screen.before);
 }
@@ -99,8 +98,8 @@ void screen_close(void)
     screen.out = NULL;
 }
 
-/* A line, cut to the width, on a line that was cleaned: behind a whole one the cursor may still be
- * on its last column. */
+/* Draws a line, cut to the width. The row is cleared first: after a full line the cursor may still
+ * be on its last column. */
 static const char *draw_line(const char *text, size_t columns, bool bold)
 {
     size_t len = strcspn(text, "\n");
@@ -129,7 +128,7 @@ int screen_draw(const char *text)
     return fflush(screen.out) != 0 || ferror(screen.out) ? -EIO : 0;
 }
 
-/* Stopped as if nothing had been caught; what comes next is after that. */
+/* Stops the process, as an uncaught SIGTSTP would. Returns after it is continued. */
 static void screen_suspend(void)
 {
     screen_stop = 0;
@@ -139,8 +138,8 @@ static void screen_suspend(void)
     screen_size = 1;
 }
 
-/* Waits for a key or a signal: signals are let in only here, so none comes between the look at what
- * they say and the wait. */
+/* Waits for a key or a signal. Signals are unblocked only within ppoll(), so none is missed between
+ * the check of the flags and the wait. */
 static void screen_poll(uint64_t ns)
 {
     struct pollfd keys = { .fd = screen.keys ? STDIN_FILENO : -1, .events = POLLIN };
@@ -159,7 +158,7 @@ static void screen_poll(uint64_t ns)
         if (n == 1 && (key == 'q' || key == 'Q'))
             screen_end = 1;
         else if (n <= 0)
-            screen.keys = false; /* nobody types there any more */
+            screen.keys = false; /* end of input */
     }
     (void)sigprocmask(SIG_SETMASK, &before, NULL);
 }

@@ -1,5 +1,5 @@
 /*
- * top.c - top: looks at the daemon's counters once an interval, and shows what became of them.
+ * top.c - zctl top: reads the daemon's counters once per interval, and shows rates.
  *
  *     on a terminal         a screen that is drawn in place, until q or ^C
  *     elsewhere, or --once  the same as lines, a blank one between two intervals
@@ -93,7 +93,7 @@ static int top_show(struct top *t, const struct top_view *v, bool first, char **
     return rc == 0 ? zctl_written(t->z) : rc;
 }
 
-/* Until the time; what is on the screen is drawn again when its size changes. 1: the end. */
+/* Waits until the time, and redraws the screen when its size changes. 1: the end. */
 static int top_pause(uint64_t until_ns, const char *text)
 {
     enum screen_event event;
@@ -127,7 +127,7 @@ static int top_run(struct top *t)
         }
     }
     free(text);
-    return rc < 0 ? rc : 0; /* 1: somebody has seen enough */
+    return rc < 0 ? rc : 0; /* 1: ended by q or a signal */
 }
 
 static int top(struct zctl *z, int argc, char **argv)

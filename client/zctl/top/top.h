@@ -1,13 +1,13 @@
 /*
- * top.h - zctl top, between its files.
+ * top.h - zctl top: the interface between its files.
  *
- *     top.c    looks, waits, looks again; a terminal's screen, or lines
- *     view.c   two looks make a view: rates, shares, mean numbers
- *     why.c    a view makes a verdict: what bounds the node
- *     print.c  a view as tables, or as JSON
- *     screen.c     the terminal
+ *     top.c     reads samples at intervals; output as a screen, lines or JSON
+ *     view.c    computes a view from two samples: rates, shares, means
+ *     why.c     computes a verdict from a view: what limits the node
+ *     print.c   prints a view as tables, or as JSON
+ *     screen.c  the terminal
  *
- * Shares are parts of 1; negative where there is nothing to divide by.
+ * Shares are fractions of 1. A negative one is undefined (division by 0).
  */
 #ifndef ZCTL_TOP_H
 #define ZCTL_TOP_H
@@ -16,7 +16,7 @@
 
 extern const struct zctl_cmd zctl_top;
 
-/** One look. */
+/** One reading of the daemon's counters. */
 struct top_sample {
     struct zc_top node;
     struct zc_top_job *jobs; /* by id */
@@ -25,13 +25,13 @@ struct top_sample {
 
 struct top_path {
     uint32_t path;
-    uint64_t read_bytes_s, written_bytes_s;                   /* now */
-    uint64_t measured_read_bytes_s, measured_written_bytes_s; /* what there is */
-    double read_share, written_share;                         /* of what was measured */
+    uint64_t read_bytes_s, written_bytes_s;                   /* in this interval */
+    uint64_t measured_read_bytes_s, measured_written_bytes_s; /* capability of the drive */
+    double read_share, written_share;                         /* of the measured rates */
     double load;                                              /* their sum, at most 1 */
-    double busy;       /* of the time, there was a transfer */
-    double queue;      /* transfers, the mean number */
-    double latency_us; /* of one, with its time in line */
+    double busy;       /* share of the time with a transfer in the queue or in progress */
+    double queue;      /* mean number of transfers queued or in progress */
+    double latency_us; /* of one transfer, including the queue */
     uint64_t depth, failed;
 };
 
@@ -43,24 +43,24 @@ struct top_job {
     uint64_t host_bytes, nvme_bytes;
     uint64_t nvme_read_bytes_s, nvme_written_bytes_s, fetched_bytes_s, pushed_bytes_s;
     double fetches_s, pushes_s, pages_s;
-    double hit_ratio;                                /* of shards that were fetched */
-    double in_buffer, in_read, in_compute, in_write; /* page operations, the mean number */
+    double hit_ratio;                                /* of fetched shards */
+    double in_buffer, in_read, in_compute, in_write; /* mean number of page operations */
     double in_gpu;
-    double page_ms, compute_ms; /* of one page operation; of it, computing */
-    double drive_only;          /* of the time: nothing to compute or step, pages on their way */
-    double asking;              /* of the time: a rank waits for an answer */
-    double waits[ZC_WAITS];     /* of the time: somebody waits for it */
+    double page_ms, compute_ms; /* of one page operation; the part spent computing */
+    double drive_only;          /* share of the time in which pages are only read or written */
+    double asking;              /* share of the time in which a rank waits for an answer */
+    double waits[ZC_WAITS];     /* share of the time in which a request waits for this */
     uint32_t late, late_ranks, late_rank; /* as in zc_top_job */
     uint64_t late_pid, late_ms;
 };
 
-/** What a job's requests wait for, where any do or did. */
+/** A cause that a job's requests wait for, or waited for in this interval. */
 struct top_stall {
     char job[ZC_NAME_MAX + 1], cause[16];
-    uint64_t now;   /* requests */
-    double share;   /* of the time, somebody waited */
-    double seconds; /* of this interval, of all requests */
-    double total_s; /* since the job is in memory */
+    uint64_t now;   /* number of requests that wait for it */
+    double share;   /* share of the time in which a request waited */
+    double seconds; /* sum over all requests, in this interval */
+    double total_s; /* the same since the job came into memory */
 };
 
 struct top_view {
@@ -68,10 +68,10 @@ struct top_view {
     uint64_t uptime_ms;
     uint32_t clients, threads, buffers;
     uint32_t gpu_threads;  /* 0: there is no GPU tier */
-    double computing, gpu; /* share of the threads, and of the GPU's */
-    double compute_line;   /* tasks that wait for one, the mean number */
-    double gpu_line;       /* pages, likewise */
-    double buffers_used;   /* the mean number */
+    double computing, gpu; /* busy share of compute threads, and of GPU threads */
+    double compute_line;   /* mean number of tasks that wait for a compute thread */
+    double gpu_line;       /* mean number of pages that wait for a GPU thread */
+    double buffers_used;   /* mean number */
     uint32_t ntiers, npaths;
     struct zc_tier_row tiers[ZC_TOP_TIERS_MAX];
     struct top_path paths[ZC_TOP_PATHS_MAX];
@@ -82,10 +82,10 @@ struct top_view {
     size_t nstalls;
 };
 
-/** What each cause is called: PROTOCOL.md, top. */
+/** The names of the causes: PROTOCOL.md, top. */
 extern const char *const top_wait_names[ZC_WAITS];
 
-/** 0 or -ENOMEM. top_view_done() takes zeros, too. */
+/** 0 or -ENOMEM. top_view_done() accepts a zeroed view, too. */
 int top_view_make(const struct top_sample *from, const struct top_sample *to, struct top_view *ret);
 void top_view_done(struct top_view *v);
 
@@ -96,12 +96,12 @@ enum top_bound {
     TOP_NVME_READ,
     TOP_NVME_WRITE,
     TOP_NVME,         /* both directions */
-    TOP_NVME_LATENCY, /* busy all the time, far from what was measured */
+    TOP_NVME_LATENCY, /* busy all the time, but far below the measured rates */
     TOP_BUFFERS,
-    TOP_RANK, /* one that does not come, or does not release */
+    TOP_RANK, /* a rank that does not ask for the step, or does not release */
     TOP_COMMIT,
     TOP_RING,
-    TOP_RANKS, /* that wait for each other, step by step */
+    TOP_RANKS, /* ranks that wait for each other, step by step */
     TOP_TRAINERS,
     TOP_MIXED,
 };
@@ -111,28 +111,29 @@ struct top_verdict {
     char text[320]; /* the message */
 };
 
-/** For programs: "nvme-write". */
+/** The name for programs, as "nvme-write". */
 const char *top_bound_name(enum top_bound bound);
-/** A pure function. */
+/** Computes the verdict; a pure function. */
 void top_why(const struct top_view *v, struct top_verdict *ret);
 
-/** Tables. 0 or -ENOMEM. */
+/** Prints tables. 0 or -ENOMEM. */
 int top_table(FILE *out, const struct top_view *v);
-/** One object, on one line. 0, -ENOMEM or -EIO. */
+/** Prints one JSON object, on one line. 0, -ENOMEM or -EIO. */
 int top_json(FILE *out, const struct top_view *v);
 
-/* ---- screen.c: one in a process */
+/* ---- screen.c: one screen per process */
 
-/** Takes the terminal that `out` is: another screen, no echo, no line to be typed. 0, or -errno:
- *  nothing was changed. */
+/** Takes over the terminal `out`: alternate screen, no echo, no line editing. 0, or -errno: nothing
+ *  was changed. */
 int screen_open(FILE *out, struct zb_err *err);
 /** Draws lines in place, cut to the terminal's size. 0 or -EIO. */
 int screen_draw(const char *text);
-/** What was there before comes back. Fine without a screen. */
+/** Restores the terminal. Does nothing without a screen. */
 void screen_close(void);
 
 enum screen_event { SCREEN_TIME, SCREEN_SIZE, SCREEN_END };
-/** Waits until a time of zb_now_ns(): what came first. Without a screen that is the time. */
+/** Waits until a time of zb_now_ns(), or an event. Returns what came first; without a screen always
+ *  SCREEN_TIME. */
 enum screen_event screen_wait(uint64_t until_ns);
 
 #endif

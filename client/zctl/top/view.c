@@ -1,9 +1,9 @@
 /*
- * view.c - two looks at the daemon's counters, and what follows from their difference.
+ * view.c - computes a view from two samples of the daemon's counters.
  *
- * A pure function: no clock, no daemon. The time is the daemon's own, and each job's rows have
- * their own. A job that was not there before, or whose counters are lower now, counts from zero: it
- * came into memory meanwhile.
+ * A pure function: no clock, no daemon. Times are the daemon's; each job's row has its own. A job
+ * that is new, or whose counters are lower than before, counts from zero: it came into memory
+ * meanwhile.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@ const char *const top_wait_names[ZC_WAITS] = {
     [ZC_WAIT_READY] = "ready",
 };
 
-/** a - b, or a when it began anew. */
+/** a - b, or a if the counter restarted. */
 static double less(uint64_t a, uint64_t b)
 {
     return (double)(a >= b ? a - b : a);
@@ -127,7 +127,7 @@ static void view_job(const struct zc_top_job *from, const struct zc_top_job *to,
     j->late_ms = to->late_ms;
 }
 
-/** What has waited in this interval, or waits now. */
+/** Adds the causes that requests waited for in this interval, or wait for now. */
 static void view_stalls(const struct zc_top_job *from, const struct zc_top_job *to,
                         const struct top_job *j, struct top_view *v)
 {
@@ -147,7 +147,7 @@ static void view_stalls(const struct zc_top_job *from, const struct zc_top_job *
     }
 }
 
-/** Its earlier look, or one of zeros at the time of the first look. */
+/** The job's row in the earlier sample, or zeros at the time of that sample. */
 static struct zc_top_job job_before(const struct top_sample *from, const struct zc_top_job *job)
 {
     struct zc_top_job none = { .now_ns = from->node.now_ns };

@@ -29,7 +29,7 @@
 #define SATURATED 0.85
 #define MOST      0.5
 #define QUIET     0.02 /* less is nothing */
-#define ONE_SIDED 1.5  /* so much more is read than written, or the other way */
+#define ONE_SIDED 1.5  /* ratio of reads to writes, or writes to reads, for one direction */
 #define LATE_MS   1000u
 #define IN_LINE   1.0 /* pages, the mean number */
 
@@ -73,7 +73,7 @@ static const struct top_path *path_worst(const struct top_view *v, bool by_load)
     return worst;
 }
 
-/* The job that waits most for `wait`; ZC_WAITS: that had nothing to compute. NULL: none does. */
+/* The job that waits most for `wait` (ZC_WAITS: for the drive alone). NULL: none does. */
 static const struct top_job *job_worst(const struct top_view *v, int wait, double *ret_share)
 {
     const struct top_job *worst = NULL;
@@ -116,7 +116,7 @@ static void add(struct top_verdict *ret, const char *fmt, ...)
     va_end(ap);
 }
 
-/* Who suffers from the drive. */
+/* Adds the job that waits most for the drive alone. */
 static void add_drive_waits(const struct top_view *v, struct top_verdict *ret)
 {
     double share;
@@ -126,7 +126,7 @@ static void add_drive_waits(const struct top_view *v, struct top_verdict *ret)
         add(ret, "; job '%s' only waits for it %u %% of the time", j->name, percent(share));
 }
 
-/* "", or which one of several. */
+/* Adds which data file it is, if there are several. */
 static void add_path(const struct top_view *v, const struct top_path *p, struct top_verdict *ret)
 {
     if (v->npaths > 1)
@@ -170,7 +170,7 @@ static bool why_compute(const struct top_view *v, struct top_verdict *ret)
     return true;
 }
 
-/* Its threads do nothing but issue works and wait for them. */
+/* GPU threads only issue work and wait for it, so their busy share is that of the GPU. */
 static bool why_gpu(const struct top_view *v, struct top_verdict *ret)
 {
     const struct top_path *p = path_worst(v, true);
@@ -228,7 +228,7 @@ static bool why_rank(const struct top_view *v, struct top_verdict *ret)
     return true;
 }
 
-/* A drive that could do more, if it were asked for more at one time. */
+/* A drive that could do more with more transfers in flight. */
 static bool why_latency(const struct top_view *v, struct top_verdict *ret)
 {
     const struct top_path *p = path_worst(v, false);

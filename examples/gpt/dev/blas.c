@@ -1,6 +1,6 @@
 /*
- * blas.c - matrix products on the processor, as the emulated device has them: 16 bits are widened,
- * and what BLAS gives in fp32 is rounded once.
+ * blas.c - matrix products on the processor, for the emulated device: 16-bit operands are converted
+ * to fp32, and the fp32 result of BLAS is rounded once.
  */
 #include <cblas.h>
 #include <errno.h>

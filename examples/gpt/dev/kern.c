@@ -1,6 +1,6 @@
 /*
- * kern.c - what there is to know about a kernel without a GPU: how many teams it takes, what it
- * uses, and the kernels themselves on the processor, one team after the other.
+ * kern.c - the parts of kernels that need no GPU: the number of teams, the arrays that they use,
+ * and the kernels themselves on the processor, one team after the other.
  */
 #include "examples/gpt/dev/kern.h"
 

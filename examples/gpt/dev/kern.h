@@ -1,5 +1,5 @@
 /*
- * kern.h - what the model computes on a device besides matrix products, as kernels.
+ * kern.h - kernels: the model's computations on a device other than matrix products.
  *
  * MODEL. A kernel is a struct: what to do, on which arrays. Rows are the tokens of a micro-batch.
  * The residual stream and all gradients that are kept are fp32; "of the dtype" are weights and what
@@ -48,7 +48,7 @@ static inline size_t gpt_dev_bytes(enum gpt_dtype_dev dtype)
     return dtype == GPT_DEV_F32 ? 4 : 2;
 }
 
-/* How many pieces of the rows are summed by themselves before they are added up. */
+/* The rows are divided into this many pieces, which are summed separately and then added up. */
 #define GPT_KERN_SPLITS 64u
 
 /* x[r] = wte[tokens[r]] + wpe[r % seq] */
@@ -84,7 +84,7 @@ struct gpt_kern_norm {
     uint64_t rows, cols;
 };
 
-/* dx += the way back of dy through it. dw and db: COLS. */
+/* Layer norm, backward: adds to dx. dw and db are computed by COLS. */
 struct gpt_kern_norm_back {
     const float *x;
     const void *w;
@@ -205,13 +205,13 @@ struct gpt_kern_use {
 
 #define GPT_KERN_USES_MAX 8u
 
-/** How many teams (kern_priv.h) do it: 0 where there is nothing to do. */
+/** Number of teams (kern_priv.h) of a kernel; 0: there is nothing to do. */
 uint64_t gpt_kern_teams(const struct gpt_kern *k);
 
-/** What a kernel uses; arrays that are not there have no bytes. Returns how many. */
+/** Lists the arrays that a kernel uses; a missing one has 0 bytes. Returns their number. */
 unsigned gpt_kern_uses(const struct gpt_kern *k, struct gpt_kern_use uses[GPT_KERN_USES_MAX]);
 
-/** Does a kernel (struct gpt_kern) on memory of the processor. Returns 0. */
+/** Runs a kernel (struct gpt_kern) in host memory. Returns 0. */
 int gpt_kern_host(void *kern);
 
 /** Launches it for gpt_kern_teams(); stream is a cudaStream_t. NULL: loads all kernels, once, while

@@ -1,10 +1,10 @@
 /*
- * matmul.h - one matrix product of the model, and who does it.
+ * matmul.h - a matrix product of the model, and its implementations.
  *
  * MODEL. For each of `batch`: d = alpha * op(a) op(b) + beta * d + bias, all row-major: op(a) is
  * [m, k], op(b) [k, n], d [m, n], and bias, where there is one, is [n] and added to each row. A
- * matrix is stored as its op says: with `ta` a is [k, m], with `tb` b is [n, k]. ld is the distance
- * of rows, `step` that of the batch's matrices, in elements. Products are summed in fp32, whatever
+ * matrix with `t` is stored transposed: a is [k, m], b is [n, k]. ld is the distance of rows,
+ * `step` that of the batch's matrices, in elements. Products are summed in fp32, whatever
  * the dtypes. Matrices of one batch may interleave (heads are columns of one array), and share no
  * element of d.
  */
@@ -33,7 +33,7 @@ struct gpt_matmul {
 uint64_t gpt_mat_bytes(const struct gpt_mat *mat, uint64_t rows, uint64_t cols, uint32_t batch,
                        enum gpt_dtype_dev dtype);
 
-/** Does one (struct gpt_matmul) on memory of the processor, by BLAS. 0, or -ENOMEM. */
+/** Computes a product (struct gpt_matmul) in host memory, by BLAS. 0, or -ENOMEM. */
 int gpt_matmul_host(void *matmul);
 
 /* ---- by cuBLASLt, which is looked up when it is needed. lt.c */
@@ -41,8 +41,8 @@ int gpt_matmul_host(void *matmul);
 struct gpt_lt;
 
 /**
- * Loads the library: $ZSHARD_CUBLASLT where that is set, else libcublasLt.so.13 or .12, from where
- * the loader looks.
+ * Loads the library: $ZSHARD_CUBLASLT if it is set, else libcublasLt.so.13 or .12, from the
+ * loader's path.
  *
  * @return 0; -ENODEV it is not there, or lacks a function; -EIO it does not start; -ENOMEM
  */

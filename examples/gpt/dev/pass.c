@@ -6,23 +6,23 @@
  * through dx, the gradient of the residual stream, which each step of the backward pass updates in
  * place.
  *
- * ALIASES. In fp32 rounding is nothing: `dy` is dx, `ds` is `scores`, `dlogits` is `logits`.
+ * ALIASES. In fp32 nothing is rounded, so arrays are shared: `dy` is dx, `ds` is `scores`,
+ * `dlogits` is `logits`.
  *
- * TOKENS. What depends on them alone is computed on the host and copied up with them: the inputs,
- * the targets, and the rows of each token in their order, so that the embedding's gradient is added
- * in an order of its own. Two host buffers take turns, and each has a mark: so a copy is never
- * waited for, unless the device is two micro-batches behind. Where several micro-batches are
- * between their passes, a host buffer has all of them.
+ * TOKENS. Data that depends only on the tokens is computed on the host and copied with them: the
+ * inputs, the targets, and the rows of each token in order, so that the embedding's gradient is
+ * added in a fixed order. Two host buffers alternate, each with a mark. So the host waits for a
+ * copy only if the device is two micro-batches behind. If several micro-batches are between their
+ * passes, a host buffer has all of them.
  *
- * A STASH has the residual streams on the host, or behind it; on the device are three of them, the
- * one that a pass reads, the one that it makes, and one on its way (struct window). Copies have a
- * stream of their own, so they are beside what computes:
+ * A STASH keeps the residual streams in host memory or below. Three of them are on the device: the
+ * one that a pass reads, the one that it makes, and one in transfer (struct window). Copies have a
+ * stream of their own, and so overlap the computation:
  *
- *     up      behind the last pass that used the window; the pass that reads it is behind the copy
- *     down    behind the pass that made it; who makes another one there is behind the copy
+ *     up      after the last pass that used the window, and before the pass that reads it
+ *     down    after the pass that made it, and before the pass that reuses the window
  *
- * What waits is the host, for a slot of the stash: so it is a few blocks ahead of the device at
- * most.
+ * Only the host waits, for a slot of the stash. So it is at most a few blocks ahead of the device.
  */
 #include <errno.h>
 
@@ -61,7 +61,7 @@ static struct inside *inside_of(struct gpt_dev_run *run, uint32_t layer)
     return run->recompute ? run->inside : &run->now->inside[layer];
 }
 
-/* A block up to gelu(fc), which is all that its backward pass needs, into run->in. */
+/* Computes a block up to gelu(fc), all that its backward pass needs, into run->in. */
 static void block_inside(struct gpt_dev_run *run, uint32_t layer, const float *x, const void *w)
 {
     uint32_t u = gpt_unit_block(layer);
@@ -102,7 +102,7 @@ void gpt_dev_block_forward(struct gpt_dev_run *run, uint32_t layer, const void *
     gpt_dev_stream_done(run);
 }
 
-/* The loss of `rows` rows from `first` on; backward: dlogits, and what follows from them. */
+/* The loss of `rows` rows from `first` on; with `backward` also dlogits and the gradients. */
 static void head_rows(struct gpt_dev_run *run, uint64_t first, uint64_t rows, const void *embed,
                       float *embed_grads)
 {

@@ -83,7 +83,7 @@ static void micro_lay_out(const struct gpt_dev_run *run, struct micro *m, struct
     m->dx = cut(c, run->rows * run->model->shape.width, 4);
 }
 
-/* All that there is once. */
+/* Lays out the arrays that exist once. */
 static void run_lay_out(struct gpt_dev_run *run, struct cutter *c)
 {
     const struct gpt_shape *s = &run->model->shape;
@@ -191,7 +191,7 @@ static void run_cut(struct gpt_dev_run *run, struct cutter *c)
     run->now = run->micro;
 }
 
-/* The device has not got to the copy from or to this slot. */
+/* Whether a copy from or to this slot is still outstanding on the device. */
 static bool stash_busy(void *arg, unsigned slot)
 {
     struct gpt_dev_run *run = arg;

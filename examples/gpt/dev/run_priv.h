@@ -1,5 +1,5 @@
 /*
- * run_priv.h - a run on a device, for the files that make it: run.c (its memory and its tokens),
+ * run_priv.h - a run on a device, for its files: run.c (its memory and its tokens),
  * launch.c (one product or kernel at a time), attention.c, stream.c (the residual stream) and
  * pass.c. pass.c has the model.
  */
@@ -19,13 +19,13 @@
 
 _Static_assert(MARK_SLOT + GPT_STASH_SLOTS <= GPT_DEV_MARKS, "a mark for each slot");
 
-/* Of one micro-batch, on the device and on the host alike. */
+/* The tokens of a micro-batch, on the device and on the host. */
 struct batch {
     uint32_t *inputs, *targets;      /* [N] */
     uint32_t *which, *first, *order; /* struct gpt_kern_embed_back: [N], [N + 1], [N] */
 };
 
-/* What a block's backward pass needs of its forward pass, but for its input. */
+/* The arrays of a block's forward pass that its backward pass needs, except its input. */
 struct inside {
     float *mean1, *rstd1, *mean2, *rstd2;
     void *h1, *qkv, *mix, *h2, *fc, *gelu; /* of the dtype: [N, C], 3C, C, C, 4C, 4C */
@@ -98,7 +98,7 @@ void gpt_dev_norm(struct gpt_dev_run *run, const float *x, const void *w, const 
 /** db += the sums of dy's columns, which is of `dtype`; NULL: nothing */
 void gpt_dev_bias_back(struct gpt_dev_run *run, enum gpt_dtype_dev dtype, const void *dy, float *db,
                        uint64_t cols);
-/** dx += the way back of dy, and, unless dw and db are NULL, the gradients of w and b. */
+/** Layer norm, backward: adds to dx, and, unless they are NULL, to dw and db. */
 void gpt_dev_norm_back(struct gpt_dev_run *run, const float *x, const void *w, const float *mean,
                        const float *rstd, const void *dy, float *dw, float *db);
 void gpt_dev_residual(struct gpt_dev_run *run, const float *x, const void *y, const void *b,
@@ -117,13 +117,13 @@ void gpt_dev_attention_backward(struct gpt_dev_run *run, const void *dmix, void 
 /** The residual stream before block `layer`, to be read until gpt_dev_stream_done(). */
 const float *gpt_dev_stream_in(struct gpt_dev_run *run, uint32_t layer);
 void gpt_dev_stream_done(struct gpt_dev_run *run);
-/** Where the residual stream before block `layer` is to be made, beside the one that is read;
- *  gpt_dev_stream_made() comes next. */
+/** Memory for the residual stream before block `layer`, which does not overlap the one being read.
+ *  Call gpt_dev_stream_made() next. */
 float *gpt_dev_stream_out(struct gpt_dev_run *run, uint32_t layer);
-/** It is made, and goes to the stash: unless it is wanted at once, after the last block of a
- *  micro-batch that is alone. */
+/** Sends it to the stash, unless it is needed at once: after the last block of a single
+ *  micro-batch. */
 void gpt_dev_stream_made(struct gpt_dev_run *run, uint32_t layer);
-/** Nobody reads it again. */
+/** It will not be read again. */
 void gpt_dev_stream_forget(struct gpt_dev_run *run, uint32_t layer);
 /** Tells the stash which one is read next: that of block `now` in the next micro-batch, or of
  *  `layer` (below 0: none) after the last one. */

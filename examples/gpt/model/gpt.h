@@ -2,18 +2,18 @@
  * gpt.h - a decoder of GPT-2's architecture as a list of units, with its forward and backward pass.
  *
  * MODEL. Pre-LN blocks, learned positions, GELU in its tanh form, causal multi-head attention, and
- * a head that shares the token embedding (logits = ln_f(x) wte^T). The parameters are cut into
- * units, what a ZeRO engine gathers together; a unit is the plain concatenation of its tensors:
+ * a head that shares the token embedding (logits = ln_f(x) wte^T). The parameters are divided into
+ * units, which the ZeRO engine gathers as a whole. A unit is the concatenation of its tensors:
  *
  *     0          "embed"   transformer.wte.weight [V, C], transformer.wpe.weight [T, C]
  *     1 + i      "h.<i>"   ln_1, attn.c_attn, attn.c_proj, ln_2, mlp.c_fc, mlp.c_proj of block i
  *     1 + L      "ln_f"    transformer.ln_f.weight, .bias
  *
- * Names and layouts are Hugging Face's: the matrices of a block are [in, out]. struct gpt
- * describes; it holds no weights. struct gpt_run holds the activations of a micro-batch, or of
- * several, and no weights either: every pass gets a unit's fp32 weights, and where gradients go,
- * from the caller, so a unit can be released as soon as its call returns. Each pass is one of the
- * micro-batch that gpt_run_micro() named last; each micro-batch makes its passes in this order:
+ * Names and layouts are Hugging Face's: the matrices of a block are [in, out]. struct gpt is a
+ * description without weights. struct gpt_run has the activations of one or several micro-batches,
+ * and no weights either: the caller passes a unit's fp32 weights and gradient buffers to every
+ * pass, so a unit can be released as soon as the call returns. A pass applies to the micro-batch
+ * that gpt_run_micro() selected. Each micro-batch makes its passes in this order:
  *
  *     gpt_run_tokens()
  *     gpt_embed_forward(embed)
@@ -22,9 +22,9 @@
  *     gpt_block_backward(i, h.i)               for i = L-1 .. 0
  *     gpt_embed_backward()
  *
- * NUMBERS. fp32 with one thread of BLAS; sums that we write ourselves run in a fixed order. The
- * same weights, tokens and shape give the same bits on one kind of processor. Gradients are added
- * to what is there, so micro-batches accumulate.
+ * NUMBERS. fp32 with one BLAS thread; our own sums have a fixed order. The same weights, tokens and
+ * shape give the same bits on one kind of processor. Gradients are added to the buffers, so
+ * micro-batches accumulate.
  *
  * THREADS. A gpt is read-only after gpt_init(). A run belongs to one thread.
  */
@@ -84,7 +84,7 @@ struct gpt {
  * @return 0; -EINVAL a size is 0 or above its limit, or width is not a multiple of heads; -ENOMEM
  */
 int gpt_init(struct gpt *model, const struct gpt_shape *shape, struct zb_err *err);
-/** A zeroed or initialised model. */
+/** Frees a zeroed or initialised model. */
 void gpt_done(struct gpt *model);
 
 static inline uint32_t gpt_unit_embed(void)
@@ -113,7 +113,7 @@ void gpt_init_range(const struct gpt *model, uint64_t seed, uint32_t unit, uint6
 
 /* ---- micro-batches */
 
-/* What is kept between the passes. */
+/* What to keep between the passes. */
 struct gpt_hold {
     uint32_t sequences; /* of a micro-batch */
     uint32_t micros;    /* that are between their passes at one time; 0: 1 */
@@ -130,7 +130,7 @@ struct gpt_run;
 uint32_t gpt_hold_entries(const struct gpt *model, const struct gpt_hold *hold);
 uint64_t gpt_hold_entry_bytes(const struct gpt *model, const struct gpt_hold *hold);
 
-/** Bytes that a run takes beside its stash, or UINT64_MAX when a micro-batch is beyond
+/** Bytes that a run takes in addition to its stash, or UINT64_MAX if a micro-batch is beyond
  * GPT_ROWS_MAX. docs/ACTIVATIONS.md has the formula. */
 uint64_t gpt_run_bytes(const struct gpt *model, const struct gpt_hold *hold);
 
@@ -143,19 +143,19 @@ int gpt_run_new(struct gpt_run **ret, const struct gpt *model, const struct gpt_
                 struct zb_err *err);
 void gpt_run_free(struct gpt_run *run);
 
-/** The passes that follow are of this micro-batch, below `micros`; at first of 0. */
+/** Selects the micro-batch of the following passes, below `micros`; initially 0. */
 void gpt_run_micro(struct gpt_run *run, uint32_t micro);
 
 /**
- * Lets the caller look around during long computations: `tick` is called between the matrix
- * products of every pass. When it returns false the pass returns early, its results mean nothing,
- * and so do those of later passes until gpt_run_tokens().
+ * Lets the caller run code during long computations: `tick` is called between the matrix products
+ * of every pass. If it returns false, the pass returns early. Its results are meaningless, and so
+ * are those of later passes until gpt_run_tokens().
  */
 typedef bool gpt_tick_fn(void *arg);
 void gpt_run_on_tick(struct gpt_run *run, gpt_tick_fn *tick, void *arg);
 
-/** From now on gradients are those of `scale` times the loss; the loss stays what it is. 1 unless
- * it is called. */
+/** Makes later gradients those of `scale` (initially 1) times the loss. The reported loss is not
+ * scaled. */
 void gpt_run_scale(struct gpt_run *run, float scale);
 
 /** Starts a micro-batch: `sequences` rows of seq + 1 tokens, each below vocab; token t + 1 is the
@@ -175,8 +175,8 @@ void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights
 double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, float *ln_f_grads,
                 float *embed_grads);
 
-/** grads NULL: the block is not trained. Its weights get no gradient, which is not computed then;
- * what is below it gets the same one, bit for bit. */
+/** grads NULL: the block is not trained, and gradients of its weights are not computed. Gradients
+ * of the units below it are the same, bit for bit. */
 void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weights, float *grads);
 /** Adds the gradient of wte as the embedding, and that of wpe. */
 void gpt_embed_backward(struct gpt_run *run, float *embed_grads);

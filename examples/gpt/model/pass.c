@@ -3,14 +3,14 @@
  *
  * SHAPES. M sequences of T tokens are N = M * T rows. Everything is row-major; a row of the
  * residual stream is C floats. Attention reads its queries, keys and values in place, as columns of
- * the rows of qkv [N, 3C], and works through ATT_ROWS queries of one head at a time: those need
- * only the keys up to their own end, and the square behind the diagonal is never computed.
+ * the rows of qkv [N, 3C], and processes ATT_ROWS queries of one head at a time. They need only the
+ * keys up to the last of these queries, so most of the part above the diagonal is not computed.
  *
- * WHAT IS KEPT for the way back: the residual stream before each block, and behind the last, and
- * what is inside of each block, struct acts. Who recomputes has one struct acts, and fills it again
- * before it goes back through a block. Gradients flow through one array of the residual stream's
- * shape for each micro-batch, dx, that each step of the backward pass updates in place: a block is
- * x + f(ln(x)) twice, so dx += ln_back(f_back(dx)).
+ * KEPT for the backward pass: the residual stream before each block and after the last, and the
+ * intermediate arrays of each block (struct acts). With recomputation there is one struct acts,
+ * which is filled again before the backward pass of each block. Each micro-batch has one gradient
+ * array in the shape of the residual stream, dx, which the backward pass updates in place: a block
+ * is x + f(ln(x)) twice, so dx += ln_back(f_back(dx)).
  */
 #include <cblas.h>
 #include <string.h>
@@ -67,7 +67,7 @@ static struct acts *acts_of(const struct gpt_run *run, uint32_t layer)
     return run->recompute ? run->acts : &run->now->acts[layer];
 }
 
-/* A block up to gelu(fc), which is all that its backward pass needs. */
+/* Computes a block up to gelu(fc), all that its backward pass needs. */
 static void block_inside(struct gpt_run *run, uint32_t layer, const float *x, const float *weights)
 {
     const struct gpt_shape *s = &run->model->shape;

@@ -1,6 +1,6 @@
 /*
- * run_priv.h - a run on the processor, for the files that make it: run.c (its memory), stream.c
- * (the residual stream), attention.c and pass.c. pass.c has the shapes, and says what is kept.
+ * run_priv.h - a run on the processor, for its files: run.c (its memory), stream.c (the residual
+ * stream), attention.c and pass.c. pass.c has the shapes, and what is kept.
  */
 #ifndef GPT_RUN_PRIV_H
 #define GPT_RUN_PRIV_H
@@ -54,7 +54,7 @@ struct gpt_run {
     bool stopped; /* by tick */
 };
 
-/** False: return, whatever was going on. */
+/** False: the pass must return early. */
 static inline bool gpt_run_go_on(struct gpt_run *run)
 {
     if (run->tick && !run->stopped && !run->tick(run->tick_arg))
@@ -64,14 +64,14 @@ static inline bool gpt_run_go_on(struct gpt_run *run)
 
 /* ---- stream.c */
 
-/** Where the residual stream before block `layer` is to be made. NULL: as gpt_stream_take(). */
+/** Memory for the residual stream before block `layer`. NULL: as gpt_stream_take(). */
 float *gpt_stream_make(struct gpt_run *run, uint32_t layer);
-/** It is made. */
+/** It is complete. */
 void gpt_stream_keep(struct gpt_run *run, uint32_t layer);
 /** The residual stream before block `layer`, to be read until gpt_stream_drop(). NULL: the stash
  *  failed, and so does the pass. */
 const float *gpt_stream_take(struct gpt_run *run, uint32_t layer);
-/** again: another pass will read it. */
+/** Ends reading it; again: another pass will read it. */
 void gpt_stream_drop(struct gpt_run *run, uint32_t layer, bool again);
 /** Tells the stash which one is read next: that of block `now` in the next micro-batch, or of
  *  `layer` (below 0: none) after the last one. */

@@ -1,22 +1,20 @@
 /*
- * stash.h - where arrays of one size are between the pass that makes them and those that need them:
- * checkpoints of activations, out of the way of whoever computes.
+ * stash.h - holds arrays of one size between the pass that makes them and the passes that read
+ * them: checkpoints of activations, which would otherwise fill the memory.
  *
- * MODEL. `entries` arrays, numbered. A few are in memory at one time, in slots; the others are
- * somewhere else, which takes a while. An entry is made anew in each round, and what it was before
- * is gone then.
+ * MODEL. `entries` arrays, numbered. A few are in memory at one time, in slots. The others are
+ * elsewhere, and bringing them back takes time. Making an entry again replaces its old content.
  *
- *     make    a slot to fill             ... keep      it is whole, and may leave memory
- *     take    it is in memory, unchanged ... drop      it may leave memory again
- *     forget  nobody will take it again: it is not worth keeping
- *     ahead   it will be taken next
+ *     make    returns a slot to fill         ... keep   it is complete, and may leave memory
+ *     take    returns the entry, unchanged   ... drop   it may leave memory again
+ *     forget  the entry will not be taken again, so it need not be kept
+ *     ahead   the entry will be taken next
  *
- * make and take wait; the others only begin. A failure is final: make and take are NULL from then
- * on, and whoever opened the stash has the message.
+ * make and take wait; the others only start work. A failure is final: make and take then return
+ * NULL, and the opener of the stash can ask for the error message.
  *
- * A DEVICE copies from and to slots, in the order in which it is told to: for as long as `busy`
- * says so of a slot that was kept or dropped, nothing happens to it but that it may be taken, for a
- * copy behind the others.
+ * A DEVICE copies from and to slots in order. While `busy` returns true for a slot that was kept or
+ * dropped, the slot is not reused. It may only be taken, for a copy that follows the others.
  */
 #ifndef GPT_STASH_H
 #define GPT_STASH_H
@@ -25,7 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GPT_STASH_SLOTS 4u /* one is read, one is made, and one each is on its way, in and out */
+#define GPT_STASH_SLOTS 4u /* one being read, one being made, one on its way in, one out */
 
 struct gpt_stash;
 
@@ -40,10 +38,10 @@ struct gpt_stash_ops {
 
 struct gpt_stash {
     const struct gpt_stash_ops *ops;
-    /* All slots, for a device to pin. */
+    /* The memory of all slots, for a device to pin. */
     void *memory;
     size_t memory_bytes;
-    /* Of whoever has a device. */
+    /* Set by the user of a device. */
     bool (*busy)(void *arg, unsigned slot);
     void *busy_arg;
 };
