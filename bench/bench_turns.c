@@ -140,7 +140,7 @@ static int turn_snapshot(struct zbench_rig *r)
 
 static int turn_fsck(struct zbench_rig *r)
 {
-    struct zc_sentence *problems = NULL;
+    struct zc_message *problems = NULL;
     struct zc_fsck fsck;
     size_t n = 0;
     int rc = zc_fsck_wait(r->c, &fsck, &problems, &n);

@@ -82,7 +82,7 @@ extern "C" {
 #define ZC_TOP_PATHS_MAX 8u
 #define ZC_TOP_TIERS_MAX 4u
 #define ZC_POINTS_MAX    3   /* points of a job: in memory, prepared, committed */
-#define ZC_SENTENCE_MAX  224 /* bytes of a message, with the terminating 0 */
+#define ZC_MESSAGE_MAX   224 /* bytes of a message, with the terminating 0 */
 
 struct zc_client;
 
@@ -646,7 +646,7 @@ struct zc_stepped {
     uint64_t iterations, applied;
     /* 0; else why the step, which was made, is not durable. The last commit stays valid */
     int commit_code;
-    char commit_text[ZC_SENTENCE_MAX]; /* its error message */
+    char commit_text[ZC_MESSAGE_MAX]; /* its error message */
 };
 
 /**
@@ -1048,8 +1048,8 @@ struct zc_counter {
 };
 
 /** A message of a list: a finding of scrub or fsck. */
-struct zc_sentence {
-    char text[ZC_SENTENCE_MAX];
+struct zc_message {
+    char text[ZC_MESSAGE_MAX];
 };
 
 /** Lists shards. job NULL or "": those of every job that the caller may see. */
@@ -1103,7 +1103,7 @@ struct zc_scrub {
  * (pause, resume, stop).
  */
 ZC_EXPORT int zc_scrub_wait(struct zc_client *c, enum zc_scrub_action action, uint64_t rate_bytes,
-                            struct zc_scrub *ret, struct zc_sentence **ret_bad, size_t *ret_n);
+                            struct zc_scrub *ret, struct zc_message **ret_bad, size_t *ret_n);
 
 /** Result of a check of the store. */
 struct zc_fsck {
@@ -1118,7 +1118,7 @@ struct zc_fsck {
  * problems: check problems_total.
  */
 ZC_EXPORT int zc_fsck_wait(struct zc_client *c, struct zc_fsck *ret,
-                           struct zc_sentence **ret_problems, size_t *ret_n);
+                           struct zc_message **ret_problems, size_t *ret_n);
 
 /** Use of the data files by one job. */
 struct zc_df_row {

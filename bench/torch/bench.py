@@ -82,7 +82,7 @@ class Slice:
     figures: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     python: float = 0.0  # part of a step in code of the contestant's in Python; 0: not counted
-    nvme: float = math.nan  # part of the states that is on NVMe; NaN: not known
+    nvme: float = math.nan  # part of the booked bytes that are places on NVMe; NaN: not known
     step: int = 0  # that was saved
     memory_kind: str = ""
 
@@ -351,7 +351,7 @@ class Bench:
             python = statistics.median(s.python for s in slices[who])
             nvme = [s.nvme for s in slices[who] if not math.isnan(s.nvme)]
             if nvme:
-                parts.append(f"{100 * statistics.median(nvme):.0f} % of its states on NVMe")
+                parts.append(f"{100 * statistics.median(nvme):.0f} % of its booked bytes are places on NVMe")
             if python > 0:
                 parts.append(f"Python {100 * python:.2f} % of a step")
             yield f"note {case.name} {who}: {', '.join(parts)} ({slices[who][0].memory_kind})"

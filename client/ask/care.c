@@ -9,13 +9,13 @@
 #define DF_TRIES 10u
 
 /** Adds the messages of scrub or fsck as rows. */
-static int rows_sentences(struct zc_client *c, struct zc_rows *rows, char **texts, size_t n)
+static int rows_messages(struct zc_client *c, struct zc_rows *rows, char **texts, size_t n)
 {
     void *added;
     int rc = zc_rows_begin(c, rows, n, 0, &added);
 
     for (size_t i = 0; rc > 0 && i < n; i++)
-        COPY(((struct zc_sentence *)added)[i].text, texts[i]);
+        COPY(((struct zc_message *)added)[i].text, texts[i]);
     return rc < 0 ? rc : 0;
 }
 
@@ -34,13 +34,13 @@ static int reply_scrub(struct zc_client *c, struct zc_call *call, const Protobuf
                                .eta_ms = r->eta_ms,
                                .rate_bytes = r->rate_bytes };
     COPY(head->state, r->state);
-    return rows_sentences(c, rows, r->bad, r->n_bad);
+    return rows_messages(c, rows, r->bad, r->n_bad);
 }
 
 static const struct zc_method method_scrub = { .id = ZP_SCRUB, .reply = reply_scrub };
 
 int zc_scrub_wait(struct zc_client *c, enum zc_scrub_action action, uint64_t rate_bytes,
-                  struct zc_scrub *ret, struct zc_sentence **ret_bad, size_t *ret_n)
+                  struct zc_scrub *ret, struct zc_message **ret_bad, size_t *ret_n)
 {
     struct zc_rows rows = { .row_bytes = sizeof(**ret_bad), .head = ret };
     Zp__Scrub m = ZP__SCRUB__INIT;
@@ -73,12 +73,12 @@ static int reply_fsck(struct zc_client *c, struct zc_call *call, const ProtobufC
                               .bytes = r->bytes,
                               .sequence = r->sequence,
                               .problems_total = r->problems_total };
-    return rows_sentences(c, rows, r->problems, r->n_problems);
+    return rows_messages(c, rows, r->problems, r->n_problems);
 }
 
 static const struct zc_method method_fsck = { .id = ZP_FSCK, .reply = reply_fsck };
 
-int zc_fsck_wait(struct zc_client *c, struct zc_fsck *ret, struct zc_sentence **ret_problems,
+int zc_fsck_wait(struct zc_client *c, struct zc_fsck *ret, struct zc_message **ret_problems,
                  size_t *ret_n)
 {
     struct zc_rows rows = { .row_bytes = sizeof(**ret_problems), .head = ret };

@@ -30,7 +30,7 @@ NAME_MAX = 63
 DIMS_MAX = 8
 NORM_BYTES = 80
 POINTS_MAX = 3
-SENTENCE_MAX = 224
+MESSAGE_MAX = 224
 
 F32, BF16, F16 = 1, 2, 3
 ADAMW, ADAM, LION, SGD, ADAGRAD = 1, 2, 3, 4, 5
@@ -94,7 +94,7 @@ zc_class = struct("zc_class", (zc_group, "group"), (c_double, "factor"), (c_uint
 zc_classes = struct("zc_classes", (POINTER(zc_class), "classes"), (c_uint32, "nclasses"),
                     (POINTER(c_uint32), "class_of"), (c_uint32, "ntensors"))
 zc_stepped = struct("zc_stepped", (c_uint64, "iterations applied"), (c_int, "commit_code"),
-                    (c_char * SENTENCE_MAX, "commit_text"))
+                    (c_char * MESSAGE_MAX, "commit_text"))
 zc_snapshot = struct("zc_snapshot", (c_char_p, "job name"), (c_bool, "next"),
                      (c_uint32, "retain timeout_ms"))
 zc_snapshot_row = struct("zc_snapshot_row",
@@ -141,7 +141,7 @@ zc_top = struct("zc_top", (c_uint64, "now_ns uptime_ms"),
                 (zc_gauge, "computing compute_line buffers_used gpu gpu_line"), (zc_tier_row * 4, "tiers"),
                 (zc_top_path * 8, "paths"), (zc_top_oldest, "oldest"))
 zc_counter = struct("zc_counter", (c_uint64, "value"), (c_char * 64, "name"))
-zc_sentence = struct("zc_sentence", (c_char * SENTENCE_MAX, "text"))
+zc_message = struct("zc_message", (c_char * MESSAGE_MAX, "text"))
 zc_scrub = struct("zc_scrub", (c_char * 16, "state"),
                   (c_uint64, "bytes total_bytes bad_pages elapsed_ms eta_ms rate_bytes"))
 zc_fsck = struct("zc_fsck",
@@ -289,8 +289,8 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_stat_wait": (c_int, (HANDLE, P(P(zc_counter)), P(c_size_t))),
     "zc_top_wait": (c_int, (HANDLE, c_char_p, P(zc_top), P(P(zc_top_job)), P(c_size_t))),
     "zc_snapshots_wait": (c_int, (HANDLE, c_char_p, P(P(zc_snapshot_row)), P(c_size_t))),
-    "zc_scrub_wait": (c_int, (HANDLE, c_int, c_uint64, P(zc_scrub), P(P(zc_sentence)), P(c_size_t))),
-    "zc_fsck_wait": (c_int, (HANDLE, P(zc_fsck), P(P(zc_sentence)), P(c_size_t))),
+    "zc_scrub_wait": (c_int, (HANDLE, c_int, c_uint64, P(zc_scrub), P(P(zc_message)), P(c_size_t))),
+    "zc_fsck_wait": (c_int, (HANDLE, P(zc_fsck), P(P(zc_message)), P(c_size_t))),
     "zc_df_wait": (c_int, (HANDLE, P(zc_df), P(P(zc_df_row)), P(c_size_t))),
     "zc_rows_free": (None, (c_void_p,)),
     **asynchronous("zc_ping"),

@@ -71,7 +71,7 @@ static void see_snapshots(struct zc_client *c)
 
 static void see_files(struct zc_client *c)
 {
-    struct zc_sentence *problems = NULL;
+    struct zc_message *problems = NULL;
     struct zc_df_row *rows = NULL;
     struct zc_fsck f;
     struct zc_df df;

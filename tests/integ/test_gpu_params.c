@@ -419,7 +419,7 @@ static void amid_steps(void **state)
         struct zc_stepped stepped[2];
         struct zi_call calls[2];
         struct zc_scrub scrub;
-        struct zc_sentence *bad = NULL;
+        struct zc_message *bad = NULL;
         size_t nbad;
         int rc;
 

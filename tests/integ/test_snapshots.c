@@ -35,7 +35,7 @@ static size_t count(struct zc_client *c, const char *job)
 /* Everything adds up, and df tells of every byte. ret: of the job's row. */
 static struct zc_df_row sound(struct zc_client *c, const char *when)
 {
-    struct zc_sentence *problems = NULL;
+    struct zc_message *problems = NULL;
     struct zc_df_row *rows = NULL, of_job = { 0 };
     struct zc_fsck fsck;
     struct zc_df df;

@@ -624,7 +624,7 @@ void zi_where(struct zc_client *c, const char *job, uint64_t *ret_gpu, uint64_t 
 
 void zi_fsck_online(struct zc_client *c)
 {
-    struct zc_sentence *problems = NULL;
+    struct zc_message *problems = NULL;
     struct zc_fsck f;
     size_t n = 0;
 

@@ -114,8 +114,8 @@ struct table {
     size_t ncolumns, nrows, row_bytes;
     const char *rows;
     const char *key; /* of the messages in the JSON; NULL: there are none */
-    const struct zc_sentence *sentences;
-    size_t nsentences;
+    const struct zc_message *messages;
+    size_t nmessages;
     const char *below; /* lines for people; NULL: none */
 };
 
@@ -285,8 +285,8 @@ static int table_print(FILE *out, const struct table *t)
     }
     for (size_t i = 0; i < t->nrows && t->ncolumns > 0; i++)
         line_print(out, t, t->rows + i * t->row_bytes, widths, last);
-    for (size_t i = 0; i < t->nsentences; i++)
-        (void)fprintf(out, "%s\n", t->sentences[i].text);
+    for (size_t i = 0; i < t->nmessages; i++)
+        (void)fprintf(out, "%s\n", t->messages[i].text);
     if (t->below)
         (void)fputs(t->below, out);
     free(widths);
@@ -308,12 +308,12 @@ static json_t *row_json(const struct table *t, size_t i)
     return object;
 }
 
-static json_t *sentences_json(const struct table *t)
+static json_t *messages_json(const struct table *t)
 {
     json_t *all = json_array();
 
-    for (size_t i = 0; i < t->nsentences; i++)
-        if (json_array_append_new(all, json_string(t->sentences[i].text)) < 0) {
+    for (size_t i = 0; i < t->nmessages; i++)
+        if (json_array_append_new(all, json_string(t->messages[i].text)) < 0) {
             json_decref(all);
             return NULL;
         }
@@ -332,7 +332,7 @@ static json_t *table_json(const struct table *t)
     if (!t->key)
         return json_pack("{s:i, s:o}", "schema", ZCTL_SCHEMA, "rows", rows);
     return json_pack("{s:i, s:o, s:o}", "schema", ZCTL_SCHEMA, "rows", rows, t->key,
-                     sentences_json(t));
+                     messages_json(t));
 }
 
 int zctl_dump(FILE *out, json_t *all, size_t flags)
@@ -389,9 +389,9 @@ int zctl_print(struct zctl *z, const struct zctl_column *columns, size_t ncolumn
 
 int zctl_print_more(struct zctl *z, const struct zctl_column *columns, size_t ncolumns,
                     const void *rows, size_t nrows, size_t row_bytes, const char *key,
-                    const struct zc_sentence *sentences, size_t n)
+                    const struct zc_message *messages, size_t n)
 {
-    const struct table t = { columns, ncolumns, nrows, row_bytes, rows, key, sentences, n, NULL };
+    const struct table t = { columns, ncolumns, nrows, row_bytes, rows, key, messages, n, NULL };
 
     return print(z, &t);
 }

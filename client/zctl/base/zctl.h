@@ -102,7 +102,7 @@ int zctl_print(struct zctl *z, const struct zctl_column *columns, size_t ncolumn
 /** The same, followed by n messages: as lines for people, as an array under `key` for programs. */
 int zctl_print_more(struct zctl *z, const struct zctl_column *columns, size_t ncolumns,
                     const void *rows, size_t nrows, size_t row_bytes, const char *key,
-                    const struct zc_sentence *sentences, size_t n);
+                    const struct zc_message *messages, size_t n);
 
 /** Lines below a table, for people only, since the rows of the JSON have the same data. Write them
  * to `out` after zctl_below_open(); zctl_print_below() prints and frees them. */

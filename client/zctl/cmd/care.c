@@ -29,7 +29,7 @@ struct scrub_row {
     double percent, elapsed_s, eta_s;
 };
 
-static int scrub_show(struct zctl *z, const struct zc_scrub *scrub, const struct zc_sentence *bad,
+static int scrub_show(struct zctl *z, const struct zc_scrub *scrub, const struct zc_message *bad,
                       size_t n)
 {
     static const struct zctl_column columns[] = {
@@ -70,7 +70,7 @@ static const struct zb_opt scrub_options[] = {
 static int scrub(struct zctl *z, int argc, char **argv)
 {
     const struct scrub_options *o = z->opts.values;
-    struct zc_sentence *bad = NULL;
+    struct zc_message *bad = NULL;
     struct zc_scrub state;
     size_t n = 0, action = ZC_SCRUB_STATUS;
     int rc = 0;
@@ -162,7 +162,7 @@ static int fsck_offline(struct zctl *z, const char *folder)
                    "the check of '%s' ended with status %d", folder, WEXITSTATUS(status));
 }
 
-static int fsck_show(struct zctl *z, const struct zc_fsck *fsck, const struct zc_sentence *problems,
+static int fsck_show(struct zctl *z, const struct zc_fsck *fsck, const struct zc_message *problems,
                      size_t n)
 {
     static const struct zctl_column columns[] = {
@@ -196,7 +196,7 @@ static const struct zb_opt fsck_options[] = {
 static int fsck_run(struct zctl *z, int argc, char **argv)
 {
     const char *folder = ((const struct fsck_options *)z->opts.values)->data;
-    struct zc_sentence *problems = NULL;
+    struct zc_message *problems = NULL;
     struct zc_fsck fsck;
     size_t n = 0;
     int rc;

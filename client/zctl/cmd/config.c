@@ -92,9 +92,9 @@ static struct part batch_part(uint64_t n, const char *what)
     return p;
 }
 
-static struct zc_sentence run_sentence(const struct zc_zero_config *c)
+static struct zc_message run_message(const struct zc_zero_config *c)
 {
-    struct zc_sentence s;
+    struct zc_message s;
     static const char *const tiers[] = { "nowhere", "to host memory", "to NVMe" };
     const struct zc_zero_options *o = &c->options;
     bool steps = !(c->left & ZC_LEFT_MICRO_STEPS);
@@ -115,7 +115,7 @@ static int config_print(struct zctl *z, const struct zc_zero_config *c)
 {
     struct config_row *rows = calloc(c->nlines + DEFAULTS_MAX, sizeof(*rows));
     size_t n;
-    struct zc_sentence sentence;
+    struct zc_message message;
     int rc;
 
     if (!rows)
@@ -123,9 +123,8 @@ static int config_print(struct zctl *z, const struct zc_zero_config *c)
     for (size_t i = 0; i < c->nlines; i++)
         rows[i] = row_of(&c->lines[i]);
     n = c->nlines + rows_of_defaults(c, rows + c->nlines);
-    sentence = run_sentence(c);
-    rc =
-        zctl_print_more(z, columns, ZB_COUNT(columns), rows, n, sizeof(*rows), "run", &sentence, 1);
+    message = run_message(c);
+    rc = zctl_print_more(z, columns, ZB_COUNT(columns), rows, n, sizeof(*rows), "run", &message, 1);
     free(rows);
     return rc;
 }

@@ -115,7 +115,7 @@ static int commit_settle(struct zc_zero *z)
     enum zc_commit what = z->steps->unsettled;
 
     z->steps->unsettled = ZC_COMMIT_NO;
-    (void)snprintf(mine.text, sizeof(mine.text), "%.*s", ZC_SENTENCE_MAX,
+    (void)snprintf(mine.text, sizeof(mine.text), "%.*s", ZC_MESSAGE_MAX,
                    z->steps->stepped.commit_text);
     if (what == ZC_COMMIT_PREPARE)
         return commit_agree(z, what, &mine);

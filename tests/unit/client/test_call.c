@@ -704,7 +704,7 @@ static int every_method_of_saved(struct session *x)
 {
     const struct zc_snapshot take = { .job = "j" };
     struct zc_snapshot_row row, *snapshot_rows = NULL;
-    struct zc_sentence *sentences = NULL;
+    struct zc_message *sentences = NULL;
     struct zc_df_row *df_rows = NULL;
     struct zc_unit *unit = NULL;
     struct zc_reader reader;

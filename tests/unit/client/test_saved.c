@@ -357,7 +357,7 @@ static bool care_fn(struct fake *f, const struct zp_frame *frame, const uint8_t 
 static void care(void **state)
 {
     struct session x = session_open(care_fn, NULL);
-    struct zc_sentence *texts = NULL;
+    struct zc_message *texts = NULL;
     struct zc_scrub scrub;
     struct zc_fsck fsck;
     struct zp_arena *arena;
@@ -583,7 +583,7 @@ static int ask(struct zc_client *c, uint16_t method)
     struct zc_stepped stepped = { .iterations = 77 };
     struct zc_reader reader = { .id = 77 };
     struct zc_job job = { .id = 77 };
-    struct zc_sentence *texts = NULL;
+    struct zc_message *texts = NULL;
     struct zc_unit *unit = NULL;
     struct zc_fsck fsck;
     size_t n = 77;
