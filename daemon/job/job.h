@@ -282,6 +282,7 @@ struct zsd_job {
     bool retiring;         /* saves its state, then ends: another world, or others need memory */
     bool stays;            /* it could not be saved, and is not retired again */
     struct zb_list pushes; /* those that wait in the queues of their shards */
+    uint64_t grads_busy;   /* pages of pushes, and reads of gradients, that are in progress */
     struct zb_list room_waiters; /* fills that wait for a place in the ring */
     struct zsd_work room_work;
     uint64_t fetched_bytes, pushed_bytes;

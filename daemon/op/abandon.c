@@ -23,15 +23,11 @@ static int abandon_check(const struct zsd_job *job, uint64_t step, struct zb_err
         return zb_fail(err, -EINVAL, "step %llu of job '%s' is abandoned: step %llu comes next",
                        (unsigned long long)step, job->name,
                        (unsigned long long)job->iterations + 1);
-    for (uint32_t i = 0; i < job->nshards; i++) {
-        const struct zsd_shard *s = job->shards[i];
-
-        if (s->pushing > 0 || s->grad_reads > 0 || !zb_list_empty(&s->push_waiters))
-            return zb_fail(
-                err, -EBUSY,
-                "step %llu of job '%s' is abandoned, but a push to unit '%s' is in progress",
-                (unsigned long long)step, job->name, s->unit->name);
-    }
+    if (job->grads_busy > 0 || !zb_list_empty(&job->pushes))
+        return zb_fail(err, -EBUSY,
+                       "step %llu of job '%s' cannot be abandoned: a push or a read of a gradient "
+                       "is in progress",
+                       (unsigned long long)step, job->name);
     return 0;
 }
 

@@ -47,6 +47,7 @@ static void copy_end(struct copy *c)
     s->copies--;
     if (c->write && s->copies == 0)
         zsd_shard_writing(s, false);
+    job->grads_busy -= c->grad;
     if (c->grad && --s->grad_reads == 0) {
         zsd_push_resume(s);
         zsd_early_offer(s);
@@ -132,6 +133,7 @@ static void copy_start(struct zsd_req *req, struct zsd_shard *s, uint64_t first,
     c->member->staging_users++;
     s->copies++;
     s->grad_reads += c->grad;
+    s->job->grads_busy += c->grad;
     if (write)
         zsd_shard_writing(s, true);
     zsd_job_hold(s->job);

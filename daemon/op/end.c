@@ -13,6 +13,7 @@
  */
 #include "daemon/op/end.h"
 
+#include <assert.h>
 #include <errno.h>
 
 #include "daemon/op/early.h"
@@ -90,6 +91,7 @@ void zsd_job_forget_if_over(struct zsd_job *job)
 {
     if (job->state != ZSD_ENDED || job->inflight > 0)
         return;
+    assert(job->grads_busy == 0);
     if (job->placed) {
         zsd_job_arena_end(job);
         zsd_job_forget_if_over(job); /* a task holds it now, unless there was no memory for one */

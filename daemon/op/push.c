@@ -158,6 +158,7 @@ static void push_put(struct push *p)
     struct zsd_shard *s = p->shard;
 
     s->pushing--;
+    s->job->grads_busy--;
     zsd_grad_changed(s);
     if (s->grad_rc < 0 && p->err.code == 0)
         (void)push_lost(s, &p->err);
@@ -261,6 +262,7 @@ static void push_start(struct push *p)
     push_waits(p, ZSD_WAIT_PUSH_COMPUTE);
     p->left = p->npages + 1;
     s->pushing += p->left;
+    s->job->grads_busy += p->left;
     s->job->pushed_bytes += p->count * zb_dtype_bytes(p->dtype);
     p->work.run = push_on_work;
     push_on_work(&p->work);

@@ -615,6 +615,38 @@ static void a_gradient_is_read_while_it_grows(void **state)
     world_close(&w);
 }
 
+static int abandon(struct world *w, unsigned c, unsigned tag, uint64_t step)
+{
+    Zp__Abandon q = ZP__ABANDON__INIT;
+
+    q.job = w->clients[c].job;
+    q.step = step;
+    ask_as(w, c, tag, zsd_abandon, &q);
+    return answer(w, tag);
+}
+
+/* A step whose gradients are being changed, or read, is not abandoned; then it is, and begins anew. */
+static void a_step_is_abandoned(void **state)
+{
+    struct world w;
+
+    (void)state;
+    pair_open(&w, PLENTY, false);
+    push_ask(&w, 0, 2, 0, 1, 1);
+    assert_int_equal(abandon(&w, 1, 1, 1), -EBUSY);
+    assert_int_equal(answer(&w, 2), 0);
+    read_ask(&w, 0, 0, 0, ZK_GRAD);
+    push_ask(&w, 0, 2, 0, 1, 2); /* waits for the read */
+    assert_int_equal(abandon(&w, 1, 1, 1), -EBUSY);
+    assert_int_equal(answer(&w, 0), 0);
+    assert_int_equal(answer(&w, 2), 0);
+    assert_int_equal(abandon(&w, 1, 1, 2), -EINVAL);
+    assert_int_equal(abandon(&w, 1, 1, 1), 0);
+    push_ask(&w, 0, 2, 0, 1, 0);
+    assert_int_equal(answer(&w, 2), 0);
+    world_close(&w);
+}
+
 /* A write that failed half-way has left no values that anybody may see. */
 static void a_write_that_fails(void **state)
 {
@@ -1000,6 +1032,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_attaches_to_the_end),
         cmocka_unit_test(a_client_dies_behind_its_request),
         cmocka_unit_test(a_gradient_is_read_while_it_grows),
+        cmocka_unit_test(a_step_is_abandoned),
         cmocka_unit_test(a_write_that_fails),
         cmocka_unit_test(a_fetch_gives_up),
         cmocka_unit_test(a_shard_twice_in_a_fetch),
