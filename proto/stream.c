@@ -15,8 +15,8 @@
  * INVARIANTS
  *     I1  zp_stream_read() receives only while no whole frame lies in `in`. So there is always room
  *         (a frame fits), and at most one batch is held before a receive and two after it.
- *     I2  A batch that no frame can claim any more is an error when zp_stream_next() sees it: the
- *         frame after it has begun, or the frame that it arrived in the middle of has not ended.
+ *     I2  A batch that no frame can claim any more is an error as soon as zp_stream_next() sees it,
+ *         before the frame that it came with is handed out.
  *     I3  Every descriptor that arrived was handed out, or is in a batch and closed by
  *         zp_stream_free(), or was closed when it was refused.
  */
@@ -252,13 +252,15 @@ static void in_batch_drop(struct zp_stream *s)
     memmove(&s->batches[0], &s->batches[1], s->nbatches * sizeof(s->batches[0]));
 }
 
-/** I2, for the frame that begins at in_at and is complete, or has not arrived yet. */
-static int in_check_batches(const struct zp_stream *s, bool whole, struct zb_err *err)
+/** I2, of the batches from `first` on, for a frame that begins at `at` and is complete, or has not
+ * arrived yet. */
+static int in_check_batches(const struct zp_stream *s, unsigned first, uint64_t at, bool whole,
+                            struct zb_err *err)
 {
-    for (unsigned i = 0; i < s->nbatches; i++) {
+    for (unsigned i = first; i < s->nbatches; i++) {
         const struct in_batch *b = &s->batches[i];
 
-        if (b->to <= s->in_at || (!whole && b->from > s->in_at))
+        if (b->to <= at || (!whole && b->from > at))
             return zb_fail(err, -EPROTO, "%u descriptors arrived that no frame announced", b->n);
     }
     return 0;
@@ -277,11 +279,16 @@ int zp_stream_next(struct zp_stream *s, struct zp_frame *ret, const uint8_t **re
         return zb_fail(err, found, "a frame's body is longer than %u bytes", ZP_BODY_MAX);
     if (found < 0)
         return zb_fail(err, found, "what arrived is not a frame");
-    rc = in_check_batches(s, found, err);
+    rc = in_check_batches(s, 0, s->in_at, found, err);
     if (rc < 0)
         return rc;
     if (found == 0)
         return 0;
+    /* before the frame is handled: none after it can claim what came with it */
+    rc = in_check_batches(s, frame.fds > 0, s->in_at + ZP_HEADER_BYTES + frame.body_bytes, true,
+                          err);
+    if (rc < 0)
+        return rc;
     if (frame.fds > 0) {
         unsigned n = s->nbatches > 0 && b->from <= s->in_at ? b->n : 0;
 

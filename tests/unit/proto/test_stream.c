@@ -239,8 +239,8 @@ static const struct {
     { "none, one announced", { { 1, 3, 0, WHOLE, 0 } }, 1, 0, -EPROTO },
     { "one, two announced", { { 2, 3, 0, WHOLE, 1 } }, 1, 0, -EPROTO },
     { "two, one announced", { { 1, 3, 0, WHOLE, 2 } }, 1, 0, -EPROTO },
-    { "one, none announced", { { 0, 3, 0, WHOLE, 1 } }, 1, 1, -EPROTO },
-    { "one, none announced, an empty body", { { 0, 0, 0, WHOLE, 1 } }, 1, 1, -EPROTO },
+    { "one, none announced", { { 0, 3, 0, WHOLE, 1 } }, 1, 0, -EPROTO },
+    { "one, none announced, an empty body", { { 0, 0, 0, WHOLE, 1 } }, 1, 0, -EPROTO },
     { "five, four announced", { { 4, 3, 0, WHOLE, 5 } }, 1, 0, -EPROTO },
     { "six", { { 0, 3, 0, WHOLE, 6 } }, 1, 0, -EPROTO },
     { "seven, more than there is room for", { { 4, 3, 0, WHOLE, 7 } }, 1, 0, -EPROTO },
@@ -257,7 +257,7 @@ static const struct {
       0,
       -EPROTO },
     { "twice for one frame", { { 1, 3, 0, 24, 1 }, { 1, 3, 24, 25, 1 } }, 2, 0, -EPROTO },
-    { "with the frame before", { { 0, 3, 0, WHOLE, 1 }, { 1, 3, 0, WHOLE, 0 } }, 2, 1, -EPROTO },
+    { "with the frame before", { { 0, 3, 0, WHOLE, 1 }, { 1, 3, 0, WHOLE, 0 } }, 2, 0, -EPROTO },
     { "with the frame behind", { { 1, 3, 0, 24, 0 }, { 1, 3, 24, WHOLE, 0 } }, 2, 0, -EPROTO },
 };
 
