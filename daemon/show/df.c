@@ -1,15 +1,15 @@
 /*
  * df.c - use of the data files by job: `zctl df`.
  *
- * MODEL. One run at a time, for all requests that come meanwhile:
+ * MODEL. One run at a time; it answers all requests that arrive before it ends:
  *
- *     SIZE ---> WAIT ---> COPY ---> COUNT ---> KEPT     the newest result stays for further pages of
- *                                                       its list
+ *     SIZE ---> WAIT ---> COPY ---> COUNT ---> KEPT     the newest result stays for further pages
+ *                                                       of its list
  *
  *     SIZE    the catalog's thread reads the size of its file
- *     WAIT    limits the loop time that runs take: see REST
- *     COPY    metadata is copied on the loop, over several turns (survey.h)
- *     COUNT   it is counted on a compute thread
+ *     WAIT    limits the loop time that runs take: DF_REST
+ *     COPY    the loop copies metadata, over several turns (survey.h)
+ *     COUNT   a compute thread counts the copy
  *
  * Runs are not part of the queue of changes.
  */
@@ -27,7 +27,7 @@
 
 #define DF_ROWS     200u /* of one reply: below 64 KiB with the longest names */
 #define DF_KEPT_NS  UINT64_C(10000000000)
-#define DF_REST     16u /* so many times as long as a copy took, no other one is made */
+#define DF_REST     16u /* the pause after a copy, as a multiple of the time that it took */
 #define DF_REST_MIN UINT64_C(1000000)
 
 struct df_asker {
@@ -43,17 +43,18 @@ struct zsd_df_run {
     struct zsd_task task;
     struct zsd_timed timed;
     struct zsd_work work; /* the next part of the copy */
-    uint64_t took_ns;     /* by the parts before it */
+    uint64_t took_ns;     /* by the parts so far */
     struct zn_catalog_size size;
     struct zb_err err;
-    struct zsd_survey s; /* when it is over: jobs and sums */
-    uint64_t over_ns;    /* when it was over */
-    uint64_t rest_ns;    /* until when no other one is copied */
+    struct zsd_survey s; /* after the run: only jobs and sums */
+    uint64_t over_ns;    /* when the last run ended */
+    uint64_t rest_ns;    /* no copy begins before this time */
 };
 
 /* ---- the answer */
 
-/* One row for each job that the client may see, by number; then what is nobody's, or hidden. */
+/* One row for each job that the client may see, by number; then one row for everything else: places
+ * of no job, and of jobs that it may not see. */
 static void df_answer(const struct zsd_df_run *d, struct zsd_req *req, uint64_t cursor)
 {
     Zp__DfRow rows[DF_ROWS], *list[DF_ROWS], *other;
@@ -161,7 +162,7 @@ static void df_copy(struct zsd_timed *timed)
 {
     struct zsd_df_run *d = zb_container_of(timed, struct zsd_df_run, timed);
 
-    zsd_survey_done(&d->s); /* of the run before */
+    zsd_survey_done(&d->s); /* of the previous run */
     d->s.what = ZSD_SURVEY_DF;
     d->took_ns = 0;
     d->core->in_progress++;
@@ -220,7 +221,7 @@ void zsd_df_free(struct zsd_core *core)
 
     if (!d)
         return;
-    if (d->runs) { /* it waits */
+    if (d->runs) { /* in WAIT */
         zsd_timed_disarm(&d->timed);
         (void)zb_fail(&d->err, -ENOTCONN, "the daemon is ending");
         df_over(d);

@@ -1,18 +1,21 @@
 /*
  * fsck.c - recomputes every counter of the store.
  *
- * MODEL. A change that changes nothing (store/change.h, `looks`). When it is next in the queue, the
- * metadata in memory is copied, over several turns (survey.h). Then, on the catalog's thread, the whole
- * catalog is read and compared with the copy (fsck_catalog.c), and everything is counted again
- * (fsck_count.c). No commit waits for that: the pass stops at once when another change comes, and
- * begins again after it. The last of TRIES passes runs to its end. Requests that come during a run get
- * its report. What is checked:
+ * MODEL. A run consists of passes. A pass is a change that changes nothing (store/change.h,
+ * `looks`). When it is first in the queue, the metadata in memory is copied, over several turns
+ * (survey.h). Then the catalog's thread reads the whole catalog, compares it with the copy
+ * (fsck_catalog.c), and counts everything again (fsck_count.c). A pass stops when another change is
+ * queued, and the next pass begins after that change. So no change waits for a whole pass, except
+ * for the last of TRIES passes, which runs to its end. Requests that arrive during a run get its
+ * report. It checks:
  *
  *     the catalog     its digest; each record against memory, and that none is missing
- *     rows            versions that hold each
- *     places          holders of each: rows, and shards that work with it; places of each class
- *     the maps        what is taken there belongs to a class
- *     promises        of each class, over all jobs and readers; and what is booked for them
+ *     rows            the number of versions that hold each
+ *     places          the holders of each: rows, and shards that work with it; the places of each
+ *                     class
+ *     the maps        every byte belongs to a place of a class, or is free
+ *     promises        of each class, summed over all jobs and readers; and the bytes booked for
+ *                     them
  *     df              the columns add up to the size of the data files
  */
 #include "daemon/show/fsck.h"
@@ -29,7 +32,7 @@
 
 #define TRIES 32u
 
-/* Somebody who asked, and waits for the report. */
+/* A caller that waits for the report. */
 struct fsck_asker {
     zsd_fsck_done *done;
     void *arg;
@@ -45,7 +48,7 @@ static int fsck_begin(struct zsd_change *c, struct zb_err *err)
     return zsd_survey_take(f->core, &f->s, err);
 }
 
-/* Another change waits. */
+/* Whether the pass must stop for another change. */
 static bool fsck_asked(const struct zsd_fsck_run *f)
 {
     return !f->change.holds && atomic_load_explicit(&f->change.asked, memory_order_relaxed);
@@ -176,7 +179,7 @@ void zsd_fsck(struct zsd_req *req, const ProtobufCMessage *message)
     struct zb_err err = { 0 };
 
     (void)message;
-    if (!zsd_may(req->conn, geteuid())) /* it reads all that is saved, and names everybody's jobs */
+    if (!zsd_may(req->conn, geteuid())) /* reads the whole catalog; names jobs of all users */
         zsd_refuse(req, -EPERM, "only root and the daemon's own user start an fsck");
     else if (!req->daemon->core->store)
         zsd_refuse(req, -ENOENT, "this daemon saves nothing: it has no data directory that stays");

@@ -1,9 +1,9 @@
 /*
  * fsck_catalog.c - the part of an fsck that compares the catalog with memory.
  *
- * MODEL. Runs on the catalog's thread, in a change of fsck.c. The whole catalog is read. Each record
- * is compared with the survey, and marked there as found. After that, whatever memory has and no
- * record marked is missing from the catalog.
+ * MODEL. Runs on the catalog's thread, in a change of fsck.c. Reads the whole catalog, compares
+ * each record with the survey, and marks it there as found. Objects of the survey that are not
+ * marked at the end are missing from the catalog.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -253,7 +253,7 @@ void zsd_fsck_catalog(struct zsd_fsck_run *f)
 
     if (zn_catalog_verify(catalog, &err) < 0 ||
         zn_catalog_each(catalog, 1, UINT32_MAX, fsck_on_record, f, &err) < 0) {
-        fsck_problem(f, "%s", err.text); /* forgotten where it says that a change waits */
+        fsck_problem(f, "%s", err.text); /* dropped if the pass was stopped for a change */
         return;
     }
     fsck_missing(f);

@@ -1,10 +1,11 @@
 /*
  * fsck_count.c - the part of an fsck that counts everything again.
  *
- * MODEL. Runs on the catalog's thread after fsck_catalog.c. It reads the survey only, and compares
- * each counter with what it counts: versions that hold a row, holders of each place, places of each
- * class, promises and bookings, and the columns of df. A place that got or lost a holder while the survey
- * was taken is compared with what the catalog has, which stayed: its other holders are not known.
+ * MODEL. Runs on the catalog's thread after fsck_catalog.c. Reads the survey only. Counts the
+ * versions that hold each row, the holders of each place, the places of each class, promises and
+ * bookings, and the columns of df, and compares each count with the counter. If a place got or lost
+ * a holder while the survey was taken, only rows in the catalog are counted as its holders, because
+ * these did not change: the others are not known.
  */
 #include "daemon/show/fsck_priv.h"
 
@@ -35,7 +36,7 @@ void zsd_fsck_versions(struct zsd_fsck_run *f)
                          (ull)f->s.rows[i].row->id, f->s.rows[i].kept, f->s.rows[i].versions);
 }
 
-/* kept: of a row in the catalog. */
+/* Counts a holder of a place. kept: it is a row in the catalog. */
 static void fsck_holder(struct zsd_fsck_run *f, uint64_t at, uint64_t bytes, bool kept)
 {
     size_t i = zsd_survey_place(&f->s, at);
@@ -60,7 +61,7 @@ void zsd_fsck_places(struct zsd_fsck_run *f)
 {
     const struct zsd_places_copy *c = &f->s.places;
 
-    /* what the catalog has first: its bytes are what is told */
+    /* rows in the catalog first: the report has their bytes only */
     for (size_t i = 0; i < f->s.nrows; i++)
         if (f->s.rows[i].kept > 0)
             fsck_row_places(f, &f->s.rows[i]);
@@ -73,6 +74,7 @@ void zsd_fsck_places(struct zsd_fsck_run *f)
         fsck_holder(f, f->s.works[i].at, f->s.works[i].bytes, false);
 }
 
+/* The place of a page that is being written has one holder, although nothing points to it yet. */
 static bool fsck_held_well(const struct zsd_fsck_run *f, const struct zsd_place_copy *place,
                            uint32_t counted)
 {
@@ -81,7 +83,6 @@ static bool fsck_held_well(const struct zsd_fsck_run *f, const struct zsd_place_
     return counted == place->holders || (counted == 0 && place->holders == 1 && f->s.moving);
 }
 
-/* A page that is being written has a place that nobody points to yet: held once. */
 void zsd_fsck_holders(struct zsd_fsck_run *f)
 {
     const struct zsd_places_copy *c = &f->s.places;

@@ -1,9 +1,9 @@
 /*
- * inspect.c - what zctl shows: jobs, shards, tiers, counters. Reads only.
+ * inspect.c - lists of zctl: jobs, shards, tiers, counters. Reads only.
  *
- * Long answers come in parts: a reply's cursor begins the next one. Jobs have numbers, which they
- * keep, so a cursor stays meaningful while jobs come and go. A saved job that is not in memory is
- * shown by its newest commit.
+ * Long answers come in parts: the next request passes the cursor of the reply. A job keeps its
+ * number, so a cursor stays valid while jobs come and go. A saved job that is not in memory is
+ * shown with its commit, or with its prepared version if it has no commit.
  */
 #include "daemon/show/inspect.h"
 
@@ -46,7 +46,7 @@ const char *zsd_job_state_name(const struct zsd_job *job)
     return "";
 }
 
-/* Ended ones only while something of them is left to see. */
+/* An ended job is seen while it has members. */
 bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job, const char *name)
 {
     return zsd_may(conn, job->uid) && (name[0] == '\0' || strcmp(name, job->name) == 0) &&
@@ -65,15 +65,15 @@ static const struct zsd_version *saved_newest(const struct zsd_saved *s)
     return s->committed ? s->committed : s->prepared;
 }
 
-/* A job in memory, or a saved one: the other is NULL. */
+/* A job in memory, or a saved job: the other pointer is NULL. */
 struct seen {
     const struct zsd_job *job;
     const struct zsd_saved *saved;
     uint64_t number;
 };
 
-/* The job with the smallest number from `number` on that this client sees: false when there is
- * none. One that lives is shown before one that has ended and has the same number. */
+/* Finds the job with the smallest number, from `number` on, that this client sees. False: there is
+ * none. If an ended job has the same number as a live one, the live one is found. */
 static bool inspect_next(const struct zsd_req *req, const char *name, uint64_t number,
                          struct seen *ret)
 {
@@ -101,7 +101,8 @@ static bool inspect_next(const struct zsd_req *req, const char *name, uint64_t n
     return seen.number != UINT64_MAX;
 }
 
-/* Asks for one job that this client cannot see: answered. Later parts of a list may lose it. */
+/* True: the request names a job that this client cannot see, and is rejected. Requests for later
+ * parts are not: the job may have ended meanwhile. */
 static bool inspect_refuses(struct zsd_req *req, const char *name, uint64_t cursor)
 {
     struct seen seen;
@@ -179,7 +180,7 @@ ZSD_REQUEST(zsd_list, ListRequest)
     zsd_reply(req, &reply.base, -1);
 }
 
-/* What a row says of the saved side of a job. */
+/* Fills the columns that come from the saved job. */
 static void job_saved_row(const struct zsd_saved *s, Zp__JobRow *row)
 {
     zb_list_each(pos, &s->snaps) row->snapshots++;
@@ -290,7 +291,7 @@ static void tier_row(const struct zsd_account *a, const char *name, char *detail
     row->detail = detail;
 }
 
-/* As snprintf. With several paths each says how fast it was measured. */
+/* Returns the same as snprintf(). With several paths, the text has the measured speed of each. */
 static size_t path_detail(const struct zsd *daemon, unsigned path, char *text, size_t size)
 {
     const struct zn_info *info = zn_info(zsd_path_engine(daemon, path));
@@ -324,7 +325,7 @@ static void tier_gpu(const struct zsd *daemon, struct zsd_tier_rows *ret)
         row->moving += zsd_gpu_leaving(zb_container_of(pos, struct zsd_job, node));
 }
 
-/* What the daemon remembers of jobs, beside the budget: appended. */
+/* Appends the memory of descriptions and notes, which is not part of the budget. */
 static void tier_remembered(const struct zsd *daemon, char *text, size_t size)
 {
     const struct zsd_quota *node = daemon->limits ? &daemon->limits->node : NULL;
@@ -372,8 +373,8 @@ void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
 
 #define STRANDED_ROWS 16u
 
-/* What is asked of the kernel and of the GPU's driver while the loop goes on: where the host tier's
- * memory is, and what the device has. */
+/* A task that asks the kernel on which NUMA nodes the host tier's memory is, and the GPU's driver
+ * how the device's memory is used. Both may be slow. */
 struct tiers {
     struct zsd_task task;
     struct zsd_req *req;
@@ -391,7 +392,7 @@ static void tiers_stranded_text(const struct tiers *t, char *text, size_t size)
     size_t len = 0;
 
     text[0] = '\0';
-    if (!t->req->conn || !zsd_may(t->req->conn, geteuid())) /* names and pids of others' jobs */
+    if (!t->req->conn || !zsd_may(t->req->conn, geteuid())) /* jobs and pids of all users */
         return;
     for (unsigned i = 0; i < t->nstranded && len < size; i++) {
         const char *job = zsd_strand_job(t->daemon->core, t->stranded[i].tag);
@@ -403,7 +404,7 @@ static void tiers_stranded_text(const struct tiers *t, char *text, size_t size)
     }
 }
 
-/* t: what was asked for; NULL: nothing was to be asked. */
+/* t: the results of the task; NULL: there was none, without NUMA and without a GPU. */
 static void tiers_answer(struct zsd_req *req, const struct tiers *t)
 {
     const struct zsd *daemon = req->daemon;
@@ -450,7 +451,7 @@ static void tiers_run(struct zsd_task *task)
         zsd_numa_survey(t->daemon->numa, t->areas, t->nareas, &t->use);
     if (!t->daemon->gpu)
         return;
-    (void)zk_gpu_usage(zsd_gpu_device(t->daemon->gpu), &t->usage, &err); /* it failed: zeros */
+    (void)zk_gpu_usage(zsd_gpu_device(t->daemon->gpu), &t->usage, &err); /* on failure: zeros */
     zk_gpu_stranded(zsd_gpu_device(t->daemon->gpu), tiers_on_stranded, t);
 }
 

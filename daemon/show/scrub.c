@@ -2,31 +2,31 @@
  * scrub.c - reads and verifies every page of every saved version in the background, at a given
  * rate.
  *
- * MODEL. A run reads the rows of all versions that there are when it is started, each once. It begins
- * by marking and counting them, some each turn. It does not hold them: rows that a job drops meanwhile
- * are skipped, and rows that it commits meanwhile belong to the next run. One page is in progress at a
- * time.
+ * MODEL. A run reads the rows of all versions that exist when it is started, each once. It begins
+ * by marking and counting them, some each turn. It does not hold them: rows that a job drops during
+ * the run are skipped, and rows that it commits belong to the next run. One page is in progress at
+ * a time.
  *
  *     LIST ---> WAIT ---> BUFFER ---> READ ---> WAIT ...
  *
- *     LIST    marks rows (row->scrub); whoever started the run is answered when all are marked
- *     WAIT    until the bucket has bytes: zsd_scrub_tick() fills it
- *     BUFFER  for a page buffer, in the same queue as the jobs' pages
- *     READ    for the page (store/rowio.c)
+ *     LIST    marks rows (row->scrub), and then answers the request that started the run
+ *     WAIT    waits until the bucket has bytes: zsd_scrub_tick() fills it
+ *     BUFFER  waits for a page buffer, in the same queue as the jobs' pages
+ *     READ    reads and verifies the page (store/rowio.c)
  *
  *     idle (no run) ---> running <--> paused
  *                           |            |
  *                           +------------+---> stopped, done
  *
- * RATE. A bucket of tokens, in bytes. A page may be read while the bucket is not empty, so it is
- * overdrawn by at most one page. Without a given rate, the first pages are read one after the
- * other, and the rate is a tenth of their speed.
+ * RATE. A token bucket, in bytes. A page may be read while the bucket is not empty, so the bucket
+ * is overdrawn by at most one page. If no rate is given, the first pages are read without waiting
+ * for tokens, and the rate becomes a tenth of their throughput.
  *
  * INVARIANTS
  *
- *     C1  A version's struct and those of its rows stay allocated from the start until its rows were
- *         read (zsd_version_look()).
- *     C2  bytes <= total; both count a page once. Skipped pages leave total.
+ *     C1  The structs of a version and of its rows stay allocated from the start until its rows are
+ *         finished (zsd_version_look()).
+ *     C2  bytes <= total_bytes; both count a page once. Skipped pages are taken off total_bytes.
  */
 #include "daemon/show/scrub.h"
 
@@ -44,10 +44,10 @@
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
 
-#define BAD_MAX     16u           /* that are named */
-#define PROBE_BYTES (16 * ZB_MIB) /* read to learn what the device gives */
-#define RATE_MIN    ZB_MIB        /* a second: slower, a run never ends */
-#define BURST_NS    100000000u    /* the bucket holds what comes in so long */
+#define BAD_MAX     16u           /* bad pages with a message; all are counted */
+#define PROBE_BYTES (16 * ZB_MIB) /* read to measure the throughput */
+#define RATE_MIN    ZB_MIB        /* per second: at a lower rate, a run never ends */
+#define BURST_NS    100000000u    /* a tick fills the bucket for at most this time */
 
 enum scrub_state { SCRUB_RUNNING, SCRUB_PAUSED, SCRUB_DONE, SCRUB_STOPPED };
 enum scrub_page { PAGE_LIST, PAGE_WAIT, PAGE_BUFFER, PAGE_READ };
@@ -57,25 +57,25 @@ struct zsd_scrub {
     struct zsd_core *core;
     enum scrub_state state;
     enum scrub_page page;   /* written by scrub_run() and its callbacks only */
-    struct zsd_req *starts; /* LIST: who started it, and is not answered yet; or NULL */
+    struct zsd_req *starts; /* LIST: the request that started it, not answered yet; or NULL */
     struct zsd_scrub_rows rows;
-    struct zb_map seen; /* generations of pages that more than one may hold */
+    struct zb_map seen; /* generations of pages that were read and have several holders */
 
-    uint32_t at_page; /* the page of the present row that is next, or in progress */
+    uint32_t at_page; /* page of the current row that is next, or in progress */
     enum zsd_saved_plane at_plane;
     void *buffer, *scratch;
     struct zsd_work work;
-    struct zsd_claim claim; /* to the buffer: the house's */
+    struct zsd_claim claim; /* for the buffer; the house pays */
     struct zsd_row_read read;
 
-    uint64_t rate; /* bytes a second; 0: not known yet */
+    uint64_t rate; /* bytes per second; 0: not known yet */
     bool probing;
     int64_t tokens;
-    uint64_t filled_ns; /* when */
+    uint64_t filled_ns; /* when the bucket was filled last */
     uint64_t probed_ns, probed_bytes, page_ns;
 
     uint64_t bytes, total_bytes, bad_pages;
-    uint64_t ran_ns, since_ns; /* of runs before this one; this one's beginning */
+    uint64_t ran_ns, since_ns; /* time in RUNNING before since_ns; when state was entered */
     char *bad[BAD_MAX];
 };
 
@@ -97,7 +97,7 @@ static void scrub_to(struct zsd_scrub *s, enum scrub_state state)
     s->filled_ns = s->since_ns;
 }
 
-/* The run is over: nothing of it is in progress. */
+/* Ends the run. No page may be in progress. */
 static void scrub_over(struct zsd_scrub *s)
 {
     zsd_scrub_rows_drop(&s->rows);
@@ -110,7 +110,7 @@ static void scrub_over(struct zsd_scrub *s)
 
 /* ---- pages */
 
-/* On to the next page: by plane, then by page, then by row. */
+/* Goes on to the next page of the plane, then to the next plane, then to the next row. */
 static void scrub_next(struct zsd_scrub *s)
 {
     const struct zsd_row *r = zsd_scrub_row(&s->rows);
@@ -124,7 +124,7 @@ static void scrub_next(struct zsd_scrub *s)
     zsd_scrub_row_over(&s->rows);
 }
 
-/* Bytes of the row from the present page on. */
+/* Bytes of the row from the current page on. */
 static uint64_t row_rest(const struct zsd_scrub *s, const struct zsd_row *r)
 {
     uint64_t sum = 0;
@@ -137,22 +137,22 @@ static uint64_t row_rest(const struct zsd_scrub *s, const struct zsd_row *r)
     return sum;
 }
 
-/* Was this page read already, for another row that has it too? */
+/* Whether this page was read already, for another row that has it. */
 static bool scrub_saw(const struct zsd_scrub *s, const struct zsd_extent *e)
 {
     return zb_map_find(&s->seen, e->generation) != NULL;
 }
 
-/* Looks at the page that is next: is it to be read? Else goes on to another one. */
+/* True: the current page must be read. False: it was skipped, and another page is current. */
 static bool scrub_look(struct zsd_scrub *s, struct zsd_row *r)
 {
     const struct zsd_row_plane *plane = &r->planes[s->at_plane];
 
-    if (r->scrub != s->rows.mark) { /* of a version before this one, too */
+    if (r->scrub != s->rows.mark) { /* read for an earlier version, or never marked */
         zsd_scrub_row_over(&s->rows);
         return false;
     }
-    if (r->refs == 0) { /* the job has left it behind */
+    if (r->refs == 0) { /* dropped */
         s->total_bytes -= row_rest(s, r);
         s->at_plane = ZSD_SAVED_PLANES - 1;
         s->at_page = r->npages - 1;
@@ -167,7 +167,7 @@ static bool scrub_look(struct zsd_scrub *s, struct zsd_row *r)
     return false;
 }
 
-/* Finds the next page that is to be read. */
+/* Finds the next page that must be read. */
 static enum scrub_found scrub_find(struct zsd_scrub *s)
 {
     uint64_t most = zsd_turn_left(s->core), left = most;
@@ -189,7 +189,7 @@ static void scrub_bad(struct zsd_scrub *s, const struct zb_err *err)
 {
     s->core->daemon->stats.scrub_bad_pages++;
     if (s->bad_pages++ < BAD_MAX)
-        s->bad[s->bad_pages - 1] = strdup(err->text); /* NULL: it is in the log all the same */
+        s->bad[s->bad_pages - 1] = strdup(err->text); /* NULL: only the log has it */
     zb_log(ZB_LOG_ERROR, "scrub-bad", "why=\"%s\"", err->text);
 }
 
@@ -211,7 +211,7 @@ static void scrub_on_read(struct zsd_row_read *read, const struct zb_err *err)
     struct zsd_scrub *s = zb_container_of(read, struct zsd_scrub, read);
     uint64_t bytes = zsd_row_page_bytes(read->row, read->plane, read->page);
 
-    if (read->row->refs == 0) { /* gone meanwhile: whatever was read, it was nobody's */
+    if (read->row->refs == 0) { /* dropped meanwhile: the result means nothing */
         s->total_bytes -= bytes;
     } else {
         s->bytes += bytes;
@@ -230,8 +230,8 @@ static void scrub_on_read(struct zsd_row_read *read, const struct zb_err *err)
     zsd_defer(s->core, &s->work);
 }
 
-/* Starts the present page, in the buffer. false: out of memory for one that was cut larger
- * than our pages are. */
+/* Starts the read of the current page. False: no memory for a page that was saved with a larger
+ * page_elems. */
 static bool scrub_read(struct zsd_scrub *s)
 {
     struct zsd_row *r = zsd_scrub_row(&s->rows);
@@ -248,19 +248,19 @@ static bool scrub_read(struct zsd_scrub *s)
                                      .done = scrub_on_read };
     if (zsd_extent_refs(s->core, r->planes[s->at_plane].extents[s->at_page].at) > 1)
         (void)zb_map_put(&s->seen, zsd_row_page_id(r, s->at_plane, s->at_page).generation,
-                         1); /* without memory for it, a page may be read twice */
+                         1); /* on failure, a page may be read twice */
     s->tokens -= bytes;
     s->page_ns = zb_now_ns();
     zsd_row_read_start(&s->read, zsd_scrub_job(&s->rows));
     return true;
 }
 
-/* In PAGE_BUFFER, with the buffer: starts the page, or gives the buffer back. */
+/* In PAGE_BUFFER, once it has the buffer: starts the read, or gives the buffer back. */
 static void scrub_buffered(struct zsd_scrub *s)
 {
     enum scrub_found found = FOUND_NONE;
 
-    /* meanwhile what was found may have gone, and the run may be over */
+    /* meanwhile the page may have been dropped, and the run paused or stopped */
     if (s->state == SCRUB_RUNNING)
         found = scrub_find(s);
     if (found == FOUND_PAGE && scrub_read(s)) {
@@ -270,11 +270,11 @@ static void scrub_buffered(struct zsd_scrub *s)
     zsd_buffer_put(s->core, s->buffer);
     s->buffer = NULL;
     s->page = PAGE_WAIT;
-    if (found != FOUND_PAGE) /* else there is no memory: the next tick tries again */
+    if (found != FOUND_PAGE) /* else there was no memory: the next tick tries again */
         zsd_defer(s->core, &s->work);
 }
 
-/* Marks the next rows; true: all are marked. */
+/* Marks the next rows. True: all are marked. */
 static bool scrub_list(struct zsd_scrub *s)
 {
     bool all = zsd_scrub_rows_mark(&s->rows, s->core);
@@ -283,7 +283,7 @@ static bool scrub_list(struct zsd_scrub *s)
     return all;
 }
 
-/* Every row is marked, or the run ends before: whoever started it is answered. */
+/* All rows are marked, or the run ends before that: answers the request that started it. */
 static void scrub_listed(struct zsd_scrub *s)
 {
     struct zsd_req *starts = s->starts;
@@ -323,12 +323,12 @@ static void scrub_run(struct zsd_scrub *s)
                 scrub_over(s);
             }
             if (found != FOUND_PAGE || (!s->probing && s->tokens <= 0))
-                return; /* zsd_scrub_tick() resumes */
+                return; /* without tokens: zsd_scrub_tick() resumes */
             s->page = PAGE_BUFFER;
             break;
         case PAGE_BUFFER:
             s->buffer = zsd_buffer_get(s->core, &s->claim);
-            if (s->buffer) /* else in line: scrub_on_work() resumes */
+            if (s->buffer) /* else it is queued: scrub_on_work() resumes */
                 scrub_buffered(s);
             return;
         case PAGE_READ:
@@ -426,7 +426,7 @@ static int scrub_start(struct zsd_core *core, uint64_t rate, struct zb_err *err)
     return 0;
 }
 
-/* Actions of the wire. */
+/* Actions, as in the message. */
 enum { SCRUB_STATUS, SCRUB_START, SCRUB_PAUSE, SCRUB_GO_ON, SCRUB_STOP };
 
 static int scrub_act(struct zsd_core *core, const Zp__Scrub *q, struct zb_err *err)
@@ -507,7 +507,7 @@ ZSD_REQUEST(zsd_scrub, Scrub)
     bool may = zsd_may(req->conn, geteuid());
     struct zb_err err = { 0 };
 
-    /* it takes everybody's bandwidth, and names everybody's jobs */
+    /* a scrub takes bandwidth from all users, and names their jobs */
     if (q->action != SCRUB_STATUS && !may)
         (void)zb_fail(&err, -EPERM, "only root and the daemon's own user start or stop a scrub");
     if (err.code != 0 || scrub_act(core, q, &err) < 0)

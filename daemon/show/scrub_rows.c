@@ -10,7 +10,7 @@
 #include "daemon/show/scans.h"
 
 struct zsd_scrub_version {
-    struct zsd_version *version; /* NULL: its rows are over */
+    struct zsd_version *version; /* NULL: all of its rows are finished */
     char job[ZP_NAME_MAX + 1];
 };
 
@@ -57,7 +57,7 @@ int zsd_scrub_rows_make(struct zsd_scrub_rows *l, struct zsd_core *core)
 
 static void row_mark(struct zsd_scrub_rows *l, struct zsd_row *r)
 {
-    if (r->refs == 0 || r->scrub == l->mark) /* dropped meanwhile, or of another version too */
+    if (r->refs == 0 || r->scrub == l->mark) /* dropped, or marked for another version */
         return;
     r->scrub = l->mark;
     l->nrows++;

@@ -1,11 +1,11 @@
 /*
  * survey.c - see survey.h.
  *
- * DF. Every place that has a holder is counted once, in the first of the columns committed,
- * prepared, snapshots, working that holds it, of the first job by number. What a job is promised
- * beyond that is reserved. What nobody of these holds (an incarnation that ends, a reader of what
- * was destroyed, a page that was written anew before the survey came to it) is of no job, as are the
- * places that are left.
+ * DF. Every place that has a holder is counted once. The versions of all jobs come first, by job
+ * number, in the columns committed, prepared, snapshots; then the places that shards work with, in
+ * working. The rest of a job's promise is reserved. Places with other holders belong to no job:
+ * those of an incarnation that ends, of a reader of a destroyed job, or of a page that was written
+ * again before the survey came to it. Free places that no job has reserved belong to no job, too.
  */
 #include "daemon/show/survey.h"
 
@@ -22,7 +22,7 @@
 #include "daemon/page/held.h"
 #include "daemon/show/scans.h"
 
-/* ---- taking it */
+/* ---- jobs and versions */
 
 static size_t list_length(const struct zb_list *list)
 {
@@ -44,7 +44,7 @@ static int take_promise(struct zsd_survey_job *to, const struct zb_needs *promis
     return promise ? zb_needs_sum(&to->promise, promise, 1) : 0;
 }
 
-/* Its index + 1; of NULL 0. */
+/* Adds a version, if it is new. Its index + 1; 0 if v is NULL. */
 static uint32_t take_version(struct zsd_survey *s, uint32_t job, struct zsd_version *v)
 {
     if (!v)
@@ -101,7 +101,7 @@ static int take_job(struct zsd_survey *s, const struct zsd_job *job)
     struct zsd_survey_job *j;
 
     if (job->durable)
-        return 0; /* its saved side is there */
+        return 0; /* its saved job is in the list */
     j = &s->jobs[s->njobs++];
     j->number = job->number;
     j->uid = job->uid;
@@ -146,7 +146,7 @@ static void take_numbers(const struct zsd_core *core, struct zsd_survey *s)
     s->sequence = store->sequence;
 }
 
-/* All that there are few of, and the beginning of the others. */
+/* Copies everything that is short, and begins the rest. */
 static int take_begin(struct zsd_core *core, struct zsd_survey *s)
 {
     int rc;
@@ -182,7 +182,7 @@ static int take_begin(struct zsd_core *core, struct zsd_survey *s)
     return 0;
 }
 
-/* ---- what shards work with */
+/* ---- places that shards work with */
 
 static int take_work(struct zsd_survey *s, uint64_t at, uint32_t bytes, uint32_t job)
 {
@@ -221,7 +221,7 @@ static bool shard_places(const struct zsd_shard *shard)
     return some;
 }
 
-/* The next pages of the job. 0: that was all; 1: more; -ENOMEM. */
+/* Takes the next pages of the job. 0: all are taken; 1: call again; -ENOMEM. */
 static int take_job_works(struct zsd_survey *s, const struct zsd_job *job, uint64_t *left)
 {
     uint32_t index = survey_job_at(s, job->number);
@@ -243,7 +243,7 @@ static int take_job_works(struct zsd_survey *s, const struct zsd_job *job, uint6
     return s->at_shard < job->nshards;
 }
 
-/* The next pages of all jobs; 0, 1 and -ENOMEM as before. New jobs come at the end of the list. */
+/* Takes the next pages of all jobs. Returns the same. New jobs are added at the end of the list. */
 static int take_works(struct zsd_core *core, struct zsd_survey *s, uint64_t *left)
 {
     zb_list_each(pos, &core->jobs->list)
@@ -275,7 +275,7 @@ static int take_row(struct zsd_survey *s, struct zsd_row *row, uint32_t pages)
     return 0;
 }
 
-/* Rows that commits are making hold places, and are not in the list yet. */
+/* Rows that commits are building: they hold places, and are not in store->rows yet. */
 static int take_partial_rows(struct zsd_core *core, struct zsd_survey *s)
 {
     int rc = 0;
@@ -292,8 +292,8 @@ static int take_partial_rows(struct zsd_core *core, struct zsd_survey *s)
     return rc;
 }
 
-/* The next rows, which may be removed from the list meanwhile, and new ones be added: `at_row` keeps the
- * place. 0: that was all, and nothing is leaving; 1: more; -ENOMEM. */
+/* Takes the next rows. Rows may be added and removed between two calls: the marker `at_row` keeps
+ * the position. 0: all are taken, and nothing is leaving; 1: call again; -ENOMEM. */
 static int take_rows(struct zsd_core *core, struct zsd_survey *s, uint64_t *left)
 {
     struct zb_list *rows = &core->store->rows, *next;
@@ -306,7 +306,7 @@ static int take_rows(struct zsd_core *core, struct zsd_survey *s, uint64_t *left
         if (row->refs > 0 && take_row(s, row, row->npages) < 0) /* else it is leaving */
             return -ENOMEM;
         zb_list_remove(&s->at_row);
-        zb_list_push_back(next->next, &s->at_row); /* behind it */
+        zb_list_push_back(next->next, &s->at_row); /* after it */
     }
     if (!zb_list_empty(&core->disk->leaving))
         return 1;
@@ -316,7 +316,7 @@ static int take_rows(struct zsd_core *core, struct zsd_survey *s, uint64_t *left
 
 /* ---- in parts */
 
-/* Takes more of the current part. 0: the part is complete; 1: more; -ENOMEM. */
+/* Continues the current part. 0: the part is complete; 1: call again; -ENOMEM. */
 static int take_part(struct zsd_core *core, struct zsd_survey *s, uint64_t *left)
 {
     int rc;
@@ -437,10 +437,10 @@ struct zsd_survey_row *zsd_survey_row(struct zsd_survey *s, uint64_t id)
 
 struct df {
     struct zsd_survey *s;
-    uint32_t *owners; /* of each place: index of a job + 1 */
+    uint32_t *owners; /* of each place: index of a job + 1; 0: not counted yet */
 };
 
-/* Counts a place, unless somebody has it already. */
+/* Counts a place in *column, or in *shared if it was counted for another job. */
 static void df_place(struct df *df, uint64_t at, uint32_t job, uint64_t *column, uint64_t *shared)
 {
     size_t i = zsd_survey_place(df->s, at);
@@ -455,7 +455,7 @@ static void df_place(struct df *df, uint64_t at, uint32_t job, uint64_t *column,
     *column += df->s->places.places[i].bytes;
 }
 
-/* at: index + 1; 0: none */
+/* Counts the places of a version. at: its index + 1; 0: none. */
 static void df_version(struct df *df, uint32_t at, uint32_t job, uint64_t *column)
 {
     const struct zsd_version *v = at > 0 ? df->s->versions[at - 1].version : NULL;
@@ -470,7 +470,7 @@ static void df_version(struct df *df, uint32_t at, uint32_t job, uint64_t *colum
         }
 }
 
-/* What is promised and not held; a promise never counts more than there is. */
+/* Promised places that are not held: of all jobs together at most the free places. */
 static void df_reserved(struct zsd_survey *s)
 {
     uint64_t left = 0;
@@ -501,7 +501,7 @@ int zsd_survey_df(struct zsd_survey *s)
 
         df_version(&df, j->committed_at, i, &j->committed);
         df_version(&df, j->prepared_at, i, &j->prepared);
-        for (; snap < s->nsnaps && s->snaps[snap].job == i; snap++) /* they are by job, too */
+        for (; snap < s->nsnaps && s->snaps[snap].job == i; snap++) /* sorted by job, too */
             df_version(&df, s->snaps[snap].version + 1, i, &j->snapshots);
     }
     for (size_t i = 0; i < s->nworks; i++)

@@ -1,11 +1,10 @@
 /*
- * top.c - the data of `zctl top`: who waits for what, how busy each resource is, the oldest
- * request.
+ * top.c - the data of `zctl top`: causes of waiting, the load of each resource, the oldest request.
  *
- * MODEL. Most of it is counted where it happens (run/stats.h). What a turn of the loop decides is
- * looked at here once a turn, before the loop waits: what is true then stays true until the next
- * turn, so the integrals are as good as if each place had told us, and no place has to. Where there
- * are very many ranks, or the turn is full, a part of the jobs is looked at each turn, in their order.
+ * MODEL. Most values are counted where they change (run/stats.h). State that only the loop changes
+ * is sampled here once per turn, before the loop waits. It stays the same until the next turn, so
+ * the integrals are as accurate as if every change were reported. If there are very many ranks, or
+ * the turn is full, each turn samples only some of the jobs, in their order.
  *
  * Loop thread only. Nothing here changes the daemon's behaviour.
  */
@@ -27,12 +26,12 @@
 #include "proto/wire.h"
 
 #define SECOND_NS  UINT64_C(1000000000)
-#define TURN_LOOKS 1024u /* ranks that a turn looks at */
+#define TURN_LOOKS 1024u /* ranks sampled per turn */
 #define TOP_ROWS   32u   /* jobs of one reply: below 64 KiB with every number at its longest */
 
 /* ---- once a turn */
 
-/* What the ranks wait for that asked for a step. */
+/* What ranks that have asked for a step are waiting for. */
 static enum zsd_wait step_waits_for(const struct zsd_job *job)
 {
     if (job->state != ZSD_STEPPING)
@@ -65,7 +64,7 @@ static void turn_job(struct zsd_job *job, uint64_t now_ns)
     zsd_gauge_set(&job->stats.asking, asking, now_ns);
 }
 
-/* A second is over when a turn finds it so: a longer one only makes the rate smaller. */
+/* A second ends with the first turn after it. A longer interval can only lower the rate. */
 static void turn_second(struct zsd_second *s, const struct zn_stats *io, uint64_t now_ns)
 {
     uint64_t ns = now_ns - s->since_ns;
@@ -85,7 +84,7 @@ static void turn_second(struct zsd_second *s, const struct zn_stats *io, uint64_
     s->written_bytes = io->written_bytes;
 }
 
-/* The next jobs, as far as the turn has room for looking at their ranks. */
+/* Samples the next jobs, as many as the turn has room for their ranks. */
 static void turn_jobs(struct zsd_core *core, uint64_t now_ns)
 {
     uint64_t left = zb_min_u64(zsd_turn_left(core), TURN_LOOKS), looked = 0;
@@ -97,7 +96,7 @@ static void turn_jobs(struct zsd_core *core, uint64_t now_ns)
         uint64_t looks = zb_min_u64(job->world, TURN_LOOKS);
 
         if (at++ < core->scans->top_at)
-            continue; /* it was looked at in this round */
+            continue; /* sampled in this round already */
         if (looked + looks > left)
             break;
         looked += looks;
@@ -140,7 +139,7 @@ static const char *const wait_texts[ZSD_WAITS] = {
     [ZSD_WAIT_READY] = "the other ranks, or what is brought in",
 };
 
-/* "": it is being worked on, or nobody knows better than its method. */
+/* "": the request is in progress, or nothing is known beyond its method. */
 static const char *req_waits_for(const struct zsd_req *req)
 {
     const struct zsd_member *m = req->conn->member;
@@ -157,7 +156,7 @@ static const char *req_waits_for(const struct zsd_req *req)
     return wait == ZSD_WAIT_NONE ? "" : wait_texts[wait];
 }
 
-/* The first of the daemon's requests but for the asker's own that it may know of, or NULL. */
+/* The oldest request that the client of `asker` may see, except `asker` itself; or NULL. */
 static const struct zsd_req *oldest_find(const struct zsd_req *asker)
 {
     const struct zb_list *all = &asker->daemon->unanswered;
@@ -192,7 +191,8 @@ static void oldest_fill(const struct zsd_req *req, uint64_t now_ns, Zp__TopOldes
 
 /* ---- rows */
 
-/* A message's gauges, and the pointers that protobuf-c wants; there are fewer stages than waits. */
+/* Gauges of a message, with the pointers that protobuf-c needs. For waits, and for stages, of which
+ * there are fewer. */
 struct gauges {
     Zp__TopGauge rows[ZSD_WAITS], *list[ZSD_WAITS];
 };
@@ -206,7 +206,7 @@ static Zp__TopGauge *gauge_fill(const struct zsd_gauge *from, Zp__TopGauge *to)
     return to;
 }
 
-/* [1, n): 0 is that of nothing. */
+/* Gauges 1 to n - 1: 0 stands for no stage, or no wait. */
 static void gauges_fill(const struct zsd_gauge *from, unsigned n, struct gauges *to)
 {
     for (unsigned i = 1; i < n; i++)
@@ -219,10 +219,10 @@ struct top_row {
     struct gauges stages, waits;
 };
 
-/* Whom a step waits for: who has not asked, or who pins a shard. */
+/* Fills in the ranks that a step waits for: those that have not asked, or that pin a shard. */
 static void late_fill(const struct zsd_job *job, uint64_t now_ns, Zp__TopJob *row)
 {
-    bool asked[2] = { false }; /* by nobody, by somebody */
+    bool asked[2] = { false }; /* some rank has not asked; some rank has */
     uint64_t since_ns = UINT64_MAX;
     enum zsd_wait wait = step_waits_for(job);
 
@@ -314,8 +314,8 @@ static void top_path(struct zsd_core *core, unsigned path, uint64_t now_ns, stru
     row->write_bytes_s = best.written;
 }
 
-/* The job in memory with the smallest number from `number` on that this client sees, or NULL. Of an
- * ended one and its successor, which may have the same number, the one that lives. */
+/* The job in memory with the smallest number, from `number` on, that this client sees; or NULL. If
+ * an ended job and its successor have the same number, the live one. */
 static struct zsd_job *top_next(const struct zsd_req *req, const char *name, uint64_t number)
 {
     struct zsd_job *found = NULL;

@@ -1,18 +1,19 @@
 /*
- * change.c - the queue of durable changes: see change.h; store.h has the promises (T1 to T3).
+ * change.c - the queue of durable changes: see change.h; store.h has the invariants T1 to T3.
  *
  * MODEL. One change runs at a time, the first of the queue. Its steps are those of enum
- * change_state, each resumed from the loop. Only the catalog's thread touches the catalog, in
+ * change_state; the loop resumes each of them. Only the catalog's thread uses the catalog, in
  * CATALOG.
  *
  * While a change without pages of its own is made durable, page writes of others wait
- * (zsd_hold_begin()): a client waits for the change, and the flushes are its whole cost. A change
- * with pages takes the time of their flush.
+ * (zsd_hold_begin()): a client waits for the change, and most of its time is that of its flushes.
+ * For a change with pages nothing is held: it has to wait for the flush of these pages anyway.
  *
  * INVARIANTS
  *
- *     C1  Between two changes the slot matches the catalog. A change that failed after CATALOG
- *         leaves the catalog one ahead: so it poisons the store, and no other change runs.
+ *     C1  Between two changes the slots match the catalog. A change that fails after CATALOG leaves
+ *         the catalog one change ahead of the slots. So it poisons the store, and no other change
+ *         runs.
  *     C2  done() runs once, for every change that was started.
  */
 #include "daemon/store/change.h"
@@ -76,7 +77,7 @@ static void change_on_task(struct zsd_task *task)
     change_run(zb_container_of(task, struct zsd_change, task));
 }
 
-/* False: the rest of it is for the next turn. */
+/* False: incomplete, call again in the next turn. */
 static bool change_begin(struct zsd_change *c)
 {
     struct zsd_store *store = c->core->store;
@@ -101,7 +102,7 @@ static bool change_begin(struct zsd_change *c)
     return rc <= 0;
 }
 
-/* It is durable, or has failed. */
+/* Begins SETTLE: the change is durable, or has failed. */
 static void change_durable(struct zsd_change *c)
 {
     struct zsd_store *store = c->core->store;
@@ -118,7 +119,7 @@ static void change_durable(struct zsd_change *c)
     zsd_hold_end(c->core);
 }
 
-/* True: all of it is settled. */
+/* False: incomplete, call again in the next turn. */
 static bool change_settle(struct zsd_change *c)
 {
     if (!c->settling)
@@ -136,7 +137,7 @@ static void change_over(struct zsd_change *c)
     core->in_progress--;
     if (!zb_list_empty(&store->line))
         zsd_defer(core, &zb_container_of(store->line.next, struct zsd_change, node)->work);
-    c->done(c, err.code != 0 ? &err : NULL); /* C2; c may be gone now */
+    c->done(c, err.code != 0 ? &err : NULL); /* C2; may free c */
 }
 
 static void change_run(struct zsd_change *c)

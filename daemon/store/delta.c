@@ -1,29 +1,29 @@
 /*
- * delta.c - the effect of one durable change on a saved job. delta.h has its use.
+ * delta.c - the effect of one durable change on a saved job. delta.h has the interface.
  *
- * MODEL. When the change is next in the queue, plan() decides which versions and snapshots there
- * will be. From the current state follow:
+ * MODEL. When the change is first in the queue, plan() decides which versions and snapshots there
+ * will be. A comparison with the current state gives:
  *
- *     fresh   versions that will exist and are not in the catalog: they are put, with those of
- *             their rows that no version in the catalog holds
- *     drops   versions in the catalog that nothing of the job will hold: they are deleted, with
- *             those of their rows that no version in the catalog will hold
+ *     fresh   versions that will exist and are not in the catalog: they are added, with those of
+ *             their rows that no version in the catalog has
+ *     drops   versions in the catalog that the job will not hold any more: they are deleted, with
+ *             those of their rows that no version in the catalog will have
  *
  * The counts of rows (row->kept) and of snapshots get their future values before the catalog's
- * commit, a part of the rows each turn (delta_rows()). On the way follows which rows the saved job
- * will hold and does not now, and the reverse: of a row that other versions have too, the versions
- * that are now and those that will be are searched. The promise is raised if the change needs more
- * room. The queue runs one change at a time, from its beginning until it is settled: so no other one
- * counts meanwhile, and the versions of every saved job stay as they are.
+ * commit, some rows each turn (delta_rows()). The same pass finds the rows that the saved job gains
+ * and loses: if other versions have a row, too, it searches the job's current and future versions
+ * for it. The promise is raised if the change needs more room. The queue runs one change at a time,
+ * from its beginning until it is settled. So no other change counts meanwhile, and the versions of
+ * every saved job stay the same.
  *
- *     durable   the versions and snapshots become so at once, and what the rows hold (saved->held);
- *               then the promise, in parts
- *     failed    what was counted is undone, in parts; then the promise likewise
+ *     durable   the versions, the snapshots and saved->held change in one turn; then the promise is
+ *               set, in parts
+ *     failed    the counts are restored, in parts; then the promise is set likewise
  *
- * Only then its owner is told.
+ * After that, the owner is told.
  *
- * DOUBT. A change that failed after the catalog's commit may turn out to exist at the next start.
- * So its fresh versions keep their places until then, and so do the versions that it was to
+ * DOUBT. A change that failed after the catalog's commit may turn out to be durable at the next
+ * start. Until then its fresh version keeps its places, and so do the versions that it was to
  * replace.
  */
 #include "daemon/store/delta.h"
@@ -36,7 +36,7 @@
 #include "daemon/store/record.h"
 #include "daemon/store/store.h"
 
-#define PROBES 16u /* versions that are searched for a row: a unit of work */
+#define PROBES 16u /* versions searched for a row, per unit of work */
 
 /* ---- which versions come and go */
 
@@ -54,7 +54,7 @@ static void delta_fresh(struct zsd_delta *d, struct zsd_version *v)
         run->fresh[run->nfresh++] = v;
 }
 
-/* One that there is now, and whose stamp is `keeps` if it will be. */
+/* Classifies a current version. Its stamp is `keeps` if it stays, and `seen` once it is done. */
 static void delta_now(struct zsd_delta *d, struct zsd_version *v, uint64_t keeps, uint64_t seen)
 {
     struct zsd_delta_run *run = &d->run;
@@ -126,7 +126,7 @@ static bool delta_has(const struct zsd_delta *d, struct zsd_version *const *vers
     return i < n;
 }
 
-/* A row of fresh[i]: is it new to the saved job? */
+/* Counts a row of fresh[i]. If it is new to the saved job, adds its places to run->come. */
 static int delta_comes(struct zsd_delta *d, uint32_t i, struct zsd_row *r)
 {
     struct zsd_delta_run *run = &d->run;
@@ -141,7 +141,7 @@ static int delta_comes(struct zsd_delta *d, uint32_t i, struct zsd_row *r)
     return 0;
 }
 
-/* A row of drops[i]: does the saved job lose it? */
+/* The same for a row of drops[i]: if the saved job loses it, adds its places to run->go. */
 static int delta_goes(struct zsd_delta *d, uint32_t i, struct zsd_row *r)
 {
     struct zsd_delta_run *run = &d->run;
@@ -167,8 +167,8 @@ static void delta_flag(struct zsd_delta *d, bool flag)
     run->flagged = flag;
 }
 
-/* Counts the next rows as they will be, and notes which come and go. 0: all are counted; 1: the rest is
- * for the next turn; -ENOMEM. */
+/* Sets the counts of the next rows to their future values. 0: all are counted; 1: call again in the
+ * next turn; -ENOMEM. */
 static int delta_rows(struct zsd_delta *d)
 {
     struct zsd_delta_run *run = &d->run;
@@ -197,7 +197,7 @@ static int delta_rows(struct zsd_delta *d)
     return 0;
 }
 
-/* The counts as they were. True: of all that were counted. */
+/* Restores the counts of rows. False: incomplete, call again in the next turn. */
 static bool delta_undo(struct zsd_delta *d)
 {
     struct zsd_delta_run *run = &d->run;
@@ -222,9 +222,9 @@ static bool delta_undo(struct zsd_delta *d)
     return true;
 }
 
-/* ---- what it is */
+/* ---- the transaction */
 
-/* The short records. */
+/* The short records; delta_fill() adds the long ones. */
 static int delta_records(struct zsd_delta *d)
 {
     struct zn_txn *t = d->change.txn;
@@ -253,7 +253,7 @@ static int delta_records(struct zsd_delta *d)
     return rc;
 }
 
-/* 0; 1: the rest of it is for the next turn; or err. */
+/* 0; 1: incomplete, call again in the next turn; or a negative errno. */
 static int delta_decide(struct zsd_delta *d, struct zb_err *err)
 {
     int rc;
@@ -273,7 +273,8 @@ static int delta_decide(struct zsd_delta *d, struct zb_err *err)
     return delta_versions(d);
 }
 
-/* What its rows will hold; and room for it in saved->held, so that it cannot fail later. */
+/* *ret: the places that the job's rows will hold. Also reserves room for them in saved->held, so
+ * that delta_hold() cannot fail. */
 static int delta_held(const struct zsd_delta *d, struct zb_needs *ret)
 {
     struct zb_needs *held = &d->saved->held;
@@ -333,7 +334,7 @@ static int delta_fill(struct zsd_change *c, struct zb_err *err)
     return rc < 0 ? zb_fail(err, rc, "a change of job '%s': %m", saved->name) : 0;
 }
 
-/* ---- it is over */
+/* ---- settling */
 
 static void delta_snap_free(struct zsd_saved *saved, struct zsd_snap *s)
 {
@@ -344,7 +345,7 @@ static void delta_snap_free(struct zsd_saved *saved, struct zsd_snap *s)
     free(s);
 }
 
-/* What its versions hold: room was made for it. */
+/* Updates saved->held: delta_held() has reserved the room. */
 static void delta_hold(struct zsd_saved *saved, const struct zb_needs *come,
                        const struct zb_needs *go)
 {
@@ -355,7 +356,7 @@ static void delta_hold(struct zsd_saved *saved, const struct zb_needs *come,
     zb_needs_take(&saved->held, go);
 }
 
-/* It is durable: now it is so. */
+/* The change is durable: gives the saved job its new state. */
 static void delta_apply(struct zsd_delta *d)
 {
     struct zsd_saved *saved = d->saved;
@@ -378,14 +379,15 @@ static void delta_apply(struct zsd_delta *d)
             delta_snap_free(saved, s);
     }
     if (d->snap_add) {
-        (void)zsd_version_ref(d->snap_add->version); /* counted already */
+        (void)zsd_version_ref(d->snap_add->version); /* version->snapshots counts it already */
         zb_list_push_back(&saved->snaps, &d->snap_add->node);
     }
     if (d->applied)
         d->applied(d);
 }
 
-/* It has failed: all is as it was, but for what the next start may find, and for the counts of rows. */
+/* The change has failed: restores everything except the counts of rows (delta_undo()). A version
+ * that the next start may find is kept. */
 static void delta_fail(struct zsd_delta *d)
 {
     const struct zb_needs none = { 0 };

@@ -1,5 +1,5 @@
 /*
- * manifest.c - units and notes: copies of them, and their end.
+ * manifest.c - copies and frees units and notes.
  */
 #include "daemon/store/manifest.h"
 
@@ -21,7 +21,7 @@ void zsd_unit_free(struct zsd_unit *unit)
     free(unit);
 }
 
-/* Runs of elements of one group; frozen tensors and gaps are in none. */
+/* A segment is a run of elements of one group. Frozen tensors and gaps are in no segment. */
 int zsd_unit_segments(struct zsd_unit *unit)
 {
     if (unit->ntensors == 0 || unit->layout.frozen)

@@ -132,7 +132,6 @@ struct zsd_unpack zsd_unpack_begin(const void *bytes, size_t len_bytes)
     return r;
 }
 
-/* Everything was read, and was good. */
 int zsd_unpack_end(const struct zsd_unpack *r, const char *what, struct zb_err *err)
 {
     return r->bad || r->left > 0

@@ -2,10 +2,11 @@
  * record.c - the records of the catalog: from objects to bytes and back. nvme/FORMAT.md has the
  * bytes.
  *
- * MODEL. A record begins with a byte for its format, 2. Then follow little-endian numbers, and byte
- * strings after their length. A writer runs twice over an object: first to count the bytes, then to
- * put them. A reader fails at the first byte that is missing, superfluous or out of range. So its
- * results are within the ranges that the rest of the daemon assumes, whoever wrote the record.
+ * MODEL. A record begins with a format byte, which is 2. It is followed by little-endian numbers
+ * and by byte strings, each preceded by its length. A writer runs over an object twice: first to
+ * count the bytes, then to write them. A reader fails if a byte is missing, left over or out of
+ * range. So its results are within the ranges that the rest of the daemon assumes, whoever wrote
+ * the record.
  */
 #include "daemon/store/record.h"
 
@@ -399,7 +400,7 @@ static int read_row_plane(struct zsd_unpack *r, struct zsd_row *row, enum zsd_sa
 
     plane->block_bytes = zsd_unpack_u32(r);
     plane->crc_bytes = zsd_unpack_u32(r);
-    /* what a page of the greatest size has, in the layouts that there are */
+    /* true for every layout: base/plan.h */
     zsd_unpack_check(r, plane->crc_bytes <= ZB_CRC_BYTES_MAX &&
                             (plane->block_bytes == 0 ||
                              (plane->crc_bytes > 0 && plane->crc_bytes % plane->block_bytes == 0)));
@@ -458,7 +459,7 @@ int zsd_record_get_row(const struct zn_key *key, const void *bytes, size_t len_b
     if (!r.bad) {
         uint64_t npages = zb_div_up(row->count, row->page_elems);
 
-        zsd_unpack_check(&r, npages <= r.left); /* each has more bytes than one */
+        zsd_unpack_check(&r, npages <= r.left); /* a page takes more than one byte */
         row->npages = (uint32_t)npages;
     }
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES && !r.bad && rc == 0; p++)

@@ -1,13 +1,12 @@
 /*
- * recover.c - the store opens and closes: how saved jobs come back when the daemon starts. store.h
- * has the model.
+ * recover.c - opens the store, which recovers the saved jobs, and closes it. store.h has the model.
  *
- * RECOVERY reads the catalog once, by kind: the rows, then the jobs with their units, versions,
- * notes and snapshots. Every extent that a row names is taken in the map; what is left is free: so
- * what a dead daemon wrote and never committed needs no cleaning. Then the boot number is committed
- * (T3), which also proves that the catalog can be written. From here on what is free may be
- * written: the data files are measured there (disk/paths.c). Last, each job is promised what it
- * needs.
+ * RECOVERY reads the records of the catalog, one kind after the other: rows, jobs, units, versions,
+ * notes, snapshots. Every extent that a row names is taken in the map. Everything else is free: so
+ * pages that a dead daemon wrote and never committed need no cleaning. Then the boot number is
+ * committed (T3), which also proves that the catalog can be written. From then on free places may
+ * be written, and the data files are measured there (disk/paths.c). Last, each job gets its
+ * promise.
  */
 #include <assert.h>
 #include <errno.h>
@@ -22,7 +21,7 @@
 #include "daemon/store/record.h"
 #include "daemon/store/saved_priv.h"
 
-#define BOOT_SHIFT 40 /* T3: 2^40 pages in a run of the daemon, 2^24 starts */
+#define BOOT_SHIFT 40 /* T3: 2^40 pages per run of the daemon, 2^24 starts */
 
 /* ---- recovery */
 
@@ -31,7 +30,7 @@ struct recovered_job {
     uint64_t committed, prepared; /* ids of versions */
 };
 
-/* While the catalog is read. Rows come in the order of their ids. */
+/* State while the catalog is read. Rows are read in the order of their ids. */
 struct recovery {
     struct zsd_store *store;
     struct zsd_row **rows; /* held once, until the end */
@@ -86,7 +85,7 @@ static int recover_store(void *arg, const struct zn_key *key, const void *bytes,
     return 0;
 }
 
-/* Takes the places of a row; of one that cannot have them, none. */
+/* Takes the places of a row in the map. After a failure, the remaining pages have no place. */
 static int recover_extents(struct recovery *r, struct zsd_row *row, struct zb_err *err)
 {
     struct zsd_core *core = r->store->core;
@@ -100,7 +99,7 @@ static int recover_extents(struct recovery *r, struct zsd_row *row, struct zb_er
             if (rc == 0)
                 rc = zsd_extent_adopt(core, e->at, bytes, err);
             if (rc < 0)
-                e->at = ZB_NO_PLACE; /* not taken: not given back */
+                e->at = ZB_NO_PLACE; /* not taken, so never freed */
             r->pages++;
             r->bytes += bytes;
         }
@@ -178,7 +177,7 @@ static int recover_unit(void *arg, const struct zn_key *key, const void *bytes, 
     return 0;
 }
 
-/* All of its rows are there, in order, and fit the manifest. */
+/* Sets the rows of a version. Checks that all exist, are in order, and fit the manifest. */
 static int recover_version_rows(const struct recovery *r, struct zsd_version *v,
                                 const uint64_t *ids, struct zb_err *err)
 {
@@ -266,7 +265,8 @@ static int recover_snap(void *arg, const struct zn_key *key, const void *bytes, 
     return 0;
 }
 
-/* Every job has its versions, and every version and row somebody who holds it. */
+/* Sets the versions of each job. Checks that these exist, and that every version and every row has
+ * a holder. */
 static int recover_whole(struct recovery *r, struct zb_err *err)
 {
     for (size_t i = 0; i < r->njobs; i++) {
@@ -312,7 +312,7 @@ static int recover_all(struct recovery *r, struct zb_err *err)
     return rc == 0 ? recover_whole(r, err) : rc;
 }
 
-/* Nothing is known of it any more: for a start that failed half way, and for the end. */
+/* Frees all saved jobs: after a failed recovery, and at the end. */
 static void store_forget(struct zsd_store *store)
 {
     zb_list_each(pos, &store->saved)
@@ -343,9 +343,9 @@ static int store_recover(struct zsd_store *store, struct zb_err *err)
     return rc;
 }
 
-/* Each job is promised what it holds, before any is promised what others hold. Then what it needs:
- * one that finds no room is safe, but cannot go on until there is some: the attach says so. 0 or
- * -ENOMEM. */
+/* First promises each job the places that it holds, so that no promise of another job can take
+ * them. Then promises each job all that it needs. A job that finds no room for that is safe, but
+ * cannot continue until there is room: an attach says so. 0 or -ENOMEM. */
 static int store_reserve(struct zsd_store *store, struct zb_err *err)
 {
     zb_list_each(pos, &store->saved)
@@ -378,7 +378,7 @@ static void store_on_io(struct zn_io *io, int rc)
     io->done = NULL;
 }
 
-/* One request, waited for: only before the loop runs. */
+/* Submits one request and waits for it: only before the loop runs. */
 static int store_io_wait(struct zn_engine *e, enum zn_op op, struct zn_slot *slot)
 {
     struct zn_io io = { .op = op, .buf = slot, .done = store_on_io };
@@ -397,7 +397,7 @@ static int store_io_wait(struct zn_engine *e, enum zn_op op, struct zn_slot *slo
     return io.res;
 }
 
-/* Every data file says this, and says it after a power cut. */
+/* Writes and flushes the commit slot of every data file. */
 static int store_tell(const struct zsd_store *store, struct zn_slot slot, struct zb_err *err)
 {
     const struct zsd *daemon = store->core->daemon;
@@ -411,8 +411,8 @@ static int store_tell(const struct zsd_store *store, struct zn_slot slot, struct
     return rc < 0 ? zb_fail(err, rc, "the commit slot of a data file: %m") : 0;
 }
 
-/* T3. First the slots follow the catalog as it was found, or the next power cut could find it two
- * transactions ahead of them. */
+/* Commits a new boot number (T3). First brings the slots up to the catalog as it was found:
+ * otherwise a power cut could leave the catalog two transactions ahead of them. */
 static int store_boot(struct zsd_store *store, struct zb_err *err)
 {
     struct zn_slot slot = zn_catalog_slot(store->catalog);
@@ -476,9 +476,9 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
     else if (rc == 0)
         rc = store_boot(store, err);
     if (rc == 0 && core->daemon->measures)
-        rc = zsd_paths_measure(core, err); /* new places are spread by the result */
+        rc = zsd_paths_measure(core, err); /* the result decides how new places are spread */
     if (rc < 0)
-        return rc; /* zsd_store_close() takes it from here */
+        return rc; /* zsd_store_close() frees it */
     return store_reserve(store, err);
 }
 
@@ -497,7 +497,7 @@ void zsd_store_close(struct zsd_core *core)
         return;
     assert(zb_list_empty(&store->line));
     store_forget(store);
-    zsd_leaving_all(core); /* rows are in lists of the store */
+    zsd_leaving_all(core); /* first: the rows are in a list of the store */
     zsd_compute_free(core->daemon->catalog_thread);
     core->daemon->catalog_thread = NULL;
     zn_catalog_close(store->catalog);

@@ -3,9 +3,9 @@
  *
  *     start ---> read ---> verify, on a compute thread ---> done      a failure skips to done
  *
- * A reader either holds the row, or does not. A row that is not held may lose its places meanwhile,
- * and other data may be written there. Then the checksums, which include the identity and
- * generation of the page, do not match, and the reader finds the row dead (refs 0).
+ * The caller need not hold the row. A row without holders may lose its places during the read, and
+ * other data may be written there. Then the checksums do not match, because they include the
+ * identity and the generation of the page. The caller sees that the row has no holders (refs 0).
  */
 #include "daemon/store/rowio.h"
 
@@ -37,7 +37,7 @@ void *zsd_row_room(const struct zsd_core *core, void *buffer, uint64_t bytes, vo
     return *ret_scratch;
 }
 
-/* Which page it is, for a sentence. */
+/* Names the page, for messages. */
 struct read_where {
     char s[2 * ZP_NAME_MAX + 160];
 };

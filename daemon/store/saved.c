@@ -1,6 +1,6 @@
 /*
- * saved.c - saved jobs: finding, making, holding, and what they are promised. See saved.h; what changes
- * them is a delta (delta.c), what brings them back at a start is recover.c.
+ * saved.c - saved jobs: lookup, creation, holders, promises. See saved.h. Deltas change them
+ * (delta.c); recover.c restores them when the daemon starts.
  */
 #include "daemon/store/saved.h"
 
@@ -14,7 +14,7 @@
 
 /* ---- promises of saved jobs */
 
-/* Rows of a version that no earlier one of this walk had. */
+/* Adds the places of rows that no earlier version of this walk had. */
 static int needs_version(struct zb_needs *p, const struct zsd_version *v, uint64_t stamp)
 {
     int rc = 0;
@@ -27,8 +27,9 @@ static int needs_version(struct zb_needs *p, const struct zsd_version *v, uint64
     return rc;
 }
 
-/* How often the newest version's room is needed besides: for what comes next, unless that waits
- * until what is prepared is resolved; and when it stays behind as a snapshot. */
+/* How many times the room of the newest version is needed in addition: once for the next version,
+ * unless that must wait until the prepared version is resolved; and once if the commit is also a
+ * snapshot, and so stays when it is replaced. */
 static unsigned needs_next(const struct zsd_version *committed, const struct zsd_version *prepared)
 {
     return (prepared && committed ? 0u : 1u) + (committed && committed->snapshots > 0 ? 1u : 0u);
@@ -75,7 +76,8 @@ bool zsd_saved_has(const struct zsd_saved *saved, bool going, const struct zsd_r
     return false;
 }
 
-/* Not in memory: what comes next is as the newest, and any page of it may be in flight. */
+/* Adds the needs of a job that is not in memory. Its next version is like v, the newest one, and as
+ * many pages of each class as there are page buffers may be in flight. */
 static int needs_like(const struct zsd_saved *saved, const struct zsd_version *v, unsigned times,
                       struct zb_needs *ret)
 {
@@ -97,7 +99,7 @@ void zsd_needs_walk_done(struct zsd_needs_walk *w)
     *w = (struct zsd_needs_walk){ 0 };
 }
 
-/* The next shards of the job in memory. 0: that was all; 1: more; -ENOMEM. */
+/* Counts the next shards of the job in memory. 0: all are counted; 1: call again; -ENOMEM. */
 static int needs_job(const struct zsd_saved *saved, unsigned times, bool going,
                      struct zsd_needs_walk *w, uint64_t left)
 {
@@ -115,9 +117,9 @@ static int needs_job(const struct zsd_saved *saved, unsigned times, bool going,
     return rc;
 }
 
-/* What the job must be promised, with this commit, when its rows hold `held`, and with or without
- * the snapshots that are going. What comes next is cut as the job in memory is, whatever its
- * versions were cut into. 0: *ret has all of it; 1: call again; -ENOMEM. */
+/* *ret: the promise that the job needs if this is its commit and its rows hold `held`, with or
+ * without the snapshots that are being destroyed. The next version is cut as the job in memory is,
+ * however the earlier versions were cut. 0: complete; 1: call again; -ENOMEM. */
 static int needs_saved(const struct zsd_saved *saved, const struct zsd_version *committed,
                        const struct zb_needs *held, bool going, struct zsd_needs_walk *w,
                        uint64_t left, struct zb_needs *ret)
@@ -126,7 +128,7 @@ static int needs_saved(const struct zsd_saved *saved, const struct zsd_version *
     unsigned times = needs_next(committed, saved->prepared);
     int rc;
 
-    assert(!saved->needs || committed == saved->committed); /* whose rows its shards have */
+    assert(!saved->needs || committed == saved->committed); /* the shards in memory have its rows */
     rc = v && saved->needs ? needs_job(saved, times, going, w, left) : 0;
     if (rc != 0)
         return rc;
@@ -136,8 +138,6 @@ static int needs_saved(const struct zsd_saved *saved, const struct zsd_version *
     return rc;
 }
 
-/* Books `want`, with the bytes of its newest version as such, and the gradients' of the job in
- * memory. */
 int zsd_saved_book(struct zsd_saved *saved, const struct zsd_version *v,
                    const struct zb_needs *want, struct zb_err *err)
 {
@@ -158,7 +158,7 @@ static int saved_reserve(struct zsd_saved *saved, struct zsd_needs_walk *w, uint
     int rc = 0;
 
     if (!v && saved->job)
-        return 0; /* as it was placed */
+        return 0; /* its placement has set the promise */
     if (v || saved->doubt)
         rc = needs_saved(saved, saved->committed, &saved->held, true, w, left, &want);
     if (rc == 1)
@@ -183,12 +183,12 @@ int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err)
 
 bool zsd_saved_reserve_part(struct zsd_saved *saved, struct zsd_needs_walk *w)
 {
-    struct zb_err err = { 0 }; /* who needs more than there is asks again: zsd_saved_room() */
+    struct zb_err err = { 0 }; /* not reported: zsd_saved_room() tries again */
 
     return saved_reserve(saved, w, zsd_turn_left(saved->store->core), &err) != 1;
 }
 
-/* Of each size, at least as many as `other` has. */
+/* Raises p: of each class, it has at least as many places as `other`. */
 static int need_most(struct zb_needs *p, const struct zb_needs *other)
 {
     int rc = 0;
@@ -206,7 +206,7 @@ static int need_most(struct zb_needs *p, const struct zb_needs *other)
     return rc;
 }
 
-/* As saved_reserve(). */
+/* Returns the same as saved_reserve(). */
 static int saved_raise(struct zsd_saved *saved, const struct zsd_version *committed,
                        const struct zb_needs *held, bool going, struct zsd_needs_walk *w,
                        uint64_t left, struct zb_err *err)
@@ -291,7 +291,7 @@ struct zsd_saved *zsd_saved_alloc(struct zsd_store *store, uint32_t nunits)
 
 struct zsd_quota *zsd_saved_quota(struct zsd_saved *saved)
 {
-    if (saved->quota.level != ZSD_LEVEL_JOB) /* once; without memory, or limits, it is of nobody */
+    if (saved->quota.level != ZSD_LEVEL_JOB) /* once; without memory or limits: no parent */
         (void)zsd_quota_join(saved->store->core->daemon, &saved->quota, ZSD_LEVEL_JOB, saved->uid);
     return &saved->quota;
 }
@@ -360,7 +360,6 @@ void zsd_snaps_recovered(struct zsd_saved *saved)
     }
 }
 
-/* What it held goes back; it is in no list then. */
 void zsd_saved_free(struct zsd_saved *s)
 {
     struct zsd_core *core = s->store->core;

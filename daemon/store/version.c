@@ -1,6 +1,6 @@
 /*
- * version.c - versions and rows, and who holds them: see version.h. Rows are made by op/commit.c and
- * recover.c.
+ * version.c - versions and rows, and their holders: see version.h. op/commit.c and recover.c make
+ * rows.
  */
 #include "daemon/store/version.h"
 
@@ -12,7 +12,7 @@
 #include "base/slots.h"
 #include "daemon/store/store.h"
 
-#define ROW_NOW 16u /* pages of a row whose places go back at once */
+#define ROW_NOW 16u /* the places of a row with at most so many pages are freed at once */
 
 /* ---- rows */
 
@@ -57,7 +57,7 @@ struct zsd_row *zsd_row_ref(struct zsd_row *r)
     return r;
 }
 
-/* Places of its next pages; true: that was all. */
+/* Frees the places of the row's next pages. True: all are freed. */
 static bool row_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
 {
     struct zsd_row *r = zb_container_of(l, struct zsd_row, leaving);
@@ -171,7 +171,7 @@ struct zsd_version *zsd_version_new(struct zsd_saved *saved, uint32_t world, uin
     return v;
 }
 
-/* What it takes of memory. */
+/* Memory of a row's struct and tables. */
 static uint64_t row_table_bytes(const struct zsd_row *r)
 {
     uint64_t page = 0;
@@ -225,7 +225,8 @@ static void version_free(struct zsd_version *v)
     free(v);
 }
 
-/* Its next rows; true: that was all, for as long as it is looked at. */
+/* Releases the version's next rows, and frees it after the last. True: it is freed, or it is still
+ * looked at after the last row. */
 static bool version_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
 {
     struct zsd_version *v = zb_container_of(l, struct zsd_version, leaving);
@@ -234,7 +235,7 @@ static bool version_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t 
         struct zsd_row *r = v->rows[v->let_go];
         uint64_t looked = r && r->refs == 1 ? 1 + zb_min_u64(r->npages, ROW_NOW) : 1;
 
-        if (r && v->looks > 0) { /* and of no row after it, once nobody looks */
+        if (r && v->looks > 0) { /* once the looks have ended, later rows are not kept */
             zsd_row_look(r);
             v->looked = v->let_go + 1;
         }
@@ -246,7 +247,7 @@ static bool version_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t 
         return false;
     v->gone = true;
     if (v->looks > 0)
-        return true; /* zsd_version_look_away() comes back to it */
+        return true; /* zsd_version_look_away() resumes */
     for (; *left > 0 && v->looked > 0; --*left)
         if (v->rows[--v->looked])
             zsd_row_look_away(v->rows[v->looked]);
