@@ -42,7 +42,7 @@ struct zsd_open_wait *zsd_open_park(struct zsd_core *core, struct zsd_req *req,
 /** Ends the wait. The caller answers the request, or has handled it again. */
 void zsd_open_wait_free(struct zsd_core *core, struct zsd_open_wait *w);
 /** Lets an open wait until others have freed `lacks` bytes of memory; deadline_ns as above. False:
- * they cannot free enough, or there is no memory to wait. */
+ * they cannot free enough, or there is no memory to keep the open. */
 bool zsd_open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q, uint64_t lacks,
                    uint64_t deadline_ns);
 /** Ends the waits of a closed connection. */

@@ -42,8 +42,7 @@ struct zsd_reader {
     struct zsd_saved *saved;     /* held */
     struct zsd_version *version; /* NULL: released, because of `why` */
     struct zb_err why;
-    bool
-        covered; /* orphaned, and its places are promised: by `promise`, or by the destroyed job's */
+    bool covered; /* orphaned, and a promise covers it: the reader's, or a destroyed job's */
     struct zb_needs promise;
     struct zsd_account nvme_held;
     struct zsd_arena staging;
