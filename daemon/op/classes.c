@@ -2,10 +2,10 @@
  * op/classes.c - the scalars of a step: those of the job's groups, or classes of tensors
  * (step-classes).
  *
- * MODEL. A rank sends classes and runs of tensors in parts, before step-begin or step, which then
- * refer to them. They stay with the rank until the step ends. The job has a reference to those
- * of the rank that asked first (step->classes, early->classes), and every other rank must have sent
- * the same.
+ * MODEL. A rank sends classes and runs of tensors in parts, before the step-begin or step that
+ * refers to them. They stay with the rank until the step ends. The job has a reference to the
+ * classes of the rank that asked first (step->classes, early->classes). Every other rank must have
+ * sent the same classes.
  *
  *     parts ---> member->classes ---> step->classes ---> struct zsd_step_table: scalars by class,
  *                                                        segments by unit
@@ -13,12 +13,12 @@
  * The table is made once per step, before its first page. A unit's own segments name groups; those
  * of the table name classes, and leave out tensors without a class.
  *
- * ANOTHER OPTIMIZER (job-optimizer). A trainer that learns its optimizer late opens its job with
- * one whose state is as large as any. Before the first step only the kind changes; the state stays
- * where it is, all zeros (zb_layout_steps_with()).
+ * ANOTHER OPTIMIZER (job-optimizer). A trainer that learns its optimizer late opens its job with an
+ * optimizer whose state is large enough for any other. Before the first step, only the kind of
+ * optimizer changes. The state, all zeros, stays where it is (zb_layout_steps_with()).
  *
- * BOUNDS. At most ZP_CLASSES_MAX classes, and as many runs as the job has tensors, per rank; a
- * table has at most as many segments.
+ * BOUNDS. A rank sends at most ZP_CLASSES_MAX classes, and at most one run for each tensor of the
+ * job. A table has at most one segment for each tensor.
  */
 #include "daemon/op/classes.h"
 
@@ -262,7 +262,7 @@ ZSD_REQUEST(zsd_step_classes, StepClasses)
         m->classes->step = q->step;
         m->classes->of = job_trainable(m->job);
     }
-    if (part_add(m, q, &err) < 0) { /* a part of it may have been added */
+    if (part_add(m, q, &err) < 0) { /* some of it may have been added */
         zsd_classes_put(m->classes);
         m->classes = NULL;
         zsd_reply_err(req, &err);

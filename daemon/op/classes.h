@@ -8,7 +8,7 @@
 #include "daemon/job/job.h"
 #include "proto/shard.pb-c.h"
 
-/* Parameters for tensors that are stepped alike. No padding: classes are compared as bytes. */
+/* The scalars of tensors that are stepped alike. No padding: classes are compared as bytes. */
 struct zsd_class {
     struct zk_params params; /* scale: factor of the gradient, in addition to the step's */
     uint64_t t;              /* number of their step, from 1 */
@@ -21,7 +21,7 @@ struct zsd_class_run {
     uint32_t count, class;
 };
 
-/* The classes that a rank sent for one step. Shared by refs, and then unchanged. */
+/* The classes that a rank sent for one step. They do not change when they are shared (refs > 1). */
 struct zsd_classes {
     uint32_t refs;
     uint64_t step; /* iterations + 1 */
@@ -43,10 +43,10 @@ struct zsd_step_table {
     uint32_t *at;                /* [nunits + 1] first segment of each unit */
 };
 
-/** NULL is fine for both. */
+/** c may be NULL in both. */
 struct zsd_classes *zsd_classes_get(struct zsd_classes *c);
 void zsd_classes_put(struct zsd_classes *c);
-/** Drops the classes of every rank: the step has ended, or will not run. */
+/** Drops the classes of every rank. Call when the step has ended, or will not run. */
 void zsd_classes_drop(struct zsd_job *job);
 /** Whether both are NULL, or equal. */
 bool zsd_classes_same(const struct zsd_classes *a, const struct zsd_classes *b);
@@ -61,9 +61,9 @@ int zsd_table_make(struct zsd_step_table *table, const struct zsd_job *job, doub
 void zsd_table_done(struct zsd_step_table *table);
 
 /**
- * Checks the values of a step that rank m requests, or begins early.
+ * Checks the values of a step that rank m asks for, or announces by step-begin.
  *
- * @param step     0: by groups; else by the classes that m has sent of that step
+ * @param step     0: by groups; else by the classes that m has sent for this step
  * @param ret      [ZP_GROUPS_MAX] zeroed; set for a step by groups
  * @param classes  set for a step by classes; owned by the rank
  * @return 0 or -EINVAL

@@ -1,19 +1,19 @@
 /*
  * op/commit.c - commits of a job: its state becomes a durable version.
  *
- * MODEL. One struct zsd_commit_op for each job at a time, asked for by a step (op/step.c) or by a
- * request:
+ * MODEL. A job has at most one struct zsd_commit_op at a time, started by a step (op/step.c) or by
+ * a request:
  *
  *     SAVE ---> BUILD ---> CHANGE ---> over
  *
- *     SAVE    writes the pages in memory that are not on the data file. A step that commits has
+ *     SAVE    writes the pages whose bytes are not on the data file. A step that commits has
  *             already written those that it changed
  *     BUILD   makes a row for each shard, in parts. A shard that has not changed since its last row
  *             keeps that row
  *     CHANGE  the delta of the saved job (store/delta.h): flush, catalog, slot
  *
- * Fetches, pins and pushes continue meanwhile: they change no saved page. A write is refused, a
- * step waits.
+ * Fetches, pins and pushes continue meanwhile: they change no page that is saved. Writes are
+ * refused, and a step waits.
  *
  * PREPARED. prepare keeps the new version in addition to the committed one until the ranks of all
  * nodes have voted. Then it is committed or dropped. The next step waits for that, so there are
@@ -34,7 +34,7 @@
 #include "daemon/store/store.h"
 #include "proto/shard.pb-c.h"
 
-#define PROGRESS_MAX (UINT64_C(1) << 62) /* counts from here on never overflow */
+#define PROGRESS_MAX (UINT64_C(1) << 62) /* counts that begin here never overflow */
 
 enum commit_state { COMMIT_SAVE, COMMIT_BUILD, COMMIT_CHANGE, COMMIT_OVER };
 
@@ -44,10 +44,10 @@ struct zsd_commit_op {
     enum commit_state state;
     struct zb_err err; /* the first failure */
     uint32_t next_shard, next_page, inflight;
-    uint32_t next_unit, nrows; /* the unit whose rows are next; rows so far */
+    uint32_t next_unit, nrows; /* the unit whose shards are next; rows in `fresh` so far */
     struct zb_sorted_pos next_of_unit;
-    struct zsd_row *row; /* the next shard's, while it is made... */
-    uint32_t row_pages;  /* ...so far, pages [0, row_pages) */
+    struct zsd_row *row; /* the next shard's, incomplete: */
+    uint32_t row_pages;  /* it has pages [0, row_pages) */
     struct zsd_version *fresh;
     struct zsd_delta delta;
     struct zsd_work work;
@@ -88,8 +88,8 @@ static void commit_on_page(void *owner, const struct zsd_page_spec *spec, const 
     commit_run(op);
 }
 
-/* Starts to save pages, as many as may be in progress and the turn has room for. True: all are
- * saved, or it has failed. */
+/* Starts to save pages: as many as may be in progress, and as the turn has room for. True: all are
+ * saved, or the commit has failed. */
 static bool commit_save(struct zsd_commit_op *op)
 {
     struct zsd_job *job = op->job;
@@ -141,7 +141,7 @@ static struct zsd_row *commit_row_new(struct zsd_shard *s)
     return r;
 }
 
-/* Adds the next pages to the row, as many as the turn has room for. True: it has all. */
+/* Adds the next pages to the row, as many as the turn has room for. True: the row is complete. */
 static bool commit_row_pages(struct zsd_commit_op *op, struct zsd_shard *s)
 {
     struct zsd_core *core = s->job->core;
@@ -186,7 +186,7 @@ static int commit_version(struct zsd_commit_op *op)
     return 0;
 }
 
-/* Adds the row of the next shard. 1: done; 0: it continues in the next turn; -ENOMEM. */
+/* Adds the row of the next shard. 1: done; 0: continues in the next turn; -ENOMEM. */
 static int commit_shard(struct zsd_commit_op *op, struct zsd_shard *s)
 {
     struct zsd_core *core = op->job->core;
@@ -203,7 +203,7 @@ static int commit_shard(struct zsd_commit_op *op, struct zsd_shard *s)
             return -ENOMEM;
         if (!commit_row_pages(op, s))
             return 0;
-        zb_list_push_back(&core->store->rows, &op->row->node); /* it is complete */
+        zb_list_push_back(&core->store->rows, &op->row->node); /* the row is complete */
         s->row = op->row;
         op->row = NULL;
     }
@@ -213,7 +213,7 @@ static int commit_shard(struct zsd_commit_op *op, struct zsd_shard *s)
     return 1;
 }
 
-/* Adds rows to the version. True: it has all, or it has failed. */
+/* Adds rows to the version. True: it has all rows, or the commit has failed. */
 static bool commit_build(struct zsd_commit_op *op)
 {
     struct zsd_job *job = op->job;
@@ -244,7 +244,7 @@ static int commit_plan(struct zsd_delta *d, struct zb_err *err)
 {
     struct zsd_commit_op *op = zb_container_of(d, struct zsd_commit_op, delta);
 
-    if (d->saved->gone) /* while pages were saved and rows built */
+    if (d->saved->gone) /* destroyed while pages were saved and rows built */
         return zb_fail(err, -ECANCELED, "job '%s' was destroyed", d->saved->name);
     if (d->prepared)
         return zb_fail(err, -EBUSY,
@@ -282,7 +282,7 @@ static void commit_over(struct zsd_commit_op *op)
     job->commit = NULL;
     job->prepares = op->what == ZSD_PREPARE;
     if (err.code == 0)
-        job->rewritten = false; /* nothing was written meanwhile */
+        job->rewritten = false; /* writes are refused during a commit */
     zsd_version_unref(op->fresh);
     op->done(job, err.code != 0 ? &err : NULL);
     free(op);
@@ -339,7 +339,7 @@ int zsd_commit_check(const struct zsd_job *job, struct zb_err *err)
         return zb_fail(err, -EINVAL, "job '%s' is not durable: it was opened without", job->name);
     if (store->poisoned.code != 0)
         return zb_fail(err, store->poisoned.code, "%s", store->poisoned.text);
-    if (!zsd_job_live(job)) /* a skip does not need them */
+    if (!zsd_job_live(job)) /* a skip is allowed without them */
         return zb_fail(err, -EAGAIN, "job '%s' has no initial values yet", job->name);
     if (job->saved->prepared)
         return zb_fail(err, -EBUSY,
@@ -439,17 +439,17 @@ static int resolve_plan(struct zsd_delta *d, struct zb_err *err)
 
     if (!d->prepared && w->what == ZSD_RESOLVE && d->committed &&
         d->committed->iterations == w->iterations)
-        return 0; /* an earlier change did it: the client that asked may have died since */
+        return 0; /* done by an earlier change, whose client may have died since */
     if (!d->prepared || d->prepared->iterations != w->iterations)
         return zb_fail(err, -ENOENT, "job '%s' has nothing prepared", d->saved->name);
     if (w->what == ZSD_RESOLVE)
         d->committed = d->prepared;
     d->prepared = NULL;
-    d->destroy = d->stays = !d->committed; /* nothing was ever committed */
+    d->destroy = d->stays = !d->committed; /* there was never a commit */
     return 0;
 }
 
-/* The next commit may be requested before resolve_done(). */
+/* Not in resolve_done(): the next commit may be requested before that. */
 static void resolve_applied(struct zsd_delta *d)
 {
     const struct commit_wait *w = zb_container_of(d, struct commit_wait, delta);
@@ -458,7 +458,7 @@ static void resolve_applied(struct zsd_delta *d)
     if (w->what == ZSD_RESOLVE)
         zsd_snap_next(saved); /* snapshots of this commit */
     else if (saved->job)
-        saved->job->rewritten = true; /* the dropped version may have had writes */
+        saved->job->rewritten = true; /* the dropped version may have saved writes */
 }
 
 static void resolve_done(struct zsd_delta *d, const struct zb_err *err)
@@ -479,11 +479,11 @@ static void commit_resolve(struct zsd_req *req, struct zsd_job *job, enum zsd_co
     const struct zsd_version *c = job->saved ? job->saved->committed : NULL;
     struct commit_wait *w;
 
-    if (what == ZSD_RESOLVE && !v && c && c->iterations == iterations) { /* repeated */
+    if (what == ZSD_RESOLVE && !v && c && c->iterations == iterations) { /* a repeated request */
         commit_reply(req, c, NULL);
         return;
     }
-    if (job->state == ZSD_PLACING || job->state == ZSD_LOADING) { /* perhaps it is being loaded */
+    if (job->state == ZSD_PLACING || job->state == ZSD_LOADING) { /* perhaps from this version */
         zsd_refuse(req, -EBUSY, "job '%s' is being loaded", job->name);
         return;
     }
@@ -540,7 +540,7 @@ ZSD_REQUEST(zsd_commit, Commit)
         return;
     }
     if (q->what == ZSD_COMMIT && zsd_commit_has(job)) {
-        commit_reply(req, job->saved->committed, NULL); /* repeated */
+        commit_reply(req, job->saved->committed, NULL); /* a repeated request */
         return;
     }
     job->commit_req = req;

@@ -7,9 +7,11 @@
 #include "daemon/job/job.h"
 
 /**
- * Saves the state of the job as a version, and commits or prepares it. The job is READY or
- * STEPPING, and nothing changes its pages until done; err NULL: it is durable. save_err: the error
- * of pages that a step could not save, if any.
+ * Saves the state of the job as a version, and commits or prepares it. The job must be READY or
+ * STEPPING, and its pages must not change until done().
+ *
+ * @param save_err  the error of pages that a step could not save: the commit fails with it. Or NULL
+ * @param done      err NULL: the version is durable
  */
 void zsd_commit_start(struct zsd_job *job, enum zsd_commit_what what, const struct zb_err *save_err,
                       void (*done)(struct zsd_job *job, const struct zb_err *err));
@@ -17,10 +19,10 @@ void zsd_commit_start(struct zsd_job *job, enum zsd_commit_what what, const stru
 int zsd_commit_check(const struct zsd_job *job, struct zb_err *err);
 /** Whether the state of the job is the committed one. */
 bool zsd_commit_has(const struct zsd_job *job);
-/** The row that a commit of the job is building, which holds the places of *ret_pages pages; or
- * NULL. */
+/** The row that a commit of the job is building, or NULL. It holds the places of its first
+ * *ret_pages pages. */
 const struct zsd_row *zsd_commit_row(const struct zsd_job *job, uint32_t *ret_pages);
-/** At the end of the daemon: commits the steps that a job made since its last commit. */
+/** Call when the daemon ends: commits the steps that the job has made since its last commit. */
 void zsd_commit_last(struct zsd_job *job);
 
 #endif

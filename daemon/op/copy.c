@@ -34,7 +34,7 @@ struct copy {
     struct zsd_shard *shard;
     bool write;
     bool grad;     /* reads the gradient */
-    uint32_t left; /* page operations in flight, and one while it starts */
+    uint32_t left; /* page operations in flight, plus one during copy_start() */
     struct zb_err err;
 };
 
@@ -150,7 +150,7 @@ static void copy_start(struct zsd_req *req, struct zsd_shard *s, uint64_t first,
                                       .owner = c };
         int rc;
 
-        /* trained values are replaced, and their moments stay */
+        /* trained values are replaced, but their moments stay */
         spec.keep = write && s->job->iterations > 0 && bit_get(s->written, spec.page);
         rc = zsd_pageop_start(&spec);
 
@@ -165,7 +165,8 @@ static void copy_start(struct zsd_req *req, struct zsd_shard *s, uint64_t first,
         copy_end(c);
 }
 
-/* Values of a durable job change only if there are places for the saved and the new ones. */
+/* Whether a shard can be written now. A durable job also needs places for both its saved and its
+ * new values. */
 static int write_check(const struct zsd_shard *s, struct zb_err *err)
 {
     const struct zsd_job *job = s->job;

@@ -1,7 +1,7 @@
 /*
  * define.c - describes a job: units with their tensors, then the shards of each rank. All ranks
- * must describe a unit in the same way, and a job that is made again must match what was saved. The
- * memory of a description is charged to its job, also while its parts arrive.
+ * must describe a unit in the same way, and an incarnation of a saved job must match the saved
+ * units. The memory of a description is charged to its job, also while its parts arrive.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -67,7 +67,7 @@ static int unit_tensor(struct zsd_unit *unit, struct zsd_job *job, const Zp__Ten
         return zb_fail(err, -EINVAL,
                        "tensor '%s' has parameter group %u, and the job has %u groups", q->name,
                        q->group, job->groups);
-    if (unit->index < job->nunits) { /* counted already */
+    if (unit->index < job->nunits) { /* the job has this unit already */
         if (unit->ntensors >= job->units[unit->index]->ntensors)
             return zb_fail(
                 err, -EINVAL,
@@ -104,7 +104,7 @@ static bool unit_same(const struct zsd_unit *a, const struct zsd_unit *b)
     return true;
 }
 
-/* Rejects a unit that differs from the job's, and says how if one of these words does. */
+/* Rejects a unit that differs from the job's. Says how, if it differs in one of these words. */
 static int unit_differs(const struct zsd_member *m, const struct zsd_unit *unit,
                         const struct zsd_unit *kept, struct zb_err *err)
 {
@@ -121,7 +121,8 @@ static int unit_differs(const struct zsd_member *m, const struct zsd_unit *unit,
                    unit->index, unit->name, m->job->name);
 }
 
-/* The last part has arrived: the first rank's unit is kept, the others' are compared with it. */
+/* The last part of a unit has arrived. The first rank's unit is kept, those of other ranks are
+ * compared with it. */
 static int unit_finish(struct zsd_member *m, struct zb_err *err)
 {
     struct zsd_job *job = m->job;
@@ -245,7 +246,7 @@ static int shard_check(const struct zsd_job *job, const Zp__Range *q, struct zb_
     return 0;
 }
 
-/* Memory of a shard, with the tables of its pages: places and checksums. */
+/* Memory of a shard, including the tables of its pages: places and checksums. */
 static uint64_t shard_bytes(const struct zsd_job *job, uint64_t count)
 {
     return sizeof(struct zsd_shard) + zb_div_up(count, job->core->page_elems) * ZB_PLANES *

@@ -1,9 +1,9 @@
 /*
  * op/early.c - steps that begin early, shard by shard, during the backward pass.
  *
- * MODEL. Every rank announces the step (step-begin): its scalars, so nothing is clipped, and its
- * number of micro-steps. From then on a shard is stepped, page by page, when its gradient of the
- * last micro-step is complete, if its state is streamed:
+ * MODEL. Every rank announces the step (step-begin): its number of micro-steps, and its scalars,
+ * which rules out clipping. From then on, a shard with streamed state is stepped, page by page, as
+ * soon as its gradient of the last micro-step is complete:
  *
  *     gradient complete ---> [queued] ---> EARLY pages ---> held ---> the step: PUBLISH
  *                                                            \---> skip, a rank that leaves, ...
@@ -13,27 +13,28 @@
  * forward pass needs first. If the drive is slower than the passes, a part of every shard is then
  * left at the barrier, so that the forward pass never waits for long.
  *
- * EARLY (page/pageop.h) leaves the shard's bytes unchanged. So the results are invisible, the last
- * commit is unaffected, and undoing it means freeing new extents. Resident pages of state are
- * stepped at the barrier, at the speed of memory: they could not be undone without a copy. The same
- * holds for parameters in memory that do not fit into their gradient's memory.
+ * EARLY (page/pageop.h) leaves the shard's bytes unchanged. So its results are invisible, the last
+ * commit is unaffected, and an undo only frees the new extents. Pages with resident state are
+ * stepped at the barrier, at the speed of memory: without a copy they could not be undone. So are
+ * pages with resident parameters that do not fit into their gradient's memory.
  *
  * ROOM. If the job was opened for it, it was placed with a spare place for each page that can be
  * stepped early (plan/place.c).
  *
- * FAILURE of a page changes nothing either. No more pages are begun, and the step fails with that
- * error when all ranks have asked for it. The gradients are used up by then: they are dropped,
- * and the job continues. A page that fails while the step runs ends the job, like any other.
+ * FAILURE of a page does not change the shard either. No more pages are begun, and the step fails
+ * with that error when all ranks have asked for it. Some gradients are lost by then, so all are
+ * dropped, and the job continues. A page that fails while the step runs ends the job, as any page
+ * does.
  *
  * INVARIANTS
  *
- *     E1  s->early: the gradient of s is complete, and only our operations and, at the barrier, the
- *         step's read or write it. After an undo the shard has no gradient.
- *     E2  A page p of such a shard that was begun is in flight, is in s->held[p], was taken by the
- *         step, or has failed (early.err, or the job has ended).
- *     E3  Operations that were dropped in flight have ended before a new gradient takes its place
- *         (early_inflight), before a step of its page, before the table of zsd_step_prepare()
- *         changes, and before the job resumes elsewhere.
+ *     E1  s->early: the gradient of s is complete. Only early operations and, at the barrier, those
+ *         of the step read or write it. After an undo the shard has no gradient.
+ *     E2  If s->early, each page p that was begun is in flight, has its result in s->held[p], was
+ *         taken by the step, or has failed (early.err, or the job has ended).
+ *     E3  An operation that was dropped in flight ends before the shard accepts a new gradient
+ *         (early_inflight), before its page is stepped, before zsd_step_prepare() changes the
+ *         table, and before the job resumes from another point.
  */
 #include "daemon/op/early.h"
 
@@ -165,14 +166,14 @@ bool zsd_early_drained(const struct zsd_job *job)
     return job->early_inflight == 0 || (e->prepared && e->err.code == 0 && !job->step->skip);
 }
 
-/* The end of the pages that can be begun: those that are or will be on the GPU are not. */
+/* The end of the pages that can be begun. Those from there on are on the GPU, or will be. */
 static uint32_t early_end(const struct zsd_shard *s)
 {
     return (uint32_t)zb_min_u64(s->gpu_from, s->gpu_next);
 }
 
-/* The first page that can be begun; npages: none. It comes after the resident pages, and after
- * those that the step moves into memory. It does not change while any page is begun. */
+/* The first page that can be begun; npages: none. Pages before it have resident state, or state
+ * that the step moves into memory. It does not change while early pages exist. */
 static uint32_t early_first(const struct zsd_shard *s)
 {
     uint32_t page = (uint32_t)zb_max_u64(s->planes[ZB_STATE].resident, s->state_next);
@@ -199,7 +200,7 @@ void zsd_early_offer(struct zsd_shard *s)
         return; /* it is stepped at the barrier */
     s->early = true;
     s->early_next = early_first(s);
-    zb_list_push_back(e->shards.next, &s->early_node); /* in front of all */
+    zb_list_push_back(e->shards.next, &s->early_node); /* the newest first: ORDER */
     zb_list_push_back(&e->begun, &s->early_all);
     early_work(s->job);
 }
@@ -270,15 +271,15 @@ static void early_on_work(struct zsd_work *work)
     if (e->offer > 0)
         zsd_defer(job->core, work);
     if (!early_open(job) || zsd_saved_room(job->saved, &err) < 0 || zb_list_empty(&e->shards))
-        return; /* what is not begun is stepped at the barrier */
+        return; /* pages that are not begun are stepped at the barrier */
     if (!e->prepared && job->early_inflight > 0)
         return; /* E3; the end of the last one defers this again */
     if (!e->prepared && zsd_step_prepare(job, e->scale, e->params, e->classes) < 0)
-        return; /* no memory: as if not begun */
+        return; /* no memory: nothing is begun */
     e->prepared = true;
     while (!zb_list_empty(&e->shards) && job->early_inflight < zsd_step_inflight_max(job->core))
         if (early_begin(job) < 0)
-            return; /* likewise; the next page that ends tries again */
+            return; /* no memory: the next page that ends tries again */
 }
 
 static void early_work(struct zsd_job *job)
@@ -299,7 +300,7 @@ void zsd_early_stepped(struct zsd_shard *s)
     s->early = false;
 }
 
-/* Unused results of a shard, which are freed in parts: disk/leaving.h. */
+/* Results of a shard that are dropped, and freed in parts: disk/leaving.h. */
 struct early_gone {
     struct zsd_leaving leaving;
     struct zsd_shard *shard;
@@ -322,7 +323,7 @@ static bool gone_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *le
     return true;
 }
 
-/* Frees the results of its pages: many of them in parts, or at once if memory lacks for that. */
+/* Frees the results of a shard: in parts if there are many, unless there is no memory for that. */
 static void early_give(struct zsd_shard *s)
 {
     uint32_t first = early_first(s);

@@ -1,8 +1,8 @@
 /*
- * end.c - removes a rank from its connection, and ends a job: answers all waiting requests, lets
- * work in flight finish, and frees memory. The decision is made elsewhere: when a rank leaves, or
- * its connection or the daemon ends (leave.c), when a page fails (step.c, early.c), and by any
- * lower room with zsd_job_fail().
+ * end.c - detaches a rank from its connection, and ends a job: answers all waiting requests, lets
+ * work in flight finish, and frees memory. Other code decides that a job ends: leave.c, when a rank
+ * leaves, or its connection or the daemon ends; step.c and early.c, when a page fails; any lower
+ * room, with zsd_job_fail().
  *
  * ORDER. zsd_job_quit() answers. The last zsd_job_unhold() defers job->over. Then
  * zsd_job_forget_if_over() frees the memory on a compute thread (plan/job_arena.c), and the last
@@ -86,7 +86,6 @@ void zsd_job_end(struct zsd_job *job, const struct zb_err *why)
     zsd_job_quit(job, ZP_EVENT_JOB_FAILED, 0, why);
 }
 
-/* First its memory is freed; then, when no rank is left, the struct. */
 void zsd_job_forget_if_over(struct zsd_job *job)
 {
     if (job->state != ZSD_ENDED || job->inflight > 0)

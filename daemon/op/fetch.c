@@ -7,20 +7,21 @@
  * that is streamed and not cached gets one struct zsd_fill, shared by all fetches that wait for it:
  *
  *     fill:   ROOM ---> READ ---> DONE     a place in the ring, then page operations
- *     (page/pageop.h)
  *
- *     ROOM  waits for a place of its size in its rank's ring; the oldest unpinned cached shard of
- *           that size is dropped for it. It ends with the last fetch that waits for the shard
- *     READ  begins page operations, as many as each turn has room for, and waits for them
+ *     ROOM  waits for a place of its size in its rank's ring. The oldest cached shard of that size
+ *           that is not pinned is dropped for it. If no fetch waits for the shard any longer, the
+ *           fill ends
+ *     READ  begins page operations (page/pageop.h), as many as each turn has room for, and waits
+ *           for them
  *
  * All fills that a fetch needs are begun at once, so that their reads overlap.
  *
  * INVARIANTS
- *     F1  A fetch holds a pin on items [0, held), and no other. Unless it succeeds, they are
- *         dropped at its end.
+ *     F1  A fetch holds pins on items [0, held), and no others. If it fails, they are dropped at
+ *         its end.
  *     F2  A fetch is answered once, and is in its member's list until then.
  *     F3  A fill that failed leaves the shard uncached and ends the fetches that wait for it.
- *     F4  A client learns where bytes are only after every page's checksum matched.
+ *     F4  A client learns the offset of a shard only after the checksum of every page matched.
  *     F5  A fetch waits for items[held] only while something is in progress that will wake it:
  *         a fill, a write, a step.
  */
@@ -43,7 +44,7 @@ struct zsd_fill {
     struct zb_list room_node;
     struct zsd_work work; /* begins the rest of its pages */
     uint32_t begun;       /* number of pages that have begun */
-    struct zsd_work end;  /* ends it if no page operation could be started */
+    struct zsd_work end;  /* ends it if no page operation is in flight when all have begun */
 };
 
 struct zsd_fetch {
@@ -55,7 +56,7 @@ struct zsd_fetch {
     uint64_t min_version;
     uint32_t n, held;
     enum zsd_wait wait; /* for zctl top */
-    bool *missed;       /* [n], after the items: was not in memory */
+    bool *missed;       /* [n], stored after the items: the shard was not in memory */
     struct zsd_shard *items[];
 };
 
@@ -137,16 +138,16 @@ static void fill_on_work(struct zsd_work *work)
             f->inflight++;
     }
     if (--f->inflight == 0)
-        zsd_defer(job->core, &f->end); /* no fetch is answered from inside */
+        zsd_defer(job->core, &f->end); /* never answer a fetch inside the call that begins it */
     else
         zsd_job_unhold(job);
 }
 
 static void fill_read(struct zsd_fill *f)
 {
-    f->inflight = 1; /* for this loop, until all have begun */
+    f->inflight = 1; /* for fill_on_work(), until all pages have begun */
     f->work.run = fill_on_work;
-    zsd_job_hold(f->shard->job); /* no page operation does yet */
+    zsd_job_hold(f->shard->job); /* no page operation holds it yet */
     fill_on_work(&f->work);
 }
 
@@ -284,8 +285,8 @@ static void fetch_answer(struct zsd_fetch *f)
     fetch_end(f, NULL);
 }
 
-/* Whether the shard can be pinned as soon as its bytes are in memory. A step that drains waits for
- * the pins of a fetch that already holds some, so that fetch continues. */
+/* Whether the shard can be pinned as soon as its bytes are in memory. A draining step waits for all
+ * pins, so a fetch that already holds some may take the rest. */
 static bool fetch_allowed(const struct zsd_fetch *f, const struct zsd_shard *s)
 {
     const struct zsd_job *job = s->job;
@@ -318,7 +319,7 @@ static int fetch_fills(struct zsd_fetch *f)
     return 0;
 }
 
-/* Records what it waits for. */
+/* Records what the fetch waits for. */
 static void fetch_waits(struct zsd_fetch *f)
 {
     const struct zsd_shard *s = f->items[f->held];
@@ -329,7 +330,7 @@ static void fetch_waits(struct zsd_fetch *f)
         fetch_waits_for(f, s->fill->at == ZB_NO_PLACE ? ZSD_WAIT_FETCH_ROOM : ZSD_WAIT_FETCH_DRIVE);
 }
 
-/* Whether it waits for another request of its own client: a step, or a release. */
+/* Whether the fetch waits for another request of its own client: a step, or a release. */
 static bool fetch_owed(const struct zsd_fetch *f)
 {
     const struct zsd_shard *s = f->items[f->held];
@@ -340,7 +341,8 @@ static bool fetch_owed(const struct zsd_fetch *f)
     return s->fill && s->fill->at == ZB_NO_PLACE;
 }
 
-/* Pins all that it can before it begins fills: a fill may take the place of an unpinned shard. */
+/* Pins as many shards as it can, in order, and only then begins fills: a fill may take the place of
+ * an unpinned shard. */
 static void fetch_run(struct zsd_work *work)
 {
     struct zsd_fetch *f = zb_container_of(work, struct zsd_fetch, work);
@@ -481,12 +483,12 @@ ZSD_REQUEST(zsd_fetch, Fetch)
 void zsd_release(struct zsd_conn *conn, const ProtobufCMessage *message)
 {
     const Zp__Release *q = (const Zp__Release *)(const void *)message;
-    struct zb_err first = { 0 }; /* of those that were refused */
+    struct zb_err first = { 0 }; /* of the refused shards */
     uint64_t shard = 0;
     unsigned bad = 0;
 
     for (size_t i = 0; i < q->n_shards; i++) {
-        /* only the first refusal has a message: formatting a thousand takes longer than the rest */
+        /* format only the first message: a thousand would take longer than all the rest */
         struct zb_err err = { .code = bad > 0 ? -ENOENT : 0 };
         struct zsd_shard *s = zsd_shard_find(conn, q->shards[i], &err);
 

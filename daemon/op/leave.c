@@ -21,7 +21,7 @@
 
 /* ---- with the daemon */
 
-/* The daemon ends, not a rank: no rank must take another one for dead. */
+/* The reason that ranks get is the end of the daemon, so that none takes a peer for dead. */
 static void job_end_with_daemon(struct zsd_job *job)
 {
     struct zb_err why = { 0 };
@@ -100,7 +100,7 @@ void zsd_core_gone(struct zsd_conn *conn)
             zsd_job_tell(job, ZP_EVENT_PEER_LOST, rank, &why);
         }
     }
-    if (conn->member) /* else it was detached with its job */
+    if (conn->member) /* else it was detached when the job ended */
         zsd_member_detach(m, &why);
     zsd_job_unhold(job);
 }
@@ -126,7 +126,7 @@ ZSD_REQUEST(zsd_job_close, JobRef)
     }
     zsd_job_hold(job);
     last = zsd_job_attached(job) == 1;
-    if (!job->keep && job->state != ZSD_DEFINING) /* while DEFINING, it may open it again */
+    if (!job->keep && job->state != ZSD_DEFINING) /* while DEFINING, the rank may open it again */
         job->left++;
     (void)zb_fail(&why, -ECANCELED, "rank %u left job '%s'", m->rank, job->name);
     if (last && job->state != ZSD_ENDED && (!job->keep || job->state == ZSD_DEFINING))

@@ -3,9 +3,10 @@
  * however they were cut into shards and pages.
  *
  * MODEL. A shard that is cut as its row (zsd_row_fits) takes over the row's extents: streamed
- * planes need no I/O at all, resident planes are read. Any other page is assembled from the rows'
- * pages that hold its elements: op/load_page.c. As many pages are in progress as there are page
- * buffers and compute threads; each turn begins as many as it has room for.
+ * planes need no I/O at all, and resident planes are read. Pages of any other shard are assembled
+ * from the rows' pages that hold their elements: op/load_page.c. At most as many pages are in
+ * progress as there are page buffers and compute threads. Each turn begins as many as it has room
+ * for.
  *
  * INVARIANT
  *
@@ -54,7 +55,7 @@ static bool load_adopt(struct zsd_load_op *op, struct zsd_shard *s)
     return true;
 }
 
-/* Whether no plane of the page must be read. */
+/* Whether the page is loaded already: the shard has its row, and no plane must be read. */
 static bool load_nothing(const struct zsd_shard *s, uint32_t page)
 {
     return s->row && !zsd_params_there(s->job) &&
@@ -90,8 +91,8 @@ static struct zsd_row *load_row(const struct zsd_load_op *op, const struct zsd_s
                                                                            : NULL;
 }
 
-/* Begins the pages of a shard, in order. True: all have begun. False: no more may be in progress,
- * or the rest is for the next turn. */
+/* Begins the pages of a shard, in order. True: all have begun. False: as many as allowed are in
+ * progress, the turn has no more room, or the load has failed. */
 static bool load_shard(struct zsd_load_op *op, struct zsd_shard *s)
 {
     struct zsd_core *core = op->job->core;

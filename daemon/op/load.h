@@ -6,8 +6,8 @@
 
 #include "daemon/job/job.h"
 
-/** Loads v. The job is LOADING, with its memory attached, and none of its pages has an extent. v is
- * held meanwhile. done with err NULL: every shard has the values of v. */
+/** Loads v, which is held meanwhile. The job must be LOADING, with its memory attached, and none of
+ * its pages may have an extent. done() with err NULL: every shard has the values of v. */
 void zsd_load_start(struct zsd_job *job, struct zsd_version *v,
                     void (*done)(struct zsd_job *job, const struct zb_err *err));
 

@@ -6,13 +6,13 @@
  *     BUFFER ---> PIECE <---> COPY ---> UP ---> SEAL ---> WRITE ---> SETTLE
  *                                                            a failure goes to SETTLE
  *
- *     BUFFER  waits for a page buffer, if one of its planes is streamed, or its parameters are on
- *             the GPU
+ *     BUFFER  waits for a page buffer, if a streamed plane must be assembled, or the parameters are
+ *             on the GPU
  *     PIECE   waits for one page of a row, read and verified (store/rowio.c)
  *     COPY    waits for a compute thread, which copies the piece; then the next piece
  *     UP      waits until its parameters are copied to the GPU, if they belong there
- *     SEAL    waits for the checksums of the streamed planes
- *     WRITE   waits for their writes to new extents
+ *     SEAL    waits for a compute thread, which makes the checksums of the streamed planes
+ *     WRITE   waits for the writes of these planes to new extents
  *
  * There is one struct load_page for each page in progress; op/load.c says how many. Loop thread,
  * except tasks, which touch only their page.
@@ -51,11 +51,11 @@ struct load_page {
     struct zb_err err;
     struct zsd_claim claim;
     void *buffer;  /* a page buffer */
-    void *scratch; /* a page of a row that is not read into its place */
+    void *scratch; /* for a page of a row that cannot be read into its final place */
     struct load_plane planes[ZSD_SAVED_PLANES];
     /* the piece: `take` elements of the plane, from element `at` of the page on */
     enum zsd_saved_plane plane;
-    uint64_t at, take, from; /* from: its first element, in the row's page */
+    uint64_t at, take, from; /* from: its first element in the row's page */
     struct zsd_row *row;
     struct zsd_row_read read;
     struct zsd_task task;
@@ -155,7 +155,7 @@ static void load_seal_task(struct zsd_task *task)
     }
 }
 
-/* Whether the plane is on the GPU: then its bytes pass through the page buffer. */
+/* Whether the plane goes to the GPU. If so, its bytes pass through the page buffer. */
 static bool load_goes_up(const struct load_page *l, enum zsd_saved_plane p)
 {
     return zsd_plane_of(p) == ZB_PARAM && zsd_params_there(l->op->job);
@@ -187,7 +187,7 @@ static void load_up(struct load_page *l)
     zsd_gpu_start(l->op->job->core->daemon, &l->gpu);
 }
 
-/* Where the bytes of each plane go. */
+/* Sets where the bytes of each plane go. */
 static void load_locate(struct load_page *l)
 {
     uint8_t *at = l->buffer;
@@ -236,9 +236,9 @@ static bool load_next(struct load_page *l)
     return true;
 }
 
-/* Reads the piece: into its place if it is a whole page of the row and is aligned there, else into
- * scratch memory. The zeros at the end of the row's page are overwritten by the next piece, or are
- * the end of the page. */
+/* Reads the piece: into its final place, if it is a whole page of the row and its place is aligned;
+ * else into scratch memory. The zeros at the end of the row's page are overwritten by the next
+ * piece, or are the end of this page. */
 static void load_read(struct load_page *l)
 {
     uint64_t at = zb_blocks_bytes(load_plane(l, l->plane)->block_bytes, l->at);

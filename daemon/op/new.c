@@ -2,8 +2,8 @@
  * new.c - creates the struct of a new or a saved job, and frees it.
  *
  * MODEL. A job and the structs that plan/ and op/ keep for it are one allocation; struct zsd_job
- * points to the parts. zsd_job_free() removes the job from every list, and releases all that others
- * may wait for. Its shards and units are freed in parts (disk/leaving.h), and then the struct.
+ * points to the parts. zsd_job_free() removes the job from every list, and releases everything that
+ * others may wait for. Its shards and units are freed in parts (disk/leaving.h), then the struct.
  */
 #include "daemon/op/new.h"
 
@@ -79,7 +79,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     return job;
 }
 
-/* Counts the job for its user. The open has checked the limit. 0 or -ENOMEM. */
+/* Charges the job to its user, whose limit the open has checked. 0 or -ENOMEM. */
 static int job_book(struct zsd_job *job)
 {
     struct zb_err err = { 0 };

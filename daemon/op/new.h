@@ -45,9 +45,9 @@ struct zsd_job *zsd_job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t u
 /** An incarnation of a saved job: it is DEFINING like a new one, but its units are known. NULL: no
  * memory. */
 struct zsd_job *zsd_job_again(struct zsd_core *core, const Zp__JobOpen *q, struct zsd_saved *saved);
-/** Detaches the saved job from this incarnation, so that it can get another one. */
+/** Detaches the saved job from this incarnation, so that another one can be made. */
 void zsd_job_let_go(struct zsd_job *job);
-/** Frees the struct: nothing is in flight, nothing is placed, no rank is left. */
+/** Frees the struct. Nothing may be in flight or placed, and no rank may be left. */
 void zsd_job_free(struct zsd_job *job);
 
 #endif

@@ -8,11 +8,11 @@
 
 #include "daemon/job/job.h"
 
-/** Keeps the notes that the ranks sent for the step or skip `iteration`, which no longer needs the
- * ranks to complete. */
+/** Keeps the notes that the ranks sent for the step or skip `iteration`. Call when it will complete
+ * without the ranks. */
 void zsd_notes_keep(struct zsd_job *job, uint64_t iteration);
 
-/** Drops a note of the job, or of a member of it. */
+/** Drops a note of the job or of one of its ranks. */
 void zsd_note_drop(struct zsd_job *job, struct zsd_note *note);
 
 #endif

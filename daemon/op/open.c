@@ -3,11 +3,16 @@
  * again.
  *
  * WAITING. A job-open that cannot be decided yet waits in core->ops->opens. It is tried again
- * whenever a job has ended, memory was freed, or a commit has ended. It waits while an incarnation
- * of its job is still ending; while the job commits, to be made again for another number of ranks;
- * and when there is no room for its staging, but memory is being freed, other jobs can free some
- * (plan/replan.c), or a reader uses the memory that was kept for it. One deadline holds for all of
- * these, counted from the first wait.
+ * whenever a job has ended, memory was freed, or a commit has ended. It waits in these cases:
+ *
+ *     - an incarnation of its job is still ending
+ *     - the saved job is being rolled back or destroyed, or a clone with this name is being made
+ *     - the job retires, to be made again for another number of ranks, or because its parameters
+ *       are on a GPU that this rank cannot use
+ *     - there is no room for its staging, but memory is being freed, other jobs can free some
+ *       (plan/replan.c), or a reader uses the memory that was kept for it
+ *
+ * One deadline holds for all of these, counted from the first wait.
  */
 #include "daemon/op/open.h"
 
@@ -213,7 +218,7 @@ static void open_takeover(struct zsd_job *job)
     zsd_job_unhold(job);
 }
 
-/* Whether something must end before this open can be decided. */
+/* Whether this open can be decided only after something else has ended. */
 static bool open_waits(const struct zsd_core *core, struct zsd_job *job,
                        const struct zsd_saved *saved, const Zp__JobOpen *q)
 {
@@ -254,7 +259,7 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     *job = saved ? zsd_job_again(core, q, saved) : zsd_job_new(core, q, req->conn->uid);
     if (!*job)
         return zb_fail(err, -ENOMEM, "job '%s': %m", q->name);
-    if (saved && q->takeover) /* the saved job's follows in staging_opened() */
+    if (saved && q->takeover) /* saved->epoch follows in staging_opened() */
         (*job)->epoch++;
     (*job)->wake.run = zsd_wake_on_work;
     (*job)->over.run = zsd_over_on_work;
@@ -264,8 +269,8 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     return 0;
 }
 
-/* The name is another user's. The answer says only that it is taken: not whose it is, nor whether
- * ranks could attach to it. */
+/* Rejects the name of another user's job. The answer tells only that the name is taken: not by
+ * whom, nor whether ranks could attach to the job. */
 static int open_others(const Zp__JobOpen *q, struct zb_err *err)
 {
     if (q->attach)
@@ -273,7 +278,7 @@ static int open_others(const Zp__JobOpen *q, struct zb_err *err)
     return zb_fail(err, -EEXIST, "job '%s' exists already", q->name);
 }
 
-/* Lets an open wait for room that others are freeing. False: no memory for that. */
+/* Lets an open wait for room that others are freeing. False: no memory to keep it. */
 static bool open_park_room(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q,
                            uint64_t deadline_ns, const struct zb_err *lacks)
 {
@@ -284,7 +289,7 @@ static bool open_park_room(struct zsd_core *core, struct zsd_req *req, const Zp_
     return w != NULL;
 }
 
-/* deadline_ns 0: it has not waited yet. */
+/* deadline_ns 0: the open has not waited yet. */
 static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadline_ns)
 {
     struct zsd_core *core = req->daemon->core;
@@ -373,9 +378,9 @@ ZSD_REQUEST(zsd_job_open, JobOpen)
     open_run(req, q, 0);
 }
 
-/* The rank has its staging, unless it died meanwhile. A rank that attaches during a step or a
- * commit is answered when that ends (zsd_job_stepped(), zsd_job_committed()): it is told every
- * point that there is, and resumes from the same one as the others. */
+/* The staging was created, or has failed; the rank may have died meanwhile. A rank that attaches
+ * during a step or a commit is answered when that ends (zsd_job_stepped(), zsd_job_committed()), so
+ * that it gets the same points as the other ranks. */
 static void staging_opened(struct zsd_arena_task *t)
 {
     struct zsd_member *m = t->member;
@@ -384,7 +389,7 @@ static void staging_opened(struct zsd_arena_task *t)
 
     m->staging = t->arena;
     if (m->staging.fd < 0)
-        zsd_unplace_staging(job, t->bytes); /* else when the arena is closed */
+        zsd_unplace_staging(job, t->bytes); /* else this follows when the arena is closed */
     if (job->state == ZSD_ENDED)
         (void)zb_fail(&t->err, job->why.code, "%s", job->why.text);
     if (m->conn && t->err.code == 0 && job->saved && job->saved->epoch < job->epoch)

@@ -6,7 +6,7 @@
 
 #include "daemon/run/core.h"
 
-/** Deferred by zsd_room_changed(): opens and placements that wait check again. */
+/** Deferred by zsd_room_changed(): waiting opens and placements check again. */
 void zsd_room_on_work(struct zsd_work *work);
 
 #endif

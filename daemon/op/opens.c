@@ -1,6 +1,6 @@
 /*
- * opens.c - job-opens that wait, each with its own copy of the request, and the answer to a rank
- * that has opened its job. open.c says what they wait for, and tries them again.
+ * opens.c - job-opens that wait, each with its own copy of the request; and the answer to a rank
+ * that has opened its job. open.c says why they wait, and tries them again.
  */
 #include "daemon/op/opens.h"
 

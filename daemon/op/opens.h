@@ -14,13 +14,13 @@
 
 /** What a job-open waits for. */
 enum zsd_open_cause {
-    ZSD_OPEN_JOB,    /* for the end of an incarnation of its job, or of a change of it */
-    ZSD_OPEN_ROOM,   /* for room of jobs that end, or that can (no ranks attached) */
-    ZSD_OPEN_MEMORY, /* for memory that other jobs or readers use */
+    ZSD_OPEN_JOB,    /* an incarnation of its job, or a change of the saved job, must end */
+    ZSD_OPEN_ROOM,   /* jobs that give room must end: they are ending, or have no attached ranks */
+    ZSD_OPEN_MEMORY, /* other jobs or readers must give memory back */
 };
 
-/** A job-open that waits, with a copy of the request. It always has a deadline, which stays the
- * same if it waits again, also for another cause. */
+/** A job-open that waits, with a copy of the request. Its deadline stays the same if it waits
+ * again, even for another cause. */
 struct zsd_open_wait {
     enum zsd_open_cause cause;
     struct zb_err lacks; /* ZSD_OPEN_ROOM: the error with which it would be rejected */
@@ -29,8 +29,8 @@ struct zsd_open_wait {
     Zp__JobOpen q;
     char name[ZP_NAME_MAX + 1];
     char device[ZSD_DEVICE_MAX + 1];
-    uint64_t staging_bytes; /* for which there is no memory */
-    struct zsd_want want;   /* its request for that memory, which others free */
+    uint64_t staging_bytes; /* ZSD_OPEN_MEMORY: the staging that there is no memory for */
+    struct zsd_want want;   /* ZSD_OPEN_MEMORY: its request that other jobs free memory */
     struct zsd_timed timed; /* its deadline */
     struct zb_list node;
 };
@@ -39,17 +39,17 @@ struct zsd_open_wait {
 struct zsd_open_wait *zsd_open_park(struct zsd_core *core, struct zsd_req *req,
                                     const Zp__JobOpen *q, enum zsd_open_cause cause,
                                     uint64_t deadline_ns);
-/** Ends its wait; the request is answered, or decided, elsewhere. */
+/** Ends the wait. The caller answers the request, or has handled it again. */
 void zsd_open_wait_free(struct zsd_core *core, struct zsd_open_wait *w);
-/** Lets an open wait for `lacks` bytes of memory that others free; deadline_ns as above. False:
- * they cannot free enough. */
+/** Lets an open wait until others have freed `lacks` bytes of memory; deadline_ns as above. False:
+ * they cannot free enough, or there is no memory to keep the open. */
 bool zsd_open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q, uint64_t lacks,
                    uint64_t deadline_ns);
-/** Ends the waits of a connection that was closed. */
+/** Ends the waits of a closed connection. */
 void zsd_opens_gone(struct zsd_conn *conn);
-/** Rejects all of them: the daemon ends. */
+/** Rejects all waiting opens: the daemon ends. */
 void zsd_opens_refuse(struct zsd_core *core);
-/** The job could not be saved: rejects opens of it that wait until it has retired. */
+/** Rejects the opens that wait until the job has retired: it could not be saved. */
 void zsd_opens_fail(struct zsd_job *job, const struct zb_err *err);
 /** Answers a rank that has opened its job, with the points that it can resume from. */
 void zsd_open_answer(struct zsd_member *m);

@@ -1,25 +1,25 @@
 /*
- * op/push.c - takes gradients in, and computes their norms.
+ * op/push.c - accepts gradients, and computes their norms.
  *
- * MODEL. A push is a run of pages of one shard. For a page whose gradient is in memory, a
- * compute task accumulates, and in the same pass makes the sum for its norm and counts nonfinite
- * values. A page of a gradient on NVMe goes through a page operation (page/pageop.h, PUSH), which
- * does the same between a read and a write.
- * Parts of a micro-step come in order, and so do micro-steps. So (step, micro, first) tells whether
- * a push is new, repeated or out of order.
+ * MODEL. A push is a run of pages of one shard. For a page whose gradient is in memory, a compute
+ * task accumulates. In the same pass it makes the sum for the norm, and counts nonfinite values. A
+ * page of a gradient on NVMe goes through a page operation (page/pageop.h, PUSH), which does the
+ * same between a read and a write. The parts of a micro-step come in order, and so do micro-steps.
+ * So (step, micro, first) tells whether a push is new, repeated or out of order.
  *
  *     zsd_push ---> [waits in its shard's queue] ---> pages, in parts ---> answer
  *
- * FAILURE of a page (its transfer, or its checksum) ends its push with that code, and all other
- * pushes of that shard that have begun or wait. The shard then has no gradient. When the last of
- * these pushes has ended, it accepts pushes again from the first micro-step.
+ * FAILURE of a page (its transfer, its checksum, or no memory for it) ends its push with that code,
+ * and fails all other pushes of that shard that have begun or wait. The shard then has no gradient.
+ * When the last of these pushes has ended, the shard accepts pushes again, from the first
+ * micro-step on.
  *
  * INVARIANTS
  *
- *     G1  shard->grad_next counts accepted elements, shard->pushing the pages in flight, and one
- *         for each push while it begins. A gradient is complete when all elements were accepted, no
- *         page is in flight and the queue is empty. After a failure (grad_rc) grad_next is 0 until
- *         no page is in flight.
+ *     G1  shard->grad_next counts accepted elements. shard->pushing counts, for pushes that have
+ *         left the queue, the pages that have not ended, and one for each push that still begins
+ *         pages. A gradient is complete when all elements were accepted, `pushing` is 0, and the
+ *         queue is empty. After a failure (grad_rc), grad_next is 0 until `pushing` is.
  *     G2  No two tasks work on one page: a micro-step's pages begin after those of the previous one
  *         have ended. None works on a gradient that is being read.
  *     G3  The staging of a push stays until its pages have ended, whatever happens to the client.
@@ -38,7 +38,7 @@
 #include "proto/shard.pb-c.h"
 #include "proto/wire.h"
 
-#define NORMS_LOOKED 1024u /* shards checked to find one to name */
+#define NORMS_LOOKED 1024u /* shards checked at most, to name one in an error message */
 
 struct push;
 
@@ -63,7 +63,7 @@ struct push {
     bool add;
     uint64_t first, count;
     const uint8_t *from;
-    struct zb_err err; /* the first page that failed */
+    struct zb_err err; /* of the first page that failed */
     uint32_t left;
     uint32_t npages;
     struct push_page pages[];
@@ -77,7 +77,7 @@ static void push_waits(struct push *p, enum zsd_wait wait)
     p->wait = wait;
 }
 
-/* Queues it in its shard. */
+/* Queues the push in its shard. */
 static void push_wait(struct push *p)
 {
     zb_list_push_back(&p->shard->push_waiters, &p->node);
@@ -124,7 +124,7 @@ static int push_lost(const struct zsd_shard *s, struct zb_err *err)
                    s->unit->name, (unsigned long long)s->job->iterations + 1);
 }
 
-/* Part of the gradient is lost, so all of it is dropped. Pushes that wait to add to it fail. */
+/* Drops the shard's gradient, because a part of it is lost. Pushes that wait to add to it fail. */
 static void push_lose(struct zsd_shard *s, int rc)
 {
     struct zb_err err = { 0 };
@@ -142,7 +142,7 @@ void zsd_push_resume(struct zsd_shard *s)
     while (!zb_list_empty(&s->push_waiters) && s->grad_reads == 0 && s->early_inflight == 0) {
         const struct push *p = zb_container_of(s->push_waiters.next, struct push, node);
 
-        if (p->first == 0) { /* of a new micro-step */
+        if (p->first == 0) { /* a new micro-step begins */
             if (s->pushing > 0)
                 return; /* G2 */
             memset(&s->grad_sum, 0, sizeof(s->grad_sum));
@@ -152,7 +152,7 @@ void zsd_push_resume(struct zsd_shard *s)
     }
 }
 
-/* One of its pages has ended, or all have begun. */
+/* Call when one page of the push has ended, and when all have begun. */
 static void push_put(struct push *p)
 {
     struct zsd_shard *s = p->shard;
@@ -223,7 +223,7 @@ static int push_page_start(struct push_page *t, uint64_t at)
     return 0;
 }
 
-/* Begins its next pages, as many as the turn has room for. */
+/* Begins the next pages of a push, as many as the turn has room for. */
 static void push_on_work(struct zsd_work *work)
 {
     struct push *p = zb_container_of(work, struct push, work);
@@ -387,7 +387,8 @@ void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why)
         push_end(push_next(zb_container_of(job->pushes.next, struct push, waits)->shard), why);
 }
 
-/* Refuses norms: a shard of the rank has an incomplete gradient. Names it if it is found soon. */
+/* Refuses norms, because a shard of the rank has an incomplete gradient. The answer names its unit,
+ * if the first NORMS_LOOKED shards include it. */
 static void norms_refuse(struct zsd_req *req, struct zsd_member *m, uint64_t step)
 {
     const char *unit = "?";

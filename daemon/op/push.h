@@ -7,6 +7,6 @@
 #include "daemon/job/shard.h"
 
 void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why);
-void zsd_push_resume(struct zsd_shard *s); /* its gradient is no longer being read */
+void zsd_push_resume(struct zsd_shard *s); /* call when its gradient is no longer in use */
 
 #endif

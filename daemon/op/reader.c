@@ -5,13 +5,12 @@
  * MODEL. A struct zsd_reader (op/reader_priv.h) belongs to a connection, holds one version, and has
  * its own staging, which compute threads create and free.
  *
- *     OPENING ---> OPEN ---> CLOSING     by reader-close, or the end of the connection or the
- *     daemon
+ *     OPENING ---> OPEN ---> CLOSING     by reader-close, or at the end of the connection or daemon
  *
- * WHAT A READER HOLDS. While the saved job also holds the version, its places are promised. When
- * only readers hold it (zsd_readers_orphaned), each reader is promised room for it if there is any.
- * Otherwise it releases the version, so that the job finds its own room, and its remaining reads
- * fail with -ESTALE. Its reads do not hold rows.
+ * WHAT A READER HOLDS. While the saved job also holds the version, the job's promise covers its
+ * places. When only readers hold it (zsd_readers_orphaned), each reader gets its own promise, if
+ * there is room. Otherwise the reader releases the version, so that the job has the room that it
+ * was promised, and the remaining reads fail with -ESTALE. Reads do not hold rows.
  *
  * INVARIANTS (R1: op/reader_read.c)
  *
@@ -31,7 +30,7 @@
 
 #define TENSORS_PART 200u /* of one reply: below 64 KiB with the longest names and shapes */
 
-/* ---- what it holds */
+/* ---- what a reader holds */
 
 static void reader_drop(struct zsd_reader *r)
 {
@@ -47,7 +46,8 @@ static void reader_drop(struct zsd_reader *r)
     r->covered = false;
 }
 
-/* Room for the version beyond what its job is promised: 0, -ENOSPC, -ENOMEM. */
+/* Promises the reader room for its version, in addition to the job's promise. 0, -ENOSPC or
+ * -ENOMEM. */
 static int reader_cover(struct zsd_reader *r, struct zb_err *err)
 {
     const uint64_t planes[ZB_PLANES] = { 0 };
@@ -204,7 +204,7 @@ static void open_done(struct zsd_task *task)
     r->core->in_progress--;
     if (r->state == READER_OPENING && r->open_err.code != 0)
         reader_end(r, &r->open_err);
-    if (r->state == READER_OPENING && !r->version) /* lost meanwhile */
+    if (r->state == READER_OPENING && !r->version) /* released meanwhile */
         reader_end(r, &r->why);
     if (r->state == READER_CLOSING) {
         reader_free_if_over(r);
@@ -246,9 +246,8 @@ static struct zsd_version *open_find(struct zsd_req *req, const Zp__ReaderOpen *
     return snap ? snap->version : NULL;
 }
 
-/* Host memory that a reader may take: none that others wait for. It may take memory that is kept
- * for ranks that have left a job; a rank that rejoins then waits until the reader has closed
- * (op/open.c). */
+/* Host memory that a reader may take: not what others wait for, but also what is kept for ranks
+ * that have left a job. A rank that rejoins then waits until the reader has closed (op/open.c). */
 static uint64_t open_host_free(const struct zsd_core *core)
 {
     uint64_t free_bytes = zsd_account_free(&core->tiers.host);

@@ -8,15 +8,16 @@
 
 struct zsd_conn;
 
-/** Called when only readers hold v (refs == readers), so that no saved job is promised its places:
- * each reader is promised them, or releases v. The last one frees v. */
+/** Called when only readers hold v (refs == readers), and no promise of a saved job covers its
+ * places. Each reader gets its own promise of them, or releases v. The last release frees v. */
 void zsd_readers_orphaned(struct zsd_version *v);
 /** Closes the reader of a connection that ends, if it has one. */
 void zsd_reader_gone(struct zsd_conn *conn);
-/** Adds the promises of readers, and the bytes booked for them. 0 or -ENOMEM. */
+/** Adds the promises of all readers to *promise, and the bytes booked for them to *held. 0 or
+ * -ENOMEM. */
 int zsd_readers_promised(const struct zsd_core *core, struct zb_needs *promise,
                          struct zsd_account *held);
-/** The daemon ends. */
+/** Closes all readers: the daemon ends. */
 void zsd_readers_end(struct zsd_core *core);
 
 #endif

@@ -18,7 +18,7 @@ enum zsd_lane_state { LANE_IDLE, LANE_BUFFER, LANE_PIECE, LANE_READ, LANE_COPY }
 
 struct zsd_lane {
     struct zsd_reader *reader;
-    struct zsd_read_op *read;  /* the one that it works on; set by read_begin() */
+    struct zsd_read_op *read;  /* the read in progress; set by read_begin() */
     enum zsd_lane_state state; /* written by lane_run() and read_begin() only */
     struct zb_err err;
     struct zsd_work work;
@@ -42,7 +42,7 @@ struct zsd_reader {
     struct zsd_saved *saved;     /* held */
     struct zsd_version *version; /* NULL: released, because of `why` */
     struct zb_err why;
-    bool covered; /* promise is set */
+    bool covered; /* orphaned, and a promise covers it: the reader's, or a destroyed job's */
     struct zb_needs promise;
     struct zsd_account nvme_held;
     struct zsd_arena staging;
@@ -50,16 +50,16 @@ struct zsd_reader {
     struct zsd_req *open_req;
     struct zb_err open_err;
     struct zsd_task task;
-    void (*idle)(struct zsd_reader *r); /* CLOSING: its last lane is idle now */
+    void (*idle)(struct zsd_reader *r); /* CLOSING: called when its last lane becomes idle */
     struct zb_list reads; /* struct zsd_read_op: the first runs, while lanes_busy > 0 */
     struct zsd_lane lanes[ZSD_READER_LANES];
     unsigned lanes_busy;
     struct zb_list node; /* in core->ops->readers */
 };
 
-/** Initialises its lanes, idle. */
+/** Initialises the lanes as idle. */
 void zsd_reader_lanes_init(struct zsd_reader *r);
-/** Checks a read and begins it, or lets it wait for those before it; req is answered once. */
+/** Checks a read, and begins it when all earlier ones have ended. req is answered once. */
 void zsd_reader_read_start(struct zsd_reader *r, struct zsd_req *req, const Zp__ReaderRead *q);
 /** Answers waiting reads with `why`. The running one ends by itself; r->idle() follows. */
 void zsd_reader_reads_end(struct zsd_reader *r, const struct zb_err *why);

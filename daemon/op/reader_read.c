@@ -2,15 +2,15 @@
  * op/reader_read.c - the reads of a reader: reader-read. What a reader holds, its opening and its
  * closing: op/reader.c.
  *
- * MODEL. The reads of a reader run one after the other. One read is cut at the bounds of pages; a
- * few lanes work on the pieces in parallel:
+ * MODEL. The reads of a reader run one after the other. A read is cut into pieces at the bounds of
+ * pages, and a few lanes work on the pieces in parallel:
  *
  *     BUFFER ---> PIECE ---> READ ---> COPY ---> BUFFER ...     until there are no more pieces
  *
  *     BUFFER  waits for a page buffer, in the same queue as the jobs' pages
  *     PIECE   takes the next piece, or goes idle
  *     READ    waits until the planes that it needs are read and verified (store/rowio.c)
- *     COPY    waits for the compute thread, which converts the piece into staging
+ *     COPY    waits for a compute thread, which converts the piece into staging
  *
  * Lanes do not hold rows (zsd_row_look()): the reader may release the version meanwhile. The
  * remaining reads then end with its `why`.
@@ -29,7 +29,7 @@ struct zsd_read_op {
     uint32_t unit;
     struct zb_layout layout;
     enum zk_what what;
-    uint64_t next, end; /* elements of the unit that no lane has taken yet */
+    uint64_t next, end; /* elements [next, end) of the unit: no lane has taken them yet */
     uint8_t *out;       /* of element `next` */
     uint32_t out_bytes; /* of an element */
     struct zb_err err;  /* the first failure */
@@ -174,8 +174,8 @@ static void lane_reads(struct zsd_lane *l)
     }
 }
 
-/* Ends a piece. An error of a row that was released meanwhile is no damage: its pages may have been
- * overwritten. */
+/* Ends a piece. If the row was released meanwhile, an error does not mean corruption: its pages may
+ * have been overwritten. */
 static void lane_settle(struct zsd_lane *l)
 {
     struct zsd_read_op *read = l->read;
@@ -231,7 +231,7 @@ static void lane_run(struct zsd_lane *l)
             zsd_buffer_put(r->core, l->buffer);
             l->buffer = NULL;
             l->state = LANE_BUFFER;
-            zsd_defer(r->core, &l->work); /* after those that wait for the buffer */
+            zsd_defer(r->core, &l->work); /* after others that wait for a buffer */
             return;
         case LANE_IDLE:
             if (--r->lanes_busy == 0)

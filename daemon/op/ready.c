@@ -56,8 +56,8 @@ static void ready_answer(struct zsd_job *job)
     }
 }
 
-/* Every rank of a kept job is ready again: drops its gradients, and rejects requests for a step
- * with them. */
+/* Every rank of a kept job is ready again: drops the gradients, and rejects requests for a step
+ * that would use them. */
 static void ready_again(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
@@ -83,7 +83,7 @@ static void ready_refuse(struct zsd_job *job, const struct zb_err *why)
     }
 }
 
-/* Whether all attached ranks wait in `ready`: then none still trains on the state in memory. */
+/* Whether all attached ranks wait in `ready`, so that none trains on the state in memory. */
 static bool ready_together(const struct zsd_job *job)
 {
     zb_list_each(pos, &job->members)
@@ -96,8 +96,8 @@ static bool ready_together(const struct zsd_job *job)
     return true;
 }
 
-/* The version to resume from: the one that the ranks chose, else the commit, else what is prepared.
- * NULL: there is none, perhaps because it was dropped since they attached. */
+/* The version to resume from: the one that the ranks chose, else the commit, else the prepared one.
+ * NULL: there is none. It may have been dropped since the ranks attached. */
 static struct zsd_version *ready_version(const struct zsd_job *job, struct zb_err *err)
 {
     struct zsd_version *c = job->saved->committed, *p = job->saved->prepared;
@@ -147,7 +147,7 @@ static int ready_note(struct zsd_job *job, struct zsd_note *to, const struct zsd
     return rc;
 }
 
-/* Restores the notes of the version; a rank that is not in it has none. */
+/* Restores the notes of the version. Ranks that it does not have get none. */
 static int ready_notes(struct zsd_job *job, const struct zsd_version *v)
 {
     int rc;
@@ -161,7 +161,7 @@ static int ready_notes(struct zsd_job *job, const struct zsd_version *v)
     return rc;
 }
 
-/* The job is LOADING job->from. */
+/* Loads job->from. The job is LOADING. */
 static void ready_load(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
@@ -185,8 +185,8 @@ static void ready_rewound(struct zsd_job *job, const struct zb_err *err)
         ready_load(job);
 }
 
-/* The job in memory resumes from another of its points: its newer state is dropped, and so are
- * gradients and early steps for its next step. */
+/* Makes the job in memory resume from another of its points. Its newer state is dropped, and so are
+ * the gradients and early steps of its next step. */
 static void ready_rewind(struct zsd_job *job, struct zsd_version *v)
 {
     zb_log(ZB_LOG_INFO, "job-rewind", "job=\"%s\" from=%llu to=%llu", job->name,
@@ -239,12 +239,12 @@ void zsd_place_again(struct zsd_job *job)
 
     job->place_waits = zsd_params_wait(job);
     if (job->place_waits)
-        return; /* zsd_room_changed() is called when it is freed */
+        return; /* until zsd_room_changed(), when GPU memory has been freed */
     rc = zsd_place(job, false, &err);
     zsd_want_end(job->core, &job->want);
     job->place_waits = rc == -ENOSPC && (zsd_core_make_room(job->core, job) ||
                                          zsd_want_begin(job->core, &job->want, job->place_least));
-    if (rc == -ENOSPC && !job->place_waits) { /* others cannot help: gradients go to NVMe */
+    if (rc == -ENOSPC && !job->place_waits) { /* others cannot free memory: gradients go to NVMe */
         err = (struct zb_err){ 0 };
         rc = zsd_place(job, true, &err);
         job->place_waits = rc == -ENOSPC && zsd_want_begin(job->core, &job->want, job->place_least);
@@ -266,14 +266,14 @@ static void ready_checked(struct zsd_job *job, const struct zb_err *err)
         zsd_place_again(job);
 }
 
-/* Every rank is ready: a job that is DEFINING is placed, and gets its memory. */
+/* Every rank is ready. If the job is DEFINING, it is placed, and gets its memory. */
 static void ready_all(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
     struct zsd_version *v;
 
     if (job->state == ZSD_PLACING || job->state == ZSD_LOADING)
-        return; /* a rank that asked again is answered with the others */
+        return; /* ready_answer() answers a rank that asked again, too */
     if (job->state != ZSD_DEFINING) {
         ready_present(job);
         return;
@@ -292,7 +292,8 @@ static void ready_all(struct zsd_job *job)
     zsd_resume_check(job, v, ready_checked);
 }
 
-/* The parameters cannot be on the device: it lacks memory, cannot share it, or has failed. */
+/* Places the job anew, without parameters on the device: it lacks memory, cannot share it, or has
+ * failed. */
 static void ready_without_gpu(struct zsd_job *job, const struct zb_err *err)
 {
     zsd_params_bar(job, err->text);
@@ -301,7 +302,7 @@ static void ready_without_gpu(struct zsd_job *job, const struct zb_err *err)
     zsd_place_again(job);
 }
 
-/* Its memory is allocated, and its shards point to it. */
+/* The memory of the job is allocated, and its shards point to it. */
 static void ready_attached(struct zsd_job *job, const struct zb_err *err)
 {
     const struct zsd_account *nvme = zsd_job_nvme(job);
@@ -358,7 +359,7 @@ static void job_arena_opened(struct zsd_arena_task *t)
     zsd_tables_attach(job, ready_attached);
 }
 
-/* Its shards have their tables: a task allocates its memory. */
+/* The shards have their tables. Starts a task that allocates the memory of the job. */
 static void ready_tabled(struct zsd_job *job, const struct zb_err *err)
 {
     struct zsd_arena_task *t;
@@ -434,7 +435,7 @@ void zsd_ready_resume(struct zsd_job *job)
         ready_check(job);
 }
 
-/* Whether a rank waits for its peers to be ready. */
+/* Whether a rank waits in `ready`. */
 static bool ready_others(const struct zsd_job *job)
 {
     zb_list_each(pos, &job->members)

@@ -6,9 +6,9 @@
 
 #include "daemon/job/job.h"
 
-/** Admission; waits if there is no room yet, but memory is being freed. */
+/** Places the job. If there is no room yet but others free memory, it waits; else the job ends. */
 void zsd_place_again(struct zsd_job *job);
-/** Resumes ready requests after a wait. */
+/** Call when the reason for which ready requests wait may be gone: checks it again. */
 void zsd_ready_resume(struct zsd_job *job);
 
 #endif

@@ -6,7 +6,8 @@
 
 #include "daemon/net/conn.h"
 
-/** The connection ends: its rank leaves its job; a job that is not kept and loses a rank ends. */
+/** Call when the connection has ended. Its rank leaves the job, which ends, too, if it is not kept
+ * or not READY yet. */
 void zsd_core_gone(struct zsd_conn *conn);
 
 zsd_handler zsd_job_open, zsd_unit_define, zsd_shard_register, zsd_ready, zsd_job_close,

@@ -3,15 +3,14 @@
  * version; releases the extents of a job in memory that resumes from another of its points.
  *
  * MODEL. Each is a walk (job/walk.h) over every shard of the job, and over the rows of the version
- * or the pages of the shard. The job is in a state (PLACING, LOADING) in which its shards do not
- * change otherwise. If the job ends during the walk, extents that are left are released with its
- * tables (plan/tables.h).
+ * or the pages of the shard. The job is PLACING or LOADING, so nothing else changes its shards. If
+ * it ends during the walk, the remaining extents are released with its tables (plan/tables.h).
  *
  *     zsd_resume_check()   for each unit: counts the elements of its rows, then those of its
  *                          shards, and finds the rows that hold each shard
  *     zsd_resume_rewind()  for each shard: releases the extents of its pages, then its row. At the
- *                          end, if the job is cut in another way, reserves room to write it anew
- *                          in addition to the version
+ *                          end, if the job is cut differently from the version, reserves room to
+ *                          write it anew in addition to the version
  */
 #include "daemon/op/resume.h"
 
@@ -31,10 +30,10 @@ struct resume_op {
     uint64_t have, want;     /* elements of the unit: saved, and registered */
     /* rewind: */
     uint32_t shard, page; /* the next ones */
-    bool differs;         /* a shard is cut in another way than its row */
+    bool differs;         /* a shard is cut differently from the rows of the version */
 };
 
-/* Counts one more for the turn. False: the turn has no room. */
+/* Counts one more item for the turn. False: the turn has no room for it. */
 static bool resume_look(const struct resume_op *op)
 {
     if (zsd_turn_left(op->walk.job->core) == 0)
@@ -177,7 +176,7 @@ static bool rewind_part(struct zsd_walk *walk)
         op->page = 0;
     }
     zsd_saved_planned(job->saved);
-    if (op->differs) /* it is written anew, in addition to the version */
+    if (op->differs) /* the load writes pages anew, in addition to the version */
         (void)zsd_saved_reserve(job->saved, &op->walk.err);
     return true;
 }

@@ -11,7 +11,7 @@
 #include "daemon/op/opens.h"
 #include "daemon/plan/planner.h"
 
-/* Whether bytes of a tier are being freed. */
+/* Whether memory is being freed already. */
 static bool core_closing(const struct zsd_core *core)
 {
     if (core->planner->closing > 0)
@@ -26,8 +26,8 @@ static bool core_closing(const struct zsd_core *core)
     return false;
 }
 
-/* The job is saved: it ends, and the next open makes it again. If it could not be saved, it stays
- * as it is, and opens that wait for it fail. */
+/* If the job is saved, it ends, and the next open makes it again. Otherwise it stays as it is, and
+ * opens that wait for it fail. */
 static void retire_done(struct zsd_job *job, const struct zb_err *err)
 {
     struct zb_err why = { 0 };

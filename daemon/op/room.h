@@ -8,10 +8,11 @@
 
 #include "daemon/job/job.h"
 
-/** Frees memory for `lacks`: saved jobs without attached ranks end, one at a time, the oldest
- * first. True: some memory is being freed. */
+/** Frees memory for the job `lacks` (or NULL): ends one saved job without attached ranks, the
+ * oldest first. True: memory is being freed, by this call or already. */
 bool zsd_core_make_room(struct zsd_core *core, const struct zsd_job *lacks);
-/** Saves the state of the job, then ends it: for another world, or because others need memory. */
+/** Saves the state of the job, then ends it: so that it can be opened again with another number of
+ * ranks, or because others need its memory. */
 void zsd_job_retire(struct zsd_job *job);
 
 #endif

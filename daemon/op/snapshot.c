@@ -7,10 +7,10 @@
  *     snapshot   gives the commit a name, and in the same change removes the oldest snapshots
  *                beyond `retain`. With `next` it waits in saved->snap_waiters until a commit has
  *                ended, its deadline has passed, or no commit will come.
- *     destroy    of a snapshot; or of a job with all that it has
- *     clone      a saved job of its own, whose first version shares the rows
- *     rollback   first ends the incarnation in memory, and waits for that; then the commit is the
- *                snapshot's version, and what was prepared is dropped
+ *     destroy    removes a snapshot; or a job with all of its versions and snapshots
+ *     clone      makes a saved job of its own, whose first version shares the rows
+ *     rollback   first ends the incarnation in memory, and waits for that. Then the snapshot's
+ *                version becomes the commit, and a prepared version is dropped
  *
  * While a job is rolled back or destroyed (saved->moving), an open of it waits (op/open.c). A
  * request continues after its client has disconnected, except a snapshot that still waits.
@@ -42,7 +42,7 @@ struct zsd_saved *zsd_snap_saved(struct zsd_req *req, const char *name, bool unk
     const struct zsd_job *job = zsd_job_by_name(core, name);
 
     if ((!saved && !job) || !zsd_may(req->conn, saved ? saved->uid : job->uid))
-        zsd_refuse(req, -ENOENT, "there is no job '%s'", name); /* others are not told which */
+        zsd_refuse(req, -ENOENT, "there is no job '%s'", name); /* or it is another user's */
     else if (!saved && !job->durable)
         zsd_refuse(req, -EINVAL, "job '%s' is not durable: it was opened without", name);
     else if (!saved && !(unkept && job->saved))
@@ -72,7 +72,7 @@ void zsd_snap_reply(struct zsd_req *req, const struct zsd_saved *saved, const st
 {
     Zp__SnapshotRow row;
 
-    snap_row(saved, v, snap, 0, &row); /* own_bytes 0: the commit has them, too */
+    snap_row(saved, v, snap, 0, &row); /* own_bytes 0: the commit holds them, too */
     zsd_reply(req, &row.base, -1);
 }
 
@@ -247,21 +247,21 @@ static void snaps_insert(const struct zsd_snap **snaps, size_t *n, const struct 
     snaps[at] = snap;
 }
 
-/* A request for the list. The bytes that only one snapshot holds are counted in parts. Snapshots
- * may be added and removed meanwhile. */
+/* A request for the list. For each snapshot, the bytes that only it holds are counted, in parts.
+ * Snapshots may be added and removed meanwhile. */
 struct snap_list {
     struct zsd_work work;
     struct zsd_core *core;
     struct zsd_req *req;
     char *job; /* "": all jobs */
     uint64_t cursor;
-    uint64_t ids[SNAP_ROWS], own[SNAP_ROWS]; /* of those that are counted */
+    uint64_t ids[SNAP_ROWS], own[SNAP_ROWS]; /* of the snapshots that are counted */
     size_t n;
-    uint64_t id, sum; /* the next one, and its bytes so far */
+    uint64_t id, sum; /* the snapshot that is being counted, and its bytes so far */
     uint32_t nrows;
 };
 
-/* The oldest snapshots from the cursor (an id) on: as many as fit, and one more. */
+/* Finds the oldest snapshots from the cursor (an id) on: as many as a reply can have, plus one. */
 static size_t list_find(const struct snap_list *op, const struct zsd_snap **snaps)
 {
     struct zsd_store *store = op->core->store;
@@ -470,11 +470,11 @@ ZSD_REQUEST(zsd_snapshot_destroy, SnapshotRef)
 /* ---- clone */
 
 struct clone {
-    struct zsd_delta delta; /* of the new one */
+    struct zsd_delta delta; /* of the new job */
     struct zsd_req *req;
     struct zsd_saved *from; /* held */
     struct zsd_version *fresh;
-    uint32_t nrows;             /* of it, so far */
+    uint32_t nrows;             /* in `fresh` so far */
     char name[ZP_NAME_MAX + 1]; /* of the snapshot */
 };
 
@@ -518,7 +518,7 @@ static int clone_plan(struct zsd_delta *d, struct zb_err *err)
 
     if (op->from->gone)
         return zb_fail(err, -ENOENT, "job '%s' was destroyed", op->from->name);
-    /* the same in each part: no other change runs in between */
+    /* the same version in each part: no other change runs in between */
     from = zsd_snap_version(op->from, op->name, err);
     if (!from)
         return err->code;
@@ -547,7 +547,7 @@ static void clone_done(struct zsd_delta *d, const struct zb_err *err)
     }
     zsd_version_unref(op->fresh);
     zsd_saved_unhold(op->from);
-    zsd_room_changed(core); /* the name is decided */
+    zsd_room_changed(core); /* opens of the new name can be decided */
     free(op);
 }
 

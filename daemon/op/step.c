@@ -2,7 +2,7 @@
  * op/step.c - the optimizer step of a job, or the skip of one, after all ranks have asked for it
  * (op/step_ask.c). The trainers' notes: op/note.c.
  *
- * MODEL. Ranks ask, with the same values. When the last has asked, the step runs without them:
+ * MODEL. All ranks ask, with the same values. When the last one has asked, the step runs by itself:
  *
  *     ASKED ---> DRAIN ---> CHECK ---> BEGIN ---> PAGES ---> COMMIT ---> end: ranks are answered
  *
@@ -10,18 +10,18 @@
  *            rank leaves, here or in DRAIN, all ranks give up the step
  *     DRAIN  waits until no shard is pinned, no push, fill or copy is in progress (J3), no commit
  *            runs, and nothing is prepared. A step never changes bytes that are being read.
- *            After the deadline the error message says what the step waits for
+ *            If a deadline passes here, the error message says what the step waits for
  *     CHECK  only if a rank has more shards than a request may check: every shard must have its
  *            gradient, unless the step does not change it. Otherwise all ranks are refused, as in
  *            DRAIN
- *     BEGIN  cached copies of streamed parameters are dropped: they have the old version. Frozen
- *            shards get the new version
+ *     BEGIN  drops cached copies of streamed parameters, which have the old version, and gives
+ *            frozen shards the new version
  *     PAGES  a page operation for each page of each trainable shard, in order of registration, many
  *            at a time. Pages that are stepped on the GPU, pages that pass through page buffers and
  *            pages in memory run in parallel, so that neither the GPU, nor the drive, nor the
  *            compute threads wait for another kind to end. A shard whose last page is done has the
  *            new version, and requests that wait for it continue. Pages that were stepped early
- *            (op/early.c) are published; those that are still in flight, when they are done
+ *            (op/early.c) are published, those still in flight as soon as they are done
  *     COMMIT if the ranks asked for it: op/commit.c. PAGES has already saved the pages, each after
  *            its update. Fetches continue meanwhile. If the commit fails, the step is still
  *            complete: the ranks are told both
@@ -32,8 +32,8 @@
  * A skip, or a step with a page that failed early, is the same up to DRAIN, where a skip does not
  * wait for pins. Then:
  *
- *     UNDO   early steps are undone, in parts, and then all gradients are dropped. That ends a
- *            skip. The step is refused with the error of the page
+ *     UNDO   early steps are undone, in parts, and then all gradients are dropped. A skip ends
+ *            here, or with its COMMIT. A step is refused with the error of the page
  *
  * INVARIANTS
  *     S1  job->state is STEPPING exactly from DRAIN to the end. CHECK, BEGIN and UNDO handle a part
@@ -121,7 +121,7 @@ static void step_on_work(struct zsd_work *work)
     struct zsd_job *job = zb_container_of(work, struct zsd_step_op, work)->job;
 
     if (job->state == ZSD_STEPPING && !job->draining && !job->step->committing)
-        step_pump(job); /* a part of the walk was left for this turn */
+        step_pump(job); /* continues where the last turn stopped */
     else if (job->state == ZSD_STEPPING && job->draining && job->active == 0 &&
              (job->pins == 0 || job->step->skip) && !job->commit &&
              !(job->saved && job->saved->prepared) && zsd_early_drained(job))
@@ -230,14 +230,15 @@ static void step_on_page(void *owner, const struct zsd_page_spec *spec, const st
     step_pump(job);
 }
 
-/* The limit for pages in memory: enough to feed every compute thread, and no more, because streamed
- * pages wait in the same queue. */
+/* The limit for pages in memory (S3): enough to feed every compute thread, and no more, because
+ * streamed pages wait in the same queue. */
 static uint32_t step_resident_max(const struct zsd_core *core)
 {
     return 2 * zsd_compute_threads(core->daemon->compute) + 2;
 }
 
-/* Keeps enough pages in progress to feed the drive and every compute thread, and no more (S3). */
+/* The limit for other pages, and for pages in memory that are saved (S3): enough to feed the drive
+ * and every compute thread, and no more. */
 uint32_t zsd_step_inflight_max(const struct zsd_core *core)
 {
     return core->disk->nbuffers + step_resident_max(core);
@@ -374,7 +375,7 @@ void zsd_step_publish(struct zsd_shard *s, uint32_t page)
     uint32_t index = (uint32_t)(s->id & UINT32_MAX);
 
     if (index > walk->next_shard || (index == walk->next_shard && page >= walk->next_page))
-        return; /* the walk comes to it later */
+        return; /* the walk has not reached the page yet */
     if (step_page(job, s, page) < 0)
         step_no_memory(job);
 }

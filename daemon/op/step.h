@@ -46,19 +46,19 @@ int zsd_step_check_grad(const struct zsd_shard *s, const struct zsd_classes *cla
                         struct zsd_step_left *last, struct zb_err *err);
 /** Call when every rank has asked: drains the job, then runs the step. */
 void zsd_step_drain(struct zsd_job *job);
-void zsd_step_resume(struct zsd_job *job); /* pins or active reached 0 */
+void zsd_step_resume(struct zsd_job *job); /* call when a draining step may begin */
 void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why);
-/* Cancels, for all ranks, a step that was requested but has not begun (it may be draining). */
+/** Cancels, for all ranks, a step that was requested but has not begun (it may be draining). */
 void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why);
-/** Computes step.by_group from params, or step.table from classes, while no page operation reads
- * them. 0 or -ENOMEM: there is neither. */
+/** Computes step.by_group from params, or step.table from classes. No page operation may be reading
+ * them. 0 or -ENOMEM: neither is valid. */
 int zsd_step_prepare(struct zsd_job *job, double scale, const struct zk_params *params,
                      const struct zsd_classes *classes);
-/** Puts the prepared values into a spec for a page of this shard. */
+/** Puts the prepared values into the spec of a page of this shard. */
 void zsd_step_with(const struct zsd_shard *s, struct zsd_page_spec *spec);
 /** Maximum number of page operations of a step at the same time. */
 uint32_t zsd_step_inflight_max(const struct zsd_core *core);
-/** Call when the step runs and a page that was begun early is ready. */
+/** Call when a page that was begun early is stepped while the step already runs. */
 void zsd_step_publish(struct zsd_shard *s, uint32_t page);
 
 #endif

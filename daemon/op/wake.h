@@ -1,5 +1,5 @@
 /*
- * wake.h - wakes requests that wait for something of a job: each checks again whether it can run.
+ * wake.h - wakes the requests that wait for a job: each checks again whether it can continue.
  */
 #ifndef ZSD_OP_WAKE_H
 #define ZSD_OP_WAKE_H

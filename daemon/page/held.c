@@ -1,10 +1,10 @@
 /*
- * held.c - pages that are stepped early: which can be, and what holds their new bytes until the
- * step publishes them.
+ * held.c - pages that are stepped early: which pages qualify, and where their new bytes are kept
+ * until the step publishes them.
  *
  * MODEL. EARLY (pageop.h) leaves the shard's bytes as they are. New bytes of a streamed plane are
  * in a fresh extent; struct zsd_held has the extent and its checksums. New resident parameters are
- * in the place of the gradient. PUBLISH makes both the contents of the page (pageop.c). If the
+ * in the memory of the gradient. PUBLISH makes both the contents of the page (pageop.c). If the
  * result is dropped instead, the page is unchanged.
  */
 #include "daemon/page/held.h"

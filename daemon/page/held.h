@@ -12,12 +12,12 @@
 struct zsd_held;
 
 /** Whether this page can be stepped early: it is not frozen, and its state is streamed. Its
- * parameters must be streamed, too; or all of the shard's gradient is in memory, and the new
- * parameters fit in its place. */
+ * parameters must be streamed, too; or all of the shard's gradient must be in memory, with room for
+ * the new parameters in that memory. */
 bool zsd_page_early(const struct zsd_shard *s, uint32_t page);
-/** Where the new bytes of a plane are on the data file; ZB_NO_PLACE: they are in memory. */
+/** The place of a plane's new bytes on the data file; ZB_NO_PLACE: they are in memory. */
 uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane);
-/** Frees it and its places. NULL is fine. */
+/** Frees a held result and its places on the data file. held may be NULL. */
 void zsd_held_drop(struct zsd_shard *s, uint32_t page, struct zsd_held *held);
 
 #endif

@@ -38,10 +38,10 @@
  *     P3  An extent that the shard points to is never written: a page goes to a fresh one, and the
  *         shard points there only after the write is complete. A failure leaves the old page whole.
  *         EARLY leaves the shard as it is: struct zsd_held owns its fresh extents.
- *     P4  The owner is told once.
+ *     P4  done() runs exactly once.
  *     P5  A resident page has an extent only while the extent has the same bytes.
- *     P6  What is written is what was sealed: bytes that a client may change in between are copied
- *         first, and the copy is sealed and written.
+ *     P6  The bytes that are written are those that were sealed. Bytes that a client may change in
+ *         between are copied first, and the copy is sealed and written.
  */
 #include "daemon/page/pageop.h"
 
@@ -103,8 +103,8 @@ static void page_on_work(struct zsd_work *work)
     page_run(zb_container_of(work, struct zsd_pageop, work));
 }
 
-/* Starts the compute thread's work. For a page that is stepped on the GPU, that is only to verify
- * (in CHECK) or to seal. */
+/* Starts the work on a compute thread. If the page is stepped on the GPU, the thread only verifies
+ * (in CHECK) or seals. */
 static void page_compute(struct zsd_pageop *op)
 {
     const struct zsd_shard *s = op->spec.shard;
@@ -219,7 +219,7 @@ static void page_on_read(struct zsd_pageop *op, const struct zsd_page_io *io)
                 : io->plane == ZB_STATE ? &op->page.state
                                         : &op->page.grad;
 
-    *at = io->pio.io.buf; /* memory of the engine, if it lends some */
+    *at = io->pio.io.buf; /* the engine's own memory, if it lent some (zn.h) */
 }
 
 static void page_on_io(struct zsd_pio *pio, int rc)
@@ -263,7 +263,7 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
         io->pio.io = (struct zn_io){
             .op = direction,
             .urgent = op->spec.kind == ZSD_PAGE_FILL, /* a fetch waits */
-            /* not if the old page must stay as it is (zn.h) */
+            /* not if the old page is still needed after the write (zn.h) */
             .lend = op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_EARLY && !io->comes,
             .buf = io->copy ? io->copy : page_bytes_at(op, io->plane),
             .len_bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page),
@@ -320,7 +320,7 @@ static void page_settle_extents(struct zsd_pageop *op)
             memcpy(zsd_held_crcs(op, io), io->crcs, crcs_bytes);
             continue;
         }
-        if (io->comes && op->err.code == 0 && !kept) { /* it is in memory only */
+        if (io->comes && op->err.code == 0 && !kept) { /* it has left the data file */
             if (spent.at != ZB_NO_PLACE)
                 zsd_extent_unref(core, spent.at, bytes);
             spent = p->extents[op->spec.page];
@@ -418,7 +418,7 @@ static void page_run(struct zsd_pageop *op)
     }
 }
 
-/* Sets the payer and the bytes of its turns for page buffers and compute threads. */
+/* Sets the payer and the bytes of the operation's turns: for a page buffer, on a compute thread. */
 static void page_pay(struct zsd_pageop *op)
 {
     struct zsd_shard *s = op->spec.shard;
@@ -459,7 +459,7 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         op->io[i].op = op;
     changed = zsd_pageplan(op);
     page_pay(op);
-    if (changed && spec->shard->row) { /* it will not match the shard any more */
+    if (changed && spec->shard->row) { /* the row will not match the shard afterwards */
         zsd_row_unref(spec->shard->job->core, spec->shard->row);
         spec->shard->row = NULL;
     }

@@ -11,14 +11,15 @@
  *     FILL  read the parameters into the arena, verify
  *     SAVE  seal what is resident and dirty, write
  *     EARLY    as STEP, for a page whose state is streamed; but the shard keeps its bytes: the new
- *              ones are held in fresh extents, and new resident parameters in the place of the
- *              page's gradient, which is then used up
+ *              ones are held in fresh extents, and new resident parameters in the memory of the
+ *              page's gradient, which is lost
  *     PUBLISH  makes the result of EARLY the contents of the page
  *     PUSH     a gradient on NVMe: read and verify, if it is added to; add, seal, write. A
  *              gradient in memory is pushed without a page operation (op/push.c)
  *
- * Streamed planes are always written; resident ones only by SAVE, or by a STEP or PUBLISH that
- * saves.
+ * A streamed plane that changes is written, unless a STEP moves it into memory or to the GPU.
+ * PUBLISH does not write again what EARLY has written. Other planes are written only by SAVE, by a
+ * STEP or PUBLISH that saves, and by a STEP that moves state to the data file.
  */
 #ifndef ZSD_PAGEOP_H
 #define ZSD_PAGEOP_H
@@ -29,17 +30,18 @@
 /* The result of EARLY for a page: page/held.h */
 struct zsd_held;
 
-/** What to do: the fields of its kind. Pointers stay valid until done. */
+/** The operation to run. Each kind uses its own fields. Pointers must stay valid until done(). */
 struct zsd_page_spec {
     enum zsd_page_kind kind;
     struct zsd_shard *shard;
     uint32_t page;
-    /* STEP, EARLY: which elements of the unit are stepped, and with what */
+    /* STEP, EARLY: the elements of the unit to step, and their scalars */
     const struct zk_segment *segments;
     uint32_t nsegments, ngroups;
     const struct zk_scalars *by_group; /* [ngroups] */
-    /* STEP, PUBLISH, SAVE: records a failure to write a resident page. The page stays dirty; that
-     * alone does not fail the operation. NULL (not for SAVE): resident pages are not written. */
+    /* STEP, PUBLISH, SAVE: records a failure to write a resident page. The page then stays dirty,
+     * but that alone does not fail the operation. NULL (not for SAVE): resident pages are not
+     * written. */
     struct zb_err *save_err;
     const float *values;       /* INIT: of this page */
     bool keep;                 /* INIT of masters: replaces them, and keeps the moments */
@@ -47,16 +49,15 @@ struct zsd_page_spec {
     enum zk_what what;         /* READ; INIT: the master, or a moment of a page that has one */
     uint8_t *fill;             /* FILL: of this page, in the arena */
     struct zsd_ingest *ingest; /* PUSH */
-    /* PUBLISH: belongs to the operation from zsd_pageop_start() on, if that returns 0. EARLY: the
-     * result, for done() of a success. */
+    /* PUBLISH: the result to publish; the operation owns it if zsd_pageop_start() returns 0. EARLY:
+     * the new result; on success, done() takes ownership. */
     struct zsd_held *held;
-    /* Runs once, on the loop thread, never from inside zsd_pageop_start(). err is NULL on success.
-     */
+    /* Runs once, on the loop thread, never inside zsd_pageop_start(). err NULL: success. */
     void (*done)(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err);
     void *owner;
 };
 
-/** 0, or -ENOMEM: done will not run. */
+/** 0; -ENOMEM: done() will not run. */
 int zsd_pageop_start(const struct zsd_page_spec *spec);
 
 #endif

@@ -2,17 +2,18 @@
  * pageplan.c - plans a page operation: which planes it reads, changes and writes, and where their
  * bytes are meanwhile.
  *
- * MODEL. The plan is made once, before the operation begins, from its kind and from where the page
- * is; pageop.c executes it. For each plane (struct zsd_page_io):
+ * MODEL. The plan is made once, before the operation begins. It depends on the kind of operation
+ * and on where the page is. pageop.c executes it. For each plane (struct zsd_page_io):
  *
  *     read     it is streamed, and this kind needs it
  *     changed  its bytes differ afterwards
- *     written  to a new extent: streamed planes that change; saved planes whose bytes are not on
- *              the data file; planes that leave memory, or the GPU
+ *     written  to a new extent: streamed planes that change; planes to save whose bytes are not on
+ *              the data file; state that moves to the data file
  *     taken    EARLY has already written the new extent
- *     leaves,  state that moves between tiers with this STEP (plan/replan.c, plan/gpu_plan.c)
- *     comes
- *     passes   it has no host memory of its own: its bytes are in the page buffer meanwhile
+ *     leaves,  this STEP moves the state to the data file; or from there, into memory or to the
+ *     comes    GPU (plan/replan.c, plan/gpu_plan.c)
+ *     passes   its bytes are in the page buffer during the operation, because it has no host memory
+ *              of its own
  *     copied   parameters in memory that a rank may write to (job->writable): written from a copy
  *
  * Planes on the GPU are copied down if they are read or written, and copied up if they have
@@ -23,7 +24,6 @@
 
 /* ---- deciding */
 
-/* A streamed plane that it uses is read from the data file. */
 bool zsd_page_wants(const struct zsd_pageop *op, enum zb_plane plane)
 {
     enum zb_dtype dtype = op->spec.shard->unit->layout.dtype;
@@ -84,7 +84,7 @@ static bool page_writes(const struct zsd_pageop *op, const struct zsd_page_io *i
     return io->changed || p->extents[op->spec.page].at == ZB_NO_PLACE;
 }
 
-/* Where its state is, and where it will be. */
+/* Decides where the page's state is, and where this operation moves it. */
 static void page_place_state(struct zsd_pageop *op, struct zsd_page_io *io)
 {
     const struct zsd_shard *s = op->spec.shard;
@@ -110,7 +110,7 @@ static bool page_passes(const struct zsd_pageop *op, const struct zsd_page_io *i
     if (io->plane != ZB_STATE)
         return false;
     if (op->there && op->on_gpu == op->to_gpu)
-        return io->written; /* it stays on the GPU; a copy is saved */
+        return io->written; /* the state stays on the GPU, and a copy is saved */
     if (op->there)
         return op->on_gpu ? io->leaves : io->streamed;
     return op->on_gpu || (io->streamed && !io->comes);
@@ -232,7 +232,7 @@ void zsd_page_locate(struct zsd_pageop *op)
     if (op->param && op->spec.kind != ZSD_PAGE_EARLY)
         op->page.param = op->param;
     else if (op->param_there && !op->io[0].passes)
-        op->page.param = op->aside; /* PUBLISH copies from there to the GPU; a step needs none */
+        op->page.param = op->aside; /* PUBLISH copies from there to the GPU; NULL for a step */
     else if (at)
         at += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
     if (op->io[ZSD_WORK_PARAM].copied) {

@@ -1,19 +1,18 @@
 /*
  * pagework.c - see pagework.h for its contract.
  *
- * STEP and EARLY are one pass over pieces. A piece is what the shortest checksum covers (a few
+ * STEP and EARLY are one pass over pieces. A piece is the range of the shortest checksum (a few
  * blocks, at most ZB_CRC_BYTES_MAX). It is verified, stepped and sealed while it is in the
- * second-level cache, so a page is read from memory once and written once. A plane whose checksums
- * cover more than a piece is verified further ahead, and sealed when the last piece under the
- * checksum is done.
+ * second-level cache, so a page is read from memory once and written once. A longer checksum is
+ * verified before the first piece in its range is stepped, and made after the last one.
  *
- * Verifying and sealing leave memory idle, while stepping would wait for it. So the next piece is
- * prefetched meanwhile, a few cache lines with each slice of a checksum. (Measured with two threads
- * on Zen 4, bf16 pages of 262,144 elements, ns per parameter: the kernel alone 0.44, three passes
- * over the page 0.60, one pass 0.64, one pass that prefetches 0.55. With 32 MiB of third-level
- * cache the three passes did not go to memory three times.)
+ * Verifying and sealing leave the memory bus idle, and stepping would wait for memory. So the next
+ * piece is prefetched during both, a few cache lines with each slice of a checksum. (Measured with
+ * two threads on Zen 4, bf16 pages of 262,144 elements, ns per parameter: the kernel alone 0.44,
+ * three passes over the page 0.60, one pass 0.64, one pass that prefetches 0.55. With 32 MiB of
+ * third-level cache, the three passes did not read memory three times.)
  *
- * All other kinds are passes one after the other: verify, change, seal.
+ * All other kinds make separate passes over the page: verify, change, seal.
  */
 #include "daemon/page/pagework.h"
 
@@ -25,7 +24,7 @@
 #define WORK_SLICE ZB_PAGE_ALIGN /* bytes of a checksum between two prefetches */
 #define WORK_LINE  64u
 
-/* The part of a plane's next piece that was not prefetched yet. */
+/* The part of a plane's next piece that has not been prefetched yet. */
 struct work_ahead {
     const uint8_t *at, *end;
 };
@@ -65,13 +64,13 @@ static void work_ask(struct work *k, uint32_t lines)
         }
 }
 
-/* Bytes under a checksum. */
+/* Number of bytes that a checksum covers. */
 static uint32_t work_crc_len(const struct zsd_pagework_plane *p, uint32_t index)
 {
     return (uint32_t)zb_min_u64(p->crc_bytes, p->len_bytes - index * p->crc_bytes);
 }
 
-/* The checksum `index` of a plane, whose bytes are at `at`. */
+/* Computes checksum `index` of a plane; its bytes are at `at`. */
 static uint32_t work_crc(struct work *k, enum zsd_work_plane plane, const struct zn_page_id *id,
                          uint32_t index, const uint8_t *at)
 {
@@ -107,7 +106,7 @@ static int work_verify(struct work *k, enum zsd_work_plane plane, uint32_t end,
     return 0;
 }
 
-/* A page is zeros after its last block. */
+/* Clears the page after its last block. */
 static void work_zeros(const struct zsd_pagework *w, enum zsd_work_plane plane)
 {
     uint64_t used = zb_blocks_bytes(work_block_bytes(w, plane), w->page.count);
@@ -115,7 +114,7 @@ static void work_zeros(const struct zsd_pagework *w, enum zsd_work_plane plane)
     memset(work_bytes(w, plane) + used, 0, w->planes[plane].len_bytes - used);
 }
 
-/* Makes the checksums whose bytes all lie below `end`. */
+/* Makes the checksums whose range ends at or before byte `end`. */
 static void work_seal(struct work *k, enum zsd_work_plane plane, uint32_t end)
 {
     const struct zsd_pagework_plane *p = &k->w->planes[plane];
@@ -137,7 +136,7 @@ static void work_seal(struct work *k, enum zsd_work_plane plane, uint32_t end)
 
 /* ---- the step */
 
-/* Where a plane's first `elems` elements end; after all elements, the end of the page. */
+/* The byte at which a plane's first `elems` elements end; for all elements, the end of the page. */
 static uint32_t work_len(const struct zsd_pagework *w, enum zsd_work_plane plane, uint64_t elems)
 {
     return elems == w->page.count ? w->planes[plane].len_bytes
@@ -150,7 +149,7 @@ static uint64_t work_crc_elems(const struct zsd_pagework *w, enum zsd_work_plane
     return w->planes[plane].crc_bytes / work_block_bytes(w, plane) * (uint64_t)ZB_BLOCK_ELEMS;
 }
 
-/* Elements of a piece: those under the shortest checksum; without checksums, all of the page. */
+/* Elements of a piece: those that the shortest checksum covers; all, if there are no checksums. */
 static uint64_t work_piece(const struct zsd_pagework *w)
 {
     uint64_t piece = w->page.count;
@@ -168,7 +167,7 @@ static uint8_t *work_at(const struct zsd_pagework *w, enum zb_plane plane, void 
     return bytes ? (uint8_t *)bytes + zb_blocks_bytes(w->layout->block_bytes[plane], from) : NULL;
 }
 
-/* The next piece of a plane, from element `from` on, is to be prefetched. */
+/* Sets the plane's next piece, from element `from` on, as the part to prefetch. */
 static void work_want(struct work *k, enum zb_plane plane, void *bytes, uint64_t from)
 {
     const struct zsd_pagework *w = k->w;
@@ -178,10 +177,11 @@ static void work_want(struct work *k, enum zb_plane plane, void *bytes, uint64_t
     k->ahead[plane].end = work_at(w, plane, bytes, zb_min_u64(from + k->piece, w->page.count));
 }
 
-/* Begins to prefetch the piece from element `from` on, or what will be verified with it in a plane
- * that is verified further ahead. The lines per slice are chosen so that all of it is prefetched by
- * the time that one more piece is verified and sealed. Only the planes with the shortest checksums
- * count: the others are not verified or sealed with every piece. */
+/* Begins to prefetch the piece from element `from` on. If a plane is verified by longer checksums,
+ * it is prefetched further ahead by the difference, because it is verified as far ahead. The lines
+ * per slice are chosen so that all of it is prefetched by the time that one more piece is verified
+ * and sealed. Only the planes with the shortest checksums count for that: the others are not
+ * verified or sealed with every piece. */
 static void work_look_ahead(struct work *k, uint64_t from)
 {
     const struct zsd_pagework *w = k->w;
@@ -241,8 +241,8 @@ static int work_step(struct work *k, struct zsd_pagework_bad *ret_bad)
     return 0;
 }
 
-/* Steps a copy of the page's parameters, if those in memory must stay as they are. The copy goes to
- * `aside` only when all is stepped: the gradient is there until then. */
+/* Steps the page. Resident parameters must not change, so a copy of them is stepped. It goes to
+ * `aside` last, because the gradient is there until then. */
 static int work_early(struct work *k, struct zsd_pagework_bad *ret_bad)
 {
     const struct zsd_pagework *w = k->w;

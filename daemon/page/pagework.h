@@ -21,7 +21,7 @@ enum zsd_page_kind {
     ZSD_PAGE_PUSH,
 };
 
-/* The planes, all of which can be streamed. */
+/* The planes of a page. Each of them can be streamed. */
 enum zsd_work_plane { ZSD_WORK_PARAM, ZSD_WORK_STATE, ZSD_WORK_GRAD, ZSD_WORK_PLANES };
 
 /* An incoming gradient. */
@@ -29,12 +29,12 @@ struct zsd_ingest {
     const void *from; /* of this page */
     enum zb_dtype dtype;
     bool add;
-    /* filled: of the resulting gradient of the page */
+    /* results, of the page's gradient afterwards: */
     struct zk_xsum sum;
     uint64_t nonfinite;
 };
 
-/* Actions on the checksums of a plane. */
+/* What to do with the checksums of a plane. */
 struct zsd_pagework_plane {
     uint32_t len_bytes, crc_bytes;
     bool verify, seal;
@@ -43,8 +43,8 @@ struct zsd_pagework_plane {
     const uint32_t *crcs;      /* verify: of `was` */
     struct zn_page_id becomes; /* seal */
     uint32_t *new_crcs;        /* seal: filled */
-    /* seal: clients may write to the plane's memory meanwhile, so it is copied here, and the copy
-     * is sealed. NULL: no client can, and the plane is sealed in place */
+    /* seal: the plane is copied here and the copy is sealed, because clients may write to the
+     * plane's memory meanwhile. NULL: no client can, and the plane is sealed in place */
     uint8_t *copy;
 };
 
@@ -61,9 +61,10 @@ struct zsd_pagework {
     void *out;                         /* READ */
     struct zsd_ingest *ingest;         /* PUSH */
     struct zk_page page;
-    /* EARLY, PUBLISH: resident parameters. EARLY reads them, and stores the new ones in page.param
-     * and in aside, the place of the gradient, which is then used up. PUBLISH copies them from
-     * there to param. NULL: they are streamed; param alone: they are on the GPU */
+    /* EARLY, PUBLISH: param is the address of resident parameters, and aside that of the gradient.
+     * EARLY reads param, and stores the new parameters in page.param and in aside; the gradient is
+     * lost. PUBLISH copies aside to param. Both NULL: the parameters are streamed. Only param NULL:
+     * they are on the GPU */
     void *param, *aside;
     struct zsd_pagework_plane planes[ZSD_WORK_PLANES];
 };
@@ -77,7 +78,7 @@ struct zsd_pagework_bad {
 /**
  * @return 0; -EBADMSG: a checksum of a plane does not match, and *ret_bad is the first one. A READ
  *         has then stored nothing. A STEP may have changed the elements before it, in resident
- *         planes too, so the page must not be used any more
+ *         planes too, so the page must not be used afterwards
  */
 int zsd_pagework_run(const struct zsd_pagework *w, struct zsd_pagework_bad *ret_bad);
 
