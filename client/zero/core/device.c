@@ -9,8 +9,8 @@
  *                               gathered around it
  *     reduce, in host memory    masked and rounded to the unit's dtype on the device, copied down,
  *                               exchanged, added in rank order
- *     reduce, between devices   masked and rounded, exchanged, added in rank order on the device, and
- *                               the sum of this rank's slice copied down
+ *     reduce, between devices   masked and rounded, exchanged, added in rank order on the device,
+ *                               and the sum of this rank's slice copied down
  *
  * The additions and their order are the same in both, and so are the bits.
  *
@@ -19,8 +19,8 @@
  * trainer computes. A buffer's event `last` orders them:
  *
  *     up      waits for the work that used the buffer before, on the trainer's stream
- *     down    waits for the trainer's work up to zc_zero_reduce(), and for the exchange. Its buffers
- *             are returned when the copy is known to be done, so nothing waits for them
+ *     down    waits for the trainer's work up to zc_zero_reduce(), and for the exchange. Its
+ *             buffers are returned when the copy is known to be done, so nothing waits for them
  *     coll    waits for the copy up, or for the kernels that prepare a gradient for the exchange
  *
  * The trainer's stream never waits: the engine checks that an upload has ended before it hands out

@@ -6,19 +6,19 @@
  *       ^                         |
  *       '------ next slices ------'
  *
- *     FETCH     waits for pins, and fetches slices by name: all of them if the store keeps parameters
- *               in memory, else one. The ranks exchanged the names at the start
- *     COLLECT   slices are copied to their places (on a device: being copied) and unpinned; codes are
- *               dequantized
+ *     FETCH     waits for pins, and fetches slices by name: all of them if the store keeps
+ *               parameters in memory, else one. The ranks exchanged the names at the start
+ *     COLLECT   slices are copied to their places (on a device: being copied) and unpinned; codes
+ *               are dequantized
  *     UPLOAD    on a device, for codes: being dequantized
  *
  * A unit that is a single slice is read in place if the store has an unlimited number of pins.
  *
  * INVARIANTS
- *     In a store with few pins, a pin is held only until its slice is copied. Meanwhile the rank waits
- *     for nothing but the device. So the pin is returned whatever other ranks do, and a rank that
- *     waits for a pin gets it.
- *     There are no collectives, so ranks may differ in what is prefetched, kept and dropped.
+ *     In a store with few pins, a pin is held only until its slice is copied. Meanwhile the rank
+ *     waits for nothing but the device. So the pin is returned whatever other ranks do, and a rank
+ *     that waits for a pin gets it. There are no collectives, so ranks may differ in what is
+ *     prefetched, kept and dropped.
  */
 #include <errno.h>
 #include <stdlib.h>

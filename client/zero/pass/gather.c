@@ -4,14 +4,15 @@
  *
  *     IDLE ---> FETCH ---> FETCHING ---> COLLECT ---> (UPLOAD) ---> READY ---> IDLE
  *
- *     FETCH     waits for a pin: the number of streamed slices that are pinned at one time is limited
+ *     FETCH     waits for a pin: the number of streamed slices that are pinned at one time is
+ *               limited
  *     FETCHING  the store fetches this rank's slice, at the version after the last step
  *     COLLECT   the slice is copied to its place in a buffer and unpinned, and the slices of the
  *               other ranks are gathered around it
- *     UPLOAD    if parameters are needed on a device: they are copied there from the buffer, or from
- *               the view, which may itself be on the device. The view stays pinned until the copy is
- *               done. If slices are gathered between devices, COLLECT copies this rank's slice up
- *               first, and only units that are dequantized on the device enter UPLOAD
+ *     UPLOAD    if parameters are needed on a device: they are copied there from the buffer, or
+ *               from the view, which may itself be on the device. The view stays pinned until the
+ *               copy is done. If slices are gathered between devices, COLLECT copies this rank's
+ *               slice up first, and only units that are dequantized on the device enter UPLOAD
  *     READY     held by the trainer, or kept for it (schedule.c)
  *
  * CODES. A unit may be copied and gathered as blockwise int8 (zcz_coded()), and is then dequantized
@@ -25,11 +26,10 @@
  * copies.
  *
  * INVARIANTS
- *     A collective takes its place in the order when the gather begins. So a gather that was dropped
- *     on its way still becomes READY before it ends. If the unit is needed again meanwhile, that is
- *     another gather, because on some ranks the first one has ended already.
- *     z->pass->pins counts units in FETCHING and views kept in READY; it never exceeds
- *     store->pins_max.
+ *     A collective takes its place in the order when the gather begins. So a gather that was
+ *     dropped on its way still becomes READY before it ends. If the unit is needed again meanwhile,
+ *     that is another gather, because on some ranks the first one has ended already. z->pass->pins
+ *     counts units in FETCHING and views kept in READY; it never exceeds store->pins_max.
  */
 #include <assert.h>
 #include <errno.h>

@@ -4,8 +4,8 @@
  *     zc_zero_grad()    a buffer of fp32, zeroed                       u->pass->grad
  *     zc_zero_reduce()  a struct zcz_reduce takes the buffer and queues the exchange
  *       exchange        slice r of every rank is sent to rank r
- *       (download       for a gradient on a device, which is masked and rounded there: it is copied to
- *                       the host. Between devices this comes last, and copies the sum)
+ *       (download       for a gradient on a device, which is masked and rounded there: it is copied
+ *                       to the host. Between devices this comes last, and copies the sum)
  *       push            piece by piece: added directly into the store's memory, and passed on
  *
  * ACCUMULATION. Each micro-step's sum is pushed, and the store adds the sums. With
@@ -17,8 +17,8 @@
  * sums are all-reduced. Each replica gets a part of the slice from all others and adds these in
  * rank order; an all-gather gives the sums to all.
  *
- *       parts           exchange of the fp32 sums from inside; under DDP, of the gradient itself in the
- *                       unit's dtype, so that the sums are the same as at every other stage
+ *       parts           exchange of the fp32 sums from inside; under DDP, of the gradient itself in
+ *                       the unit's dtype, so that the sums are the same as at every other stage
  *       gather          of the sums, fp32
  *
  * These two take their places in the order when the next reduction has taken its first place, or
