@@ -17,8 +17,8 @@
  * INVARIANTS
  *     In a store with few pins, a pin is held only until its slice is copied. Meanwhile the rank
  *     waits for nothing but the device. So the pin is returned whatever other ranks do, and a rank
- *     that waits for a pin gets it. There are no collectives, so ranks may differ in what is
- *     prefetched, kept and dropped.
+ *     that waits for a pin gets it.
+ *     There are no collectives, so ranks may differ in what is prefetched, kept and dropped.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -28,8 +28,9 @@
  * INVARIANTS
  *     A collective takes its place in the order when the gather begins. So a gather that was
  *     dropped on its way still becomes READY before it ends. If the unit is needed again meanwhile,
- *     that is another gather, because on some ranks the first one has ended already. z->pass->pins
- *     counts units in FETCHING and views kept in READY; it never exceeds store->pins_max.
+ *     that is another gather, because on some ranks the first one has ended already.
+ *     z->pass->pins counts units in FETCHING and views kept in READY; it never exceeds
+ *     store->pins_max.
  */
 #include <assert.h>
 #include <errno.h>
