@@ -1,19 +1,19 @@
 /*
- * account.c - what model states take of this rank's own memory, by arithmetic.
+ * account.c - computes how much of this rank's own memory model states take.
  *
- * MODEL. A plane of a unit is whole on this rank, or its slice is here or with the daemon. What the
- * store keeps is counted by blocks, as it was cut; what is whole, padded to equal slices. A plane
- * that is whole holds the slice too, where the store is the one of this process; else the slice is
- * beside it. (p + g + k bytes of a parameter in the three planes: zc_zero.h has the formulas.)
+ * MODEL. A plane of a unit is whole on this rank, or its slice is here or in the daemon. What the
+ * store keeps is counted in blocks, as it was cut; what is whole is padded to equal slices. If the
+ * store is in this process, a whole plane includes the slice; otherwise the slice is stored in
+ * addition. (zc_zero.h has the formulas, with p, g and k bytes per parameter for the three planes.)
  *
- * Buffers are what the pools have: gathered units of stage 3, gradients on their way.
+ * Buffers are counted from the pools: gathered units of stage 3, and gradients on their way.
  */
 #include <errno.h>
 
 #include "client/zero/engine.h"
 #include "client/zero/pass/pass.h"
 
-/* Of a stage by itself: what the planes take once all memory is there. */
+/* Adds a unit's planes, for when all of them are allocated. */
 static void account_unit(const struct zc_zero *z, const struct zcz_unit *u,
                          struct zc_zero_bytes *ret)
 {
@@ -46,8 +46,8 @@ void zc_zero_bytes(const struct zc_zero *z, struct zc_zero_bytes *ret)
         account_unit(z, &z->units[i], ret);
 }
 
-/* The least that a step needs beside the states: a unit with those ahead of it, the gradients that
- * can be on their way, and all of them where micro-steps add up in them. */
+/* The minimum that a step needs in addition to the states: one unit and a prefetched one, the
+ * gradients that are on their way, and all gradients if micro-steps add into them. */
 static uint64_t account_buffers(const struct zc_zero *z)
 {
     uint64_t param = 0, wire = 0, grad = 0, grads = 0;

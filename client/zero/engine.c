@@ -41,7 +41,7 @@ static int open_copy(struct zc_zero *z, const struct zc_zero_options *options)
     return 0;
 }
 
-/* What one rank can find wrong by itself. */
+/* Opens what a rank can check by itself. */
 static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
 {
     struct zb_err err = { 0 };
@@ -76,11 +76,11 @@ struct introduction {
     uint8_t node[16];
     uint64_t pid;
     uint32_t page_elems, replica;
-    uint32_t run; /* drawn; rank 0's is that of the run */
+    uint32_t run; /* drawn at random; rank 0's identifies the run */
     uint32_t zero;
 };
 
-/* Each group of ranks has all states, so to a daemon it is a job of its own. */
+/* Each group of ranks has all states, and is a job of its own to a daemon. */
 static bool node_same(const struct introduction *a, const struct introduction *b)
 {
     return memcmp(a->node, b->node, sizeof(a->node)) == 0 && a->replica == b->replica;
@@ -94,7 +94,7 @@ static bool node_seen(const struct introduction *all, uint32_t r)
     return false;
 }
 
-/* Groups of ranks may share a daemon: all but the first have a number behind the job's name. */
+/* Groups of ranks may share a daemon: all except the first append a number to the job's name. */
 static void open_name(struct zc_zero *z, uint64_t pid)
 {
     char group[16] = "";
@@ -107,8 +107,8 @@ static void open_name(struct zc_zero *z, uint64_t pid)
         (void)snprintf(z->job, sizeof(z->job), "zero-%llu%s", (unsigned long long)pid, group);
 }
 
-/* Who shares this rank's daemon, how many daemons there are, under which name the job goes, and how
- * long a page is. */
+/* Ranks exchange who shares a daemon, how many daemons there are, the job's name, and the page
+ * size. */
 static int open_introduce(struct zc_zero *z)
 {
     struct zcz_store *s = z->store;
@@ -155,14 +155,14 @@ static int open_introduce(struct zc_zero *z)
     return rc;
 }
 
-/* All that an engine is, in one piece. */
+/* The engine's structs in one allocation. */
 struct engine {
-    struct zc_zero z; /* first: it is what callers have */
+    struct zc_zero z; /* first: callers have its address */
     struct zcz_pass pass;
     struct zcz_steps steps;
 };
 
-/* What moves, in the order in which a turn looks at it. */
+/* In the order of a turn. */
 static zcz_machine_fn *const machines[ZCZ_MACHINES] = {
     zcz_step_turn,
     zcz_gather_turn,
@@ -223,7 +223,8 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
 
 /* ---- closing */
 
-/* Every rank closes now, with the same collectives queued: they are finished, not abandoned. */
+/* Every rank closes now, with the same collectives queued, so these are completed, not
+ * abandoned. */
 static int close_drain(struct zc_zero *z)
 {
     struct zcz_wait w = { .what = "what is in progress at the end" };
@@ -235,7 +236,7 @@ static int close_drain(struct zc_zero *z)
         rc = zcz_wait(z, &w);
     if (rc == 0)
         rc = zcz_commit_settle(z);
-    if (!z->failed) /* a step that is not durable is whole */
+    if (!z->failed) /* a refusal: the step is whole, but not durable */
         rc = zcz_commit_resolved(z);
     return rc < 0 ? rc : z->store->ops->leave(z->store);
 }
@@ -244,14 +245,14 @@ void zc_zero_close(struct zc_zero *z, bool clean)
 {
     bool orphans;
 
-    if (!z || z->forked) /* a child's: devices, threads and sockets are its parent's */
+    if (!z || z->forked) /* in a child process: devices, threads and sockets belong to the parent */
         return;
     zcz_fork_forget(z);
     zcz_guard_stop(z);
     if (clean && !z->failed && z->store)
         (void)close_drain(z);
     orphans = !zb_list_empty(&z->colls.started) || z->comm_broken;
-    zcz_device_drain(z, clean && !z->failed); /* before the store takes its views away */
+    zcz_device_drain(z, clean && !z->failed); /* before the store unmaps its views */
     if (z->store)
         z->store->ops->close(z->store);
     zcz_pass_close(z, orphans);

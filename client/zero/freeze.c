@@ -1,11 +1,13 @@
 /*
- * freeze.c - a unit that was declared trainable is left alone for a while, and trained again.
+ * freeze.c - freezes a unit that was declared trainable, and unfreezes it.
  *
- * MODEL. Only this rank's engine knows of it (unit->frozen_now). While it is set, the unit takes no gradient, nothing
- * of it is exchanged or pushed, and its tensors have no class in a step: so the store finds neither a gradient nor
- * anything to do, and weights, moments and step counts stay (counts.c: their lags grow). State keeps its place.
+ * MODEL. Only the engine of each rank knows about it (unit->frozen_now); the store does not. While
+ * the flag is set, the unit takes no gradient, nothing of it is exchanged or pushed, and its
+ * tensors have no class in a step. So the store has no gradient and nothing to step: weights,
+ * moments and step counts stay (in counts.c their lags grow). State keeps its place.
  *
- * Ranks show each other what they ask for, and whether they may: all do it, or all are refused.
+ * Ranks exchange their arguments, and whether they allow the change. Either all make it, or all are
+ * refused.
  */
 #include <errno.h>
 
@@ -13,7 +15,7 @@
 #include "client/zero/pass/pass.h"
 #include "client/zero/step/step.h"
 
-/* What ranks show each other. */
+/* What ranks exchange. */
 struct freeze {
     int32_t rc;
     uint32_t unit, frozen;
@@ -48,11 +50,11 @@ static const char *freeze_verb(const struct freeze *f)
     return f->frozen ? "freezes" : "unfreezes";
 }
 
-/* Every rank asks for the same, and may. */
+/* Checks that all ranks have the same arguments, and that all allow the change. */
 static int freeze_compare(struct zc_zero *z, const struct freeze *all)
 {
     const struct freeze *mine = &all[z->rank];
-    int rc = mine->rc; /* its error message is there */
+    int rc = mine->rc; /* z->error has its error message */
 
     for (uint32_t r = 1; r < z->world; r++)
         if (all[r].unit != all[0].unit || all[r].frozen != all[0].frozen)

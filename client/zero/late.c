@@ -1,8 +1,9 @@
 /*
- * late.c - an optimizer that becomes known after the start (options.optimizer_late).
+ * late.c - changes the optimizer after the start (options.optimizer_late).
  *
- * MODEL. The job was placed for the optimizer that the options named. Before the first step state is all zeros, so another one may
- * have its place, if it needs no more: only the kind changes, in the layouts here and in the store.
+ * MODEL. The job was placed for the optimizer in the options. Before the first step, state is all
+ * zeros, so another optimizer can use the same place if it does not need more. Only the kind
+ * changes, in the layouts here and in the store.
  */
 #include <errno.h>
 

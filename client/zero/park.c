@@ -21,7 +21,7 @@ static int park_check(struct zc_zero *z)
     return 0;
 }
 
-/* What was gathered ahead, or stays gathered, goes; of what is on its way the end is waited for. */
+/* Drops units that were prefetched or stay gathered. Waits for those that are on their way. */
 static int park_gathers(struct zc_zero *z)
 {
     struct zcz_wait w = { .what = "gathers that were given up" };

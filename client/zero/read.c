@@ -33,11 +33,11 @@ struct read {
     enum zc_what what;
     uint64_t first, count; /* of the unit */
     enum zc_dtype dtype;
-    void *out;           /* NULL: another rank gets it */
-    struct zcz_buf *buf; /* one piece of every rank */
+    void *out;           /* NULL: only another rank gets the result */
+    struct zcz_buf *buf; /* one piece of each rank */
 };
 
-/* What was asked for of elements [at, at + n) of the unit. */
+/* Copies the requested elements among [at, at + n) of the unit. */
 static void read_take(const struct read *r, uint64_t at, uint64_t n, const float *values)
 {
     const struct zk_ops *ops = r->z->kernels;
@@ -53,7 +53,8 @@ static void read_take(const struct read *r, uint64_t at, uint64_t n, const float
                              : ops->f32_to_f16)(in, (uint16_t *)r->out + (from - r->first), m);
 }
 
-/* Every rank reads the same elements, in the same rounds. */
+/* A detail for the collective's name: every rank must read the same elements, in the same
+ * rounds. */
 static uint16_t read_detail(const struct read *r, uint64_t at)
 {
     const uint64_t args[] = { r->what, r->first, r->count, at };
@@ -61,7 +62,7 @@ static uint16_t read_detail(const struct read *r, uint64_t at)
     return (uint16_t)zb_crc32c(0, args, sizeof(args));
 }
 
-/* The round of elements [at, at + n) of every slice. */
+/* Reads elements [at, at + n) of every slice. */
 static int read_round(struct read *r, uint64_t at, uint64_t n)
 {
     struct zc_zero *z = r->z;
@@ -105,7 +106,7 @@ static int read_rounds(struct read *r)
     return rc;
 }
 
-/* Slices of all ranks, read by this one. */
+/* Reads the slices of all ranks on this rank alone. */
 static int read_alone(struct read *r)
 {
     struct zc_zero *z = r->z;
@@ -129,7 +130,7 @@ static int read_alone(struct read *r)
     return rc;
 }
 
-/* The gradient is with the store. */
+/* Checks that the store has the gradient, or will have it. */
 static int read_grad_check(struct zc_zero *z, const struct zcz_unit *u)
 {
     if (z->steps->announced)

@@ -1,6 +1,12 @@
 /*
- * start.c - the start: everything that could differ between ranks is compared, the store makes room,
- * and slices get their values.
+ * start.c - the start: ranks are compared, the store makes room, and slices get their initial
+ * values.
+ *
+ * A kept job is attached first (resume.c). Everything that could differ between ranks is compared.
+ * Then the store makes room, and values are written piece by piece, so memory never holds more of a
+ * unit than its slice in the store and the pieces on their way there. Before each stage that needs
+ * every rank, and at the end, the ranks vote, so that a rank that is refused does not leave the
+ * others waiting.
  */
 #include <errno.h>
 #include <string.h>
@@ -12,7 +18,7 @@
 #include "client/zero/step/counts.h"
 #include "client/zero/step/step.h"
 
-/* Elements [first, first + count) of this rank's slice, made by the caller's function. */
+/* Writes elements [first, first + count) of this rank's slice, made by the caller's function. */
 static int start_write(struct zc_zero *z, struct zcz_unit *u, uint64_t first, uint64_t count,
                        zc_zero_init_fn *init, void *arg)
 {
@@ -85,7 +91,7 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
         rc = zcz_alone_start(z);
     z->placing = true;
     if (rc == 0 && (rc = z->store->ops->place(z->store)) < 0)
-        rc = zcz_fail(z, rc, "%s", z->error.text); /* others hear it from the daemon */
+        rc = zcz_fail(z, rc, "%s", z->error.text); /* the daemon tells the others */
     if (rc == 0)
         rc = zcz_pass_start(z);
     counted = zcz_steps_start(z);

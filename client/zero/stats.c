@@ -1,5 +1,5 @@
 /*
- * stats.c - what was moved, and what is allocated, so far.
+ * stats.c - bytes moved and allocated so far.
  */
 #include "client/zero/engine.h"
 #include "client/zero/pass/pass.h"

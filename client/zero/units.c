@@ -1,16 +1,10 @@
 /*
- * units.c - the list of units: checked, cut into slices, given their initial values.
+ * units.c - the list of units: checked, and cut into slices; the digest that ranks compare.
  *
- * FLATTENING. A unit's tensors lie in one array of elements, which is cut into z->shards slices.
- * They are equally long, a whole number of blocks, so that one collective moves a unit; what is
- * stored ends with the unit's last block, so the slices of the last ranks may be shorter or empty.
- * Behind the unit's end, and behind what is stored, there are zeros.
- *
- * START. A job that was kept is attached first (resume.c). Everything that could differ between
- * ranks is compared; then the store makes room, and the values come piece by piece: at no time is
- * there more of a unit in memory than its slice in the store and the pieces on their way there.
- * Before each thing that needs every rank, and at the end, the ranks vote, so that one that was
- * refused does not leave the others waiting.
+ * FLATTENING. A unit's tensors are in one array of elements, which is cut into z->shards slices of
+ * equal length, a whole number of blocks, so that one collective moves a unit. Stored data ends
+ * with the unit's last block, so the slices of the last ranks may be shorter or empty. Elements
+ * after the unit's end, and after the stored data, are zeros.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -20,7 +14,7 @@
 #include "base/crc.h"
 #include "client/zero/engine.h"
 
-/* Of one unit over all ranks: sizes cannot overflow. */
+/* Limit for one unit over all ranks, so that sizes cannot overflow. */
 #define ZCZ_SLICE_ELEMS (UINT64_C(1) << 40)
 
 /* ---- declaring */
@@ -104,7 +98,7 @@ void zcz_units_done(struct zc_zero *z)
     free(z->units);
 }
 
-/* Neighbours of one group become one segment. */
+/* Adjacent tensors of one group become one segment. */
 static void unit_segments(struct zcz_unit *u)
 {
     for (uint32_t i = 0; i < u->def.ntensors && !u->def.frozen; i++) {
@@ -173,7 +167,7 @@ int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit)
     return 0;
 }
 
-/* ---- the same on every rank */
+/* ---- equal on every rank */
 
 static uint32_t digest_text(uint32_t crc, const char *text)
 {

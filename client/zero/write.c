@@ -1,15 +1,15 @@
 /*
- * write.c - elements of a unit that the trainer gives, in place of those that are kept.
+ * write.c - replaces elements of a unit by the trainer's values.
  *
- * MODEL. Nothing of the unit is held, reduced or stepped meanwhile: every rank gives up what it has
- * gathered of it, and they tell each other that they have. Then values go to the store, piece by piece;
- * of a piece that is not given whole, the rest is read before.
+ * MODEL. Meanwhile nothing of the unit is held, reduced or stepped: every rank drops what it has
+ * gathered of it, and tells the others. Then values are written to the store piece by piece. If a
+ * piece is only partly replaced, the rest of it is read first.
  *
  *     root -1        every rank has the values, and writes its own slices
- *     root r         r shows them to all, a piece at a time, and each writes its own slices
- *     gather_alone   r writes the slices of all ranks: the store takes them by name
+ *     root r         rank r sends them to all, one piece at a time, and each writes its own slices
+ *     gather_alone   rank r writes the slices of all ranks, by name
  *
- * At the end the ranks vote, so nobody reads what is not written yet.
+ * At the end the ranks vote, so that no rank reads what is not written yet.
  */
 #include <errno.h>
 #include <string.h>
@@ -24,19 +24,19 @@ struct write {
     struct zc_zero *z;
     struct zcz_unit *u;
     enum zc_what what;
-    /* values at hand: */
+    /* the values: */
     uint64_t first, count; /* of the unit */
     enum zb_dtype dtype;
     const void *in;
 };
 
-/* A slice: whose it is does not matter. */
+/* A slice of this or another rank. */
 struct slice {
     uint64_t name; /* 0: this rank's */
     uint64_t first, count;
 };
 
-/* Values of elements [from, from + n) of the unit, as fp32. */
+/* Converts the values of elements [from, from + n) of the unit to fp32. */
 static void write_give(const struct write *w, uint64_t from, uint64_t n, float *to)
 {
     const struct zk_ops *ops = w->z->kernels;
@@ -49,7 +49,7 @@ static void write_give(const struct write *w, uint64_t from, uint64_t n, float *
                                                                    n);
 }
 
-/* Elements [at, at + n) of a slice, as they are now. */
+/* Reads the current elements [at, at + n) of a slice. */
 static int write_old(struct write *w, const struct slice *s, uint64_t at, uint64_t n, float *to)
 {
     enum zc_what what = zk_page_has(&w->u->layout, (enum zk_what)w->what) ? w->what : ZC_PARAM;
@@ -57,7 +57,8 @@ static int write_old(struct write *w, const struct slice *s, uint64_t at, uint64
     return zcz_piece_read(w->z, w->u, s->name, what, at, n, to);
 }
 
-/* Elements [at, at + n) of a slice, where values are given: [from, from + m) of the unit. */
+/* Writes elements [at, at + n) of a slice, of which [from, from + m) of the unit have new
+ * values. */
 static int write_piece(struct write *w, const struct slice *s, uint64_t at, uint64_t n,
                        uint64_t from, uint64_t m)
 {
@@ -119,7 +120,7 @@ static int write_own(struct write *w)
     return write_slice(w, &mine);
 }
 
-/* Slices of all ranks, by this one. */
+/* Writes the slices of all ranks on this rank alone. */
 static int write_alone(struct write *w)
 {
     struct zc_zero *z = w->z;
@@ -135,7 +136,7 @@ static int write_alone(struct write *w)
     return rc;
 }
 
-/* One rank shows its values to all, a piece at a time. */
+/* One rank sends its values to all, one piece at a time. */
 static int write_shown(struct write *w, uint32_t root)
 {
     struct zc_zero *z = w->z;
@@ -168,7 +169,7 @@ static int write_shown(struct write *w, uint32_t root)
     return rc;
 }
 
-/* Every rank has given up what it had of the unit, or is why it is refused on all. */
+/* Every rank says whether it has dropped the unit; if one has not, all are refused. */
 static int write_agree(struct write *w, int my_rc, int root)
 {
     struct zc_zero *z = w->z;
@@ -182,7 +183,7 @@ static int write_agree(struct write *w, int my_rc, int root)
     if (rc < 0)
         return rc;
     all = buf->data;
-    rc = my_rc; /* its error message is there */
+    rc = my_rc; /* z->error has its error message */
     for (uint32_t r = 0; r < z->world && rc == 0; r++)
         if (all[r] < 0)
             rc = zcz_refuse(z, all[r], "rank %u cannot write unit %u '%s' now: %s", r,

@@ -1,8 +1,9 @@
 /*
- * comm.c - how a backend is found; and the one of a rank that is alone.
+ * comm.c - selects a backend; also the backend for a single rank.
  *
- * A backend that needs a library of its own is a plugin: an object of the name zc_comm_NAME.so that
- * exports zc_comm_plugin (comm_plugin.h), loaded when it is chosen (base/plugin.h).
+ * A backend that needs a library of its own is a plugin: a shared object with the name
+ * zc_comm_NAME.so that exports zc_comm_plugin (comm_plugin.h). It is loaded when it is selected
+ * (base/plugin.h).
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -85,7 +86,7 @@ static int plugin_open(struct zc_comm **ret, const char *name, struct zb_err *er
     int rc;
 
     (void)snprintf(file, sizeof(file), "zc_comm_%s.so", name);
-    /* Global: Open MPI's own plugins look for its symbols. */
+    /* RTLD_GLOBAL: Open MPI's own plugins look for its symbols. */
     if (zb_plugin_load(&found, file, "zc_comm_plugin", RTLD_NOW | RTLD_GLOBAL, &why) < 0)
         return zb_fail(err, -ENOTSUP, "backend '%s': %s", name, why.text);
     plugin = found.table;
@@ -96,7 +97,7 @@ static int plugin_open(struct zc_comm **ret, const char *name, struct zb_err *er
     return rc < 0 ? zb_fail(err, rc, "backend '%s': %s", name, text) : 0;
 }
 
-/* What mpirun, srun and the like leave in the environment of each rank. */
+/* Checks the variables that mpirun, srun and the like set for each rank. */
 static bool mpi_launched(void)
 {
     static const char *const marks[] = { "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK",
@@ -108,7 +109,7 @@ static bool mpi_launched(void)
     return false;
 }
 
-/* The one whose collectives are of host memory. */
+/* The backend for collectives in host memory. */
 static const char *host_name(void)
 {
     return mpi_launched() ? "mpi" : zc_tcp_launched() ? "tcp" : "self";

@@ -1,25 +1,24 @@
 /*
  * comm_mpi.c - collectives over MPI, as a plugin.
  *
- * MODEL. Duplicates of MPI_COMM_WORLD, so that nothing of the program's own gets mixed in, whose
- * errors come back as codes. A collective is, for each peer, two messages out and two in: a header
- * that names it, and a slice. All are posted when it starts, none waits for another; test() looks
- * at the headers first, and at the slices when every header is as it should be. MPI keeps the order
- * of messages between two ranks, so the n-th header is that of the n-th collective that both are
- * in: headers of all groups of ranks travel on one communicator.
+ * MODEL. It uses duplicates of MPI_COMM_WORLD, so that its messages do not mix with the program's,
+ * and errors are returned as codes. For each peer, a collective is two messages out and two in: a
+ * header that names it, and a slice. All are posted when it starts, and none waits for another.
+ * test() first checks the headers, and the slices only when all headers are as expected. MPI keeps
+ * the order of messages between two ranks, so the n-th header belongs to the n-th collective that
+ * both ranks take part in. The headers of all groups of ranks are sent on one communicator.
  *
- * WHY NOT MPI's own collectives. They do not say what they are of, and ranks that start different
- * ones corrupt memory or end the program: errors inside of a non-blocking collective go to the
- * handler of MPI_COMM_WORLD, which is the program's. Here a slice of another length is cut off by
- * MPI, and a header says why. (Open MPI's non-blocking collectives post the same messages.)
+ * WHY NOT MPI's own collectives. They carry no names, and ranks that start different ones corrupt
+ * memory or end the program: errors inside a non-blocking collective go to the handler of
+ * MPI_COMM_WORLD, which is the program's. Here MPI truncates a slice of another length, and a
+ * header tells why. (Open MPI's non-blocking collectives post the same messages.)
  *
- * COUNTS are ints. More bytes than that go as one element of a derived type that is as long as the
- * slice.
+ * COUNTS are ints. A longer slice is sent as one element of a derived datatype of its length.
  *
- * PROGRESS is made inside of start and test: MPI has no thread of ours.
+ * PROGRESS is made inside start and test; there is no progress thread.
  *
- * CLOSE. A clean one frees the duplicates and ends MPI if we began it. Otherwise nothing is called:
- * peers may be dead, and MPI_Finalize() would wait for them.
+ * CLOSE. A clean close frees the duplicates, and finalizes MPI if it was initialized here.
+ * Otherwise nothing is called: peers may be dead, and MPI_Finalize() would wait for them.
  */
 #include <errno.h>
 #include <limits.h>
@@ -37,7 +36,7 @@
 #define ZC_MPI_COUNT_MAX INT_MAX
 #endif
 
-#define MPI_FAREWELL_S 1.0 /* how long headers may take to leave after a failure */
+#define MPI_FAREWELL_S 1.0 /* how long a failed rank tries to send its headers */
 
 enum mpi_kind { MPI_KIND_ALL_GATHER, MPI_KIND_EXCHANGE };
 
@@ -48,25 +47,26 @@ struct mpi_header {
 
 struct mpi_comm {
     struct zc_comm base;
-    MPI_Comm world;   /* of slices */
-    MPI_Comm headers; /* of all ranks; a group has that of the whole */
-    int *ranks;       /* [world] in `headers` */
+    MPI_Comm world;   /* for slices */
+    MPI_Comm headers; /* for headers of all ranks; a group uses that of the whole */
+    int *ranks;       /* [world]: ranks in `headers` */
     bool group;
-    pid_t pid;     /* who opened it; 0: a group. A child ends nothing */
-    bool ours;     /* we began MPI, so we end it */
+    pid_t pid;     /* of the process that opened it; 0: a group. A child process finalizes
+                      nothing */
+    bool ours;     /* MPI was initialized here, and is finalized here */
     uint64_t name; /* of the next collective */
-    bool differs;  /* the failure: another rank makes another call */
+    bool differs;  /* the failure is that another rank makes a different call */
     struct zc_comm_other other;
     char text[MPI_MAX_ERROR_STRING + 64];
 };
 
-/* Of each kind one for each peer. */
+/* One request of each kind for each peer. */
 enum { HEADERS_IN, HEADERS_OUT, SLICES_IN, SLICES_OUT, REQUESTS };
 
 struct zc_comm_op {
     struct mpi_header mine, *theirs; /* theirs[peers] */
     int peers, headers_left;
-    int *arrived;           /* [peers], of MPI_Testsome() */
+    int *arrived;           /* [peers], for MPI_Testsome() */
     MPI_Request requests[]; /* [REQUESTS][peers] */
 };
 
@@ -75,7 +75,7 @@ static struct mpi_comm *mpi_of(struct zc_comm *comm)
     return zb_container_of(comm, struct mpi_comm, base);
 }
 
-/* 0, or -EIO with MPI's sentence. */
+/* 0, or -EIO with MPI's error message. */
 static int mpi_check(struct mpi_comm *m, int code, const char *call)
 {
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -88,7 +88,7 @@ static int mpi_check(struct mpi_comm *m, int code, const char *call)
     return -EIO;
 }
 
-/* A type of exactly `bytes` bytes, more than a count can say. */
+/* Makes a datatype of exactly `bytes` bytes, for lengths that do not fit a count. */
 static int type_long(struct mpi_comm *m, size_t bytes, MPI_Datatype *ret)
 {
     size_t wholes = bytes / ZC_MPI_COUNT_MAX, rest = bytes % ZC_MPI_COUNT_MAX;
@@ -169,7 +169,8 @@ static int op_post(struct mpi_comm *m, struct zc_comm_op *op, int i, const char 
     return mpi_check(m, code, "a message");
 }
 
-/* What is posted when this fails is MPI's, and the engine keeps its buffers: a failure is final. */
+/* Messages that were posted before a failure belong to MPI, and the engine keeps their buffers: a
+ * failure is final. */
 static int mpi_start(struct zc_comm *comm, enum mpi_kind kind, const void *send, void *recv,
                      size_t slice_bytes, struct zc_comm_op **ret)
 {
@@ -194,7 +195,7 @@ static int mpi_start(struct zc_comm *comm, enum mpi_kind kind, const void *send,
     for (int i = 0; i < op->peers && rc == 0; i++)
         rc = op_post(m, op, i, send, recv, count, type);
     if (type != MPI_BYTE)
-        (void)MPI_Type_free(&type); /* what is in progress keeps it */
+        (void)MPI_Type_free(&type); /* messages in progress keep it */
     *ret = op;
     return rc;
 }
@@ -211,7 +212,7 @@ static int mpi_exchange(struct zc_comm *comm, const void *send, void *recv, size
     return mpi_start(comm, MPI_KIND_EXCHANGE, send, recv, slice_bytes, ret);
 }
 
-/* The other ranks see from this rank's header that calls differ: it has to reach them. */
+/* The other ranks detect from this rank's header that calls differ, so it must reach them. */
 static void mpi_farewell(struct zc_comm_op *op)
 {
     double until = MPI_Wtime() + MPI_FAREWELL_S;
@@ -245,7 +246,7 @@ static int header_check(struct mpi_comm *m, struct zc_comm_op *op, int i)
     return -EINVAL;
 }
 
-/* Looks at the headers that have come. */
+/* Checks the headers that have arrived. */
 static int mpi_test_headers(struct mpi_comm *m, struct zc_comm_op *op)
 {
     int n = 0, rc;
@@ -322,7 +323,7 @@ static const struct zc_comm_ops mpi_ops = {
     .other = mpi_other,
 };
 
-/* The number that each rank of m->world has in m->headers. */
+/* Translates ranks of m->world to ranks of m->headers. */
 static int mpi_ranks(struct mpi_comm *m, int size)
 {
     MPI_Group here = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
@@ -349,7 +350,7 @@ static int mpi_ranks(struct mpi_comm *m, int size)
     return mpi_check(m, code, "MPI groups");
 }
 
-/* m->world and m->headers are there: who this rank is in them, and that errors come back. */
+/* Sets up m->world and m->headers: errors are returned, and this rank's number is known. */
 static int mpi_settle(struct mpi_comm *m)
 {
     int rank = 0, size = 0, rc;

@@ -1,20 +1,21 @@
 /*
- * comm_nccl.c - collectives between GPUs, by NCCL.
+ * comm_nccl.c - collectives between GPUs, with NCCL.
  *
- * MODEL. Two things in one backend: `host`, another backend, for collectives of host memory (the
- * ranks' votes, sums, what is read) and for how ranks find each other; and a communicator of
- * NCCL's, for those on a device, from when an engine opens on one until it closes. Its id is drawn
- * by rank 0 and travels over `host`. A rank that is alone needs no NCCL.
+ * MODEL. A backend with two parts. `host` is another backend, for collectives in host memory (the
+ * ranks' votes, sums, reads) and for the ranks to find each other. A communicator of NCCL runs
+ * collectives on a device, from when an engine opens on a device until it closes. Rank 0 creates
+ * its id, which is sent over `host`. A rank that is alone does not need NCCL.
  *
- * EXCHANGE is a group of sends and receives, and not ncclReduceScatter(): what is added, is added
- * by the engine, in rank order, so that NCCL gives the same bits as any other backend. As many
- * bytes leave and reach each GPU as in a reduce-scatter.
+ * EXCHANGE is a group of sends and receives, not ncclReduceScatter(): the engine adds in rank
+ * order, so that NCCL gives the same bits as any other backend. Each GPU sends and receives as many
+ * bytes as in a reduce-scatter.
  *
- * NEVER STUCK. The communicator does not block: each call returns at once, and where it is in
- * progress it is asked again, for timeout_ms at most. test() asks for errors that came up since.
- * After the first of any the communicator is only aborted, which ends what waits on the stream.
+ * NO HANGS. The communicator is non-blocking: each call returns at once, and one in progress is
+ * polled, for at most timeout_ms. test() checks for later errors. After the first error, the
+ * communicator is only aborted, which ends what waits on the stream.
  *
- * THE LIBRARY is looked up when the comm is opened and never unloaded. Prototypes: nccl_priv.h.
+ * THE LIBRARY is loaded when the comm is opened, and never unloaded. Its prototypes are in
+ * nccl_priv.h.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -43,10 +44,10 @@ struct nccl_comm {
     struct nccl_api api;
     int version;
     ncclComm_t nccl; /* NULL: no engine is on a device */
-    pid_t pid;       /* who made it: it is no child's to end */
+    pid_t pid;       /* the process that made it; a child process must not end it */
     ncclStream_t stream;
     uint64_t timeout_ns;
-    struct zb_err err; /* NCCL's; else the host's says more */
+    struct zb_err err; /* NCCL's; if not set, the host's error is reported */
 };
 
 static struct nccl_comm *nccl_of(struct zc_comm *comm)
@@ -54,7 +55,7 @@ static struct nccl_comm *nccl_of(struct zc_comm *comm)
     return zb_container_of(comm, struct nccl_comm, base);
 }
 
-/* ---- host memory: the host's */
+/* ---- host memory: calls of `host` */
 
 static int nccl_host_all_gather(struct zc_comm *comm, const void *send, void *recv,
                                 size_t slice_bytes, struct zc_comm_op **ret)
@@ -79,7 +80,7 @@ static int nccl_host_test(struct zc_comm *comm, struct zc_comm_op *op, bool *ret
     return host->ops->test(host, op, ret_done);
 }
 
-/* Between devices nothing has a name: the engine compares what was made at each vote. */
+/* Collectives between devices have no names: the engine compares its calls at each vote. */
 static void nccl_host_name_next(struct zc_comm *comm, uint64_t name)
 {
     struct zc_comm *host = nccl_of(comm)->host;
@@ -109,7 +110,7 @@ static void nap(void)
     (void)nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
 }
 
-/* Every rank's `mine`, of `bytes`; the ranks wait for each other as long as `host` does. */
+/* Gathers `bytes` of every rank. Ranks wait for each other as long as `host` does. */
 static int host_share(struct nccl_comm *n, const void *mine, void *all, size_t bytes)
 {
     struct zc_comm *host = n->host;
@@ -149,7 +150,7 @@ static int nccl_fail(struct nccl_comm *n, ncclResult_t r, const char *what)
                    last && *last ? ": " : "", last && *last ? last : "");
 }
 
-/* What a call returned; one in progress is waited for. */
+/* Handles the result of a call, and waits if it is in progress. */
 static int nccl_settle(struct nccl_comm *n, ncclResult_t r, const char *what)
 {
     uint64_t begin_ns = zb_now_ns();
@@ -177,7 +178,8 @@ struct greeting {
     char text[256];
 };
 
-/* Rank 0's id to all, or the sentence of the first rank that cannot. */
+/* Sends rank 0's id to all ranks; or fails with the error message of the first rank that cannot
+ * take part. */
 static int nccl_meet(struct nccl_comm *n, const char *backend, ncclUniqueId *ret)
 {
     struct greeting mine = { 0 }, *all = calloc(n->base.world, sizeof(*all));
@@ -273,7 +275,7 @@ static int nccl_exchange(struct zc_comm *comm, const void *send, void *recv, siz
             r = n->api.ncclRecv((char *)recv + p * slice_bytes, slice_bytes, ncclInt8, (int)p,
                                 n->nccl, n->stream);
     }
-    end = n->api.ncclGroupEnd(); /* always: the group is the thread's */
+    end = n->api.ncclGroupEnd(); /* always: the group belongs to the thread */
     if (r != ncclSuccess && r != ncclInProgress)
         return nccl_fail(n, r, "ncclSend or ncclRecv");
     return nccl_settle(n, end, "ncclGroupEnd");
@@ -370,7 +372,8 @@ struct loaded {
     char text[256];
 };
 
-/* All ranks have a library, and the same: else all say what is wrong. */
+/* Checks that all ranks have the library, in the same version. Otherwise all fail with the
+ * reason. */
 static int library_vote(struct nccl_comm *n, struct zb_err *err)
 {
     struct loaded mine = { 0 }, *all = calloc(n->base.world, sizeof(*all));

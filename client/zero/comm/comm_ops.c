@@ -1,15 +1,17 @@
 /*
- * comm_ops.c - collectives made elsewhere (zc_comm_from_ops()): the caller's functions run on a thread
- * of the library, so they may block.
+ * comm_ops.c - collectives of the caller (zc_comm_from_ops()), whose functions run on a thread of
+ * the library, so that they may block.
  *
- * MODEL. The comm that the engine has queues what it starts; the thread takes it from the queue, in
- * that order, and does it to its end before the next: start, then test until it is done (or no test:
- * then it is over when start returns). So collectives of all groups of ranks are made in one order,
- * the same on all ranks. What the engine asks is only whether the thread is through.
+ * MODEL. The engine's comm queues collectives. The thread takes them from the queue in order, and
+ * completes each before the next: it calls start, and then test until the collective is done
+ * (without test, it is done when start returns). So collectives of all groups of ranks are made in
+ * one order, which is the same on all ranks. The engine's test only checks whether the thread has
+ * completed the collective.
  *
- * THE END. Clean: the queue is empty; the thread closes the caller's backend and is waited for.
- * Otherwise it may be blocked in the caller's function for ever: it is left alone, and closes and
- * frees everything when that returns. Groups (split()) share the thread, and are freed with it.
+ * CLOSE. If clean, the queue is empty; the thread closes the caller's backend and is joined.
+ * Otherwise the thread may be blocked in the caller's function forever. It is detached, and closes
+ * and frees everything when the function returns. Groups (split()) share the thread, and are freed
+ * with it.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -28,17 +30,17 @@ enum ops_kind { OPS_GATHER, OPS_EXCHANGE, OPS_SPLIT };
 
 struct ops_worker;
 
-/** What the engine has: one for all ranks, and one for each group. */
+/** The engine's comm: one for all ranks, and one for each group. */
 struct ops_comm {
     struct zc_comm base;   /* the engine's */
-    struct zc_comm *inner; /* what the caller's functions get */
+    struct zc_comm *inner; /* passed to the caller's functions */
     struct ops_worker *worker;
-    struct zb_list node; /* in worker->parts; not of the first */
+    struct zb_list node; /* in worker->parts, except the first */
 };
 
 struct zc_comm_op {
     struct zb_list node;  /* in worker->queue */
-    struct zb_list alive; /* in worker->ops, until its test or the end */
+    struct zb_list alive; /* in worker->ops, until it is tested or the worker ends */
     enum ops_kind kind;
     struct ops_comm *comm;
     const void *send;
@@ -53,13 +55,13 @@ struct zc_comm_op {
 struct ops_worker {
     struct zb_fork fork;
     struct ops_comm first;
-    struct zc_comm inner; /* of the first */
+    struct zc_comm inner; /* of `first` */
     pthread_t thread;
-    pthread_mutex_t lock; /* of all below, and of each op */
+    pthread_mutex_t lock; /* protects all fields below, and each op */
     pthread_cond_t wake;
     struct zb_list queue, ops, parts;
     bool stop, clean;
-    bool forked; /* a child's: there is no thread */
+    bool forked; /* in a child process: there is no thread */
     int broken;
     char text[256];
 };
@@ -114,7 +116,7 @@ static void worker_run(struct ops_worker *w, struct zc_comm_op *op)
     int rc = op->kind == OPS_SPLIT ? inner->ops->split(inner, op->colour, &op->part)
                                    : run_collective(w, op);
 
-    if (rc > 0) /* what is no code */
+    if (rc > 0) /* not an error code */
         rc = -EINVAL;
     if (rc < 0 && inner->ops->error)
         text = inner->ops->error(inner);
@@ -170,12 +172,12 @@ static void *worker_main(void *arg)
     }
     if (w->inner.ops->close)
         w->inner.ops->close(&w->inner, clean);
-    if (!clean) /* nobody waits for this thread */
+    if (!clean) /* no other thread joins this one */
         worker_free(w);
     return NULL;
 }
 
-/* ---- the engine's */
+/* ---- on the engine's thread */
 
 static struct zc_comm_op *op_new(struct ops_comm *c, enum ops_kind kind)
 {
@@ -295,7 +297,7 @@ static int ops_split(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret
             zb_list_remove(&op->alive);
         (void)pthread_mutex_unlock(&w->lock);
     }
-    if (rc < 0) { /* an op that failed is freed with the worker, or not at all */
+    if (rc < 0) { /* an op that failed is freed with the worker, if at all */
         free(part);
         return rc;
     }
@@ -314,7 +316,7 @@ static void ops_close(struct zc_comm *comm, bool clean)
     struct ops_comm *c = ops_of(comm);
     struct ops_worker *w = c->worker;
 
-    if (c != &w->first || w->forked) /* a group ends with all ranks; a child has no thread */
+    if (c != &w->first || w->forked) /* groups end with the whole; a child has no thread */
         return;
     zb_fork_forget(&w->fork);
     (void)pthread_mutex_lock(&w->lock);

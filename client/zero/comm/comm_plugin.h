@@ -1,5 +1,5 @@
 /*
- * comm_plugin.h - what a backend in an object of its own exports, as `zc_comm_plugin`.
+ * comm_plugin.h - what a backend in a shared object of its own exports, as `zc_comm_plugin`.
  */
 #ifndef ZC_COMM_PLUGIN_H
 #define ZC_COMM_PLUGIN_H
@@ -10,7 +10,7 @@
 
 struct zc_comm_plugin {
     uint32_t version;
-    /** As zc_comm_open(); at most once in a process's life. */
+    /** As zc_comm_open(); called at most once in a process. */
     int (*open)(struct zc_comm **ret, char *error, size_t error_bytes);
 };
 

@@ -1,31 +1,31 @@
 /*
- * comm_tcp.c - collectives over TCP, between ranks that torchrun, or whatever sets the same
- * environment, has started: no MPI is needed.
+ * comm_tcp.c - collectives over TCP, between ranks started by torchrun or a launcher that sets the
+ * same environment. MPI is not needed.
  *
- * MODEL. A connection from each rank to each (tcp_mesh.c). A collective is, for each peer, one
- * message out and one in: a header that names it, and a slice. All ranks start the same collectives
- * in the same order, so messages of a connection come in that order too: each peer has a cursor of
- * what is being sent to it and one of what is being received from it, which walk the list of
- * operations, and a slice is read straight to where it belongs. What arrives for an operation that
- * this rank has not started yet stays in the socket.
+ * MODEL. There is a connection for each pair of ranks (tcp_mesh.c). For each peer, a collective is
+ * one message out and one in: a header that names it, and a slice. All ranks start the same
+ * collectives in the same order, so the messages of a connection arrive in that order, too. Each
+ * peer has two cursors on the list of operations, one for what is being sent and one for what is
+ * being received. A slice is received directly where it belongs. Data for an operation that this
+ * rank has not started yet stays in the socket.
  *
  * GROUPS of ranks (split()) are comms of their own over the same connections. A message names its
- * group by a number that its members have alike, and two ranks start the collectives that both are
- * in, of whichever group, in the same order; so a cursor passes those by that its peer is not in.
+ * group by a number that is the same on all members. Two ranks start the collectives of all their
+ * common groups in the same order, so a cursor skips those that its peer is not in.
  *
- * INVARIANT. An operation leaves the list when all its messages are through; so no cursor points at
- * one that was freed.
+ * INVARIANT. An operation leaves the list when all its messages are complete. So no cursor points
+ * to a freed operation.
  *
- * PROGRESS is made inside start and test; between them the sockets' buffers are all there is. Bytes
- * are copied as they are, so ranks are bit for bit those of MPI.
+ * PROGRESS is made inside start and test; in between, only the sockets' buffers fill and drain.
+ * Bytes are sent unchanged, so results are bit for bit those of MPI.
  *
- * NAMES. A header has the name that the collective was given, so a rank sees before a slice is
- * received whether its peer makes the same call (-EINVAL). It does not leave before its own header
- * is on the way to every peer (tcp_farewell()): so both sides see it. Whoever finds a connection
- * closed looks for such a header on the others first.
+ * NAMES. A header has the name of the collective. So a rank detects before it receives a slice
+ * whether its peer makes a different call (-EINVAL). It does not close its connections before its
+ * own header is sent to every peer (tcp_farewell()), so both sides detect it. A rank that finds a
+ * connection closed first looks for such a header on its other connections.
  *
- * ERRORS are final: the connection that failed is named, and whoever waits for this rank finds its
- * connections closed.
+ * ERRORS are final. The message names the connection that failed. Ranks that wait for this one find
+ * their connections closed.
  */
 #include <assert.h>
 #include <errno.h>
@@ -50,7 +50,7 @@ enum tcp_kind { TCP_ALL_GATHER = 1, TCP_EXCHANGE = 2 };
 struct tcp_header {
     uint32_t magic;
     uint16_t kind, group;
-    uint64_t number; /* of the collective of its group, from 0 */
+    uint64_t number; /* of the collective in its group, from 0 */
     uint64_t slice_bytes;
     uint64_t name; /* zc_comm_ops.name_next */
 };
@@ -59,7 +59,7 @@ struct tcp_group {
     struct zc_comm base;
     struct tcp_comm *t;
     uint16_t id;      /* 0: all ranks */
-    uint32_t *places; /* [ranks of all]: the rank's number in here, or NOWHERE */
+    uint32_t *places; /* [all ranks]: the rank's number in this group, or NOWHERE */
     uint64_t started;
     uint64_t name; /* of the next collective */
 };
@@ -73,12 +73,12 @@ struct zc_comm_op {
     struct tcp_group *group;
     const char *send;
     char *recv;
-    uint32_t left;  /* messages that are not through */
-    uint64_t place; /* among all that this rank has started */
+    uint32_t left;  /* messages that are not complete */
+    uint64_t place; /* number among all operations that this rank has started */
 };
 
-/* Where one direction of one connection is: in message `op` (NULL: behind the last one), `at` bytes
- * of header and slice are through. */
+/* Position in one direction of a connection: `at` bytes of message `op` (header and slice) are
+ * done. op NULL: no message is left. */
 struct tcp_cursor {
     struct zc_comm_op *op;
     size_t at;
@@ -93,12 +93,12 @@ struct tcp_comm {
     struct zb_fork fork;
     struct tcp_group all_ranks;
     struct zc_tcp_mesh mesh;
-    struct tcp_peer *peers; /* [mesh.world]; its own is not used */
-    struct zb_list ops;     /* not all through, in the order of their start */
-    struct zb_list all;     /* and those that are, until their test: what close frees */
+    struct tcp_peer *peers; /* [mesh.world]; this rank's own is not used */
+    struct zb_list ops;     /* not complete, in the order of their start */
+    struct zb_list all;     /* these, and complete ones until they are tested: close frees them */
     uint32_t splits;
     uint64_t started;
-    bool differs; /* the failure: another rank makes another call, */
+    bool differs; /* the failure is that another rank makes a different call, */
     struct zc_comm_other other;
     uint64_t other_place; /* in the place of this collective */
     int broken;           /* the code of the first failure */
@@ -115,7 +115,8 @@ static struct tcp_comm *tcp_of(struct zc_comm *comm)
     return group_of(comm)->t;
 }
 
-/* In a child, right after fork(): its copies would keep connections open when the rank is dead. */
+/* In a child process, right after fork(): the child's copies would keep connections open after the
+ * rank's death. */
 static void tcp_forked(struct zb_fork *f)
 {
     static const struct zb_err why = {
@@ -135,7 +136,7 @@ static int tcp_fail(struct tcp_comm *t, uint32_t peer, int rc, const char *what)
     return t->broken;
 }
 
-/* The slice of an operation that goes to this peer. */
+/* Returns the slice of an operation that is sent to this peer. */
 static const char *slice_out(const struct zc_comm_op *op, uint32_t peer)
 {
     uint32_t place = op->group->places[peer];
@@ -143,7 +144,7 @@ static const char *slice_out(const struct zc_comm_op *op, uint32_t peer)
     return op->send + (op->header.kind == TCP_EXCHANGE ? place * op->header.slice_bytes : 0);
 }
 
-/* One message is through. */
+/* Moves a cursor to the next message after one is complete. */
 static void cursor_next(struct tcp_comm *t, struct tcp_cursor *c, uint32_t peer)
 {
     struct zc_comm_op *op = c->op;
@@ -159,7 +160,7 @@ static void cursor_next(struct tcp_comm *t, struct tcp_cursor *c, uint32_t peer)
         zb_list_remove(&op->node);
 }
 
-/* Bytes that a socket took or gave; 0: it would block; or an error. */
+/* Converts the result of a socket call: the number of bytes; 0: it would block; or an error. */
 static ssize_t tcp_moved(struct tcp_comm *t, uint32_t peer, ssize_t n, bool out)
 {
     char text[128];
@@ -198,7 +199,7 @@ static int peer_send(struct tcp_comm *t, uint32_t peer)
     return 0;
 }
 
-/* The peer makes another call than this rank does. */
+/* Fails: the peer makes a different call than this rank. */
 static int header_differs(struct tcp_comm *t, uint32_t peer)
 {
     const struct tcp_header *want = &t->peers[peer].in.op->header, *is = &t->peers[peer].arriving;
@@ -260,8 +261,8 @@ static void nap(void)
     (void)nanosleep(&t, NULL);
 }
 
-/* This rank has failed because another makes other calls. The others see the same in the header of
- * this rank's collective, which must reach them. */
+/* This rank has failed because another makes different calls. The others detect that from the
+ * header of this rank's collective, so it must reach them. */
 static void tcp_farewell(struct tcp_comm *t)
 {
     uint64_t until = zb_now_ns() + TCP_FAREWELL_NS;
@@ -283,8 +284,8 @@ static void tcp_farewell(struct tcp_comm *t)
     t->broken = broken;
 }
 
-/* `lost` has closed its connection: perhaps because some rank makes other calls, which that rank's
- * header says. */
+/* `lost` has closed its connection, perhaps because some rank makes different calls. That rank's
+ * header would tell. */
 static void tcp_look_for_other(struct tcp_comm *t, uint32_t lost)
 {
     struct zb_err err = t->err;
@@ -300,8 +301,8 @@ static void tcp_look_for_other(struct tcp_comm *t, uint32_t lost)
     }
 }
 
-/* Moves what the sockets take and give now. Each rank begins behind itself, so that not all talk to
- * one. */
+/* Sends and receives what the sockets allow now. Each rank begins with the rank after it, so that
+ * not all talk to the same one. */
 static int tcp_turn(struct tcp_comm *t)
 {
     bool well = t->broken == 0;
@@ -410,7 +411,7 @@ static void tcp_close(struct zc_comm *comm, bool clean)
     struct tcp_group *g = group_of(comm);
     struct tcp_comm *t = g->t;
 
-    (void)clean; /* what was sent arrives, or its peer is gone: nothing is waited for either way */
+    (void)clean; /* sent data arrives, or the peer is gone: nothing to wait for */
     free(g->places);
     if (g != &t->all_ranks) {
         free(g);
@@ -423,7 +424,7 @@ static void tcp_close(struct zc_comm *comm, bool clean)
     free(t);
 }
 
-/* The first rank with which the collective that was started last is not through. */
+/* Returns the first rank with which the last collective is not complete. */
 static uint32_t tcp_missing(const struct tcp_comm *t)
 {
     uint32_t p = 0;
@@ -434,7 +435,7 @@ static uint32_t tcp_missing(const struct tcp_comm *t)
     return p;
 }
 
-/* Waits for the collective that was started last, as long as ranks wait for each other. */
+/* Waits for the collective that was started last, for as long as ranks wait for each other. */
 static int tcp_wait(struct zc_comm *comm, struct zc_comm_op *op, const char *what)
 {
     struct tcp_comm *t = tcp_of(comm);
@@ -456,8 +457,8 @@ static int tcp_wait(struct zc_comm *comm, struct zc_comm_op *op, const char *wha
     return rc;
 }
 
-/* Which number a group gets: the same on its members, and another one than that of every group that
- * one of them is in, since all ranks split equally often. */
+/* The number of a group is the same on its members, and differs from the numbers of all other
+ * groups that a member is in, because all ranks split equally often. */
 static int tcp_split(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret)
 {
     struct tcp_group *whole = group_of(comm), *g = calloc(1, sizeof(*g));

@@ -1,12 +1,11 @@
 /*
- * nccl_priv.h - what comm_nccl.c uses of NCCL, declared here because the library is only looked for
- * at run time: nccl.h comes with it, not with the CUDA toolkit. Private to client/zero/ and its
- * tests.
+ * nccl_priv.h - declares what comm_nccl.c uses of NCCL. The library is loaded at run time, and
+ * nccl.h comes with it, not with the CUDA toolkit. Private to client/zero/ and its tests.
  *
- * SOURCE: nccl.h of NCCL 2.14 (github.com/NVIDIA/nccl, src/nccl.h.in), whose ABI all versions since
+ * SOURCE: nccl.h of NCCL 2.14 (github.com/NVIDIA/nccl, src/nccl.h.in), whose ABI all later versions
  * have kept: the values of the enums, the 128 bytes of an id, passed by value, and ncclConfig_t,
- * which only grows at its end and says itself how long it is and of which version. comm_nccl.c
- * compares that version with ncclGetVersion().
+ * which only grows at its end and contains its length and version. comm_nccl.c compares that
+ * version with ncclGetVersion().
  */
 #ifndef ZC_NCCL_PRIV_H
 #define ZC_NCCL_PRIV_H
@@ -34,7 +33,7 @@ typedef enum {
     ncclInvalidUsage = 5,
     ncclRemoteError = 6,
     ncclInProgress = 7,
-    ncclTimeout = 8, /* of newer ones */
+    ncclTimeout = 8, /* in newer versions */
 } ncclResult_t;
 
 typedef enum { ncclInt8 = 0 } ncclDataType_t;
@@ -42,11 +41,11 @@ typedef enum { ncclInt8 = 0 } ncclDataType_t;
 typedef struct {
     size_t size;
     unsigned magic;
-    unsigned version; /* of the header that it is from */
+    unsigned version; /* of the header that the struct is from */
     int blocking;
 } ncclConfig_t;
 
-/* Result, name, arguments of each function. */
+/* Result type, name and parameters of each function. */
 #define NCCL_FUNCTIONS(do_)                                                                       \
     do_(ncclResult_t, ncclGetVersion, (int *version)) do_(ncclResult_t, ncclGetUniqueId,          \
                                                           (ncclUniqueId * id))                    \
@@ -70,7 +69,7 @@ typedef struct {
                                         do_(ncclResult_t, ncclGroupStart, (void))                 \
                                             do_(ncclResult_t, ncclGroupEnd, (void))
 
-/* A library that works on the emulated GPU has this symbol: the one in the tests. */
+/* A library for the emulated GPU, as in the tests, has this symbol. */
 #define NCCL_EMULATED "zshard_nccl_emulated"
 
 #endif

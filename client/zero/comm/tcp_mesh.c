@@ -40,7 +40,7 @@
 
 #define MESH_MAGIC UINT32_C(0x7a733154)
 #define MEET_S     120 /* a launcher starts nodes one after the other */
-#define HELLO_S    10  /* for who has connected to say who it is */
+#define HELLO_S    10  /* how long a new connection may take to send its hello */
 #define WORLD_MAX  16384
 #define SECONDS(n) ((uint64_t)(n)*UINT64_C(1000000000))
 
@@ -71,7 +71,8 @@ struct meeting {
     union zc_tcp_socket_address master; /* as this rank reaches it */
     uint64_t token;
     int listener;
-    int refused; /* of rank 0: whose hello ended the meeting; it is told why, too */
+    int refused; /* of rank 0: the connection whose hello ended the meeting; it is told the reason,
+                    too */
     struct zc_tcp_address *addresses; /* [world] */
     struct zc_tcp_mesh *mesh;
     struct zb_err *err;
@@ -132,7 +133,7 @@ static int env_read(struct env *env, struct zb_err *err)
     return 0;
 }
 
-/* ---- who is there */
+/* ---- connections */
 
 static bool hello_fits(const struct meeting *m, const struct hello *h)
 {
@@ -154,7 +155,7 @@ static int accept_one(struct meeting *m, struct hello *h, union zc_tcp_socket_ad
         if (rc < 0)
             return rc;
         fd = accept4(m->listener, &from->any, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0) { /* it left again, or descriptors are short for a moment */
+        if (fd < 0) { /* the peer closed it, or descriptors are short */
             zc_tcp_nap();
             continue;
         }
@@ -165,7 +166,7 @@ static int accept_one(struct meeting *m, struct hello *h, union zc_tcp_socket_ad
     }
 }
 
-/* The ranks that are not there, for a sentence: "1, 2 and 5 more". */
+/* Lists the missing ranks, for an error message: "1, 2 and 5 more". */
 static void missing(const struct zc_tcp_mesh *mesh, char *out, size_t bytes)
 {
     uint32_t shown = 0, more = 0;
@@ -212,7 +213,7 @@ static int host_listen(struct meeting *m)
     char name[ZC_TCP_NAME_BYTES];
     int fd = zc_tcp_listen(m->master.any.sa_family, &m->master, &port);
 
-    if (fd == -EADDRNOTAVAIL) { /* a name for this machine that is none of its addresses */
+    if (fd == -EADDRNOTAVAIL) { /* the address is not one of this machine's own */
         union zc_tcp_socket_address any = { .any.sa_family = m->master.any.sa_family };
 
         zc_tcp_address_set_port(&any, m->env->port);
@@ -247,7 +248,7 @@ static int host_gather(struct meeting *m)
     return 0;
 }
 
-/* Tells everybody who is there how it went. */
+/* Sends the result of the meeting to all connected ranks. */
 static int host_answer(struct meeting *m, int rc)
 {
     struct welcome w = { .magic = MESH_MAGIC, .rc = rc };
@@ -293,7 +294,7 @@ static struct hello hello_of(const struct meeting *m, uint32_t port)
                            .port = port };
 }
 
-/* Says hello to rank 0 and gets the list. */
+/* Sends hello to rank 0 and receives the list of addresses. */
 static int guest_meet(struct meeting *m)
 {
     size_t bytes = sizeof(struct zc_tcp_address) * m->env->world;
@@ -312,7 +313,7 @@ static int guest_meet(struct meeting *m)
         return zb_fail(m->err, m->listener, "cannot listen: %s", strerror(-m->listener));
     h = hello_of(m, port);
     rc = zc_tcp_move(fd, &h, sizeof(h), true, m->deadline_ns);
-    if (rc == 0) /* rank 0 gives up first, and says why */
+    if (rc == 0) /* rank 0 gives up first, and sends the reason */
         rc = zc_tcp_move(fd, &w, sizeof(w), false, m->deadline_ns + SECONDS(HELLO_S));
     if (rc == 0 && w.magic != MESH_MAGIC)
         return zb_fail(m->err, -EPROTO, "the process that answers at %s is not rank 0 of this run",
@@ -330,8 +331,8 @@ static int guest_meet(struct meeting *m)
                   : 0;
 }
 
-/* Where this rank reaches another. One that rank 0 sees on its own machine, by loopback, is for
- * others where rank 0 is. */
+/* Returns the address of another rank. If rank 0 has the address of a rank on its own machine as
+ * loopback, other machines reach that rank at rank 0's address. */
 static void peer_address(const struct meeting *m, uint32_t rank, union zc_tcp_socket_address *out)
 {
     zc_tcp_address_unpack(&m->addresses[rank], out);
@@ -374,7 +375,7 @@ static int guest_accept(struct meeting *m)
             return not_all_came(m, fd);
         if (h.rank <= m->env->rank || h.rank >= m->env->world || m->mesh->fds[h.rank] >= 0) {
             (void)close(fd);
-            continue; /* none of ours */
+            continue; /* not a rank of this run */
         }
         peer_take(m, h.rank, fd, &from);
         left--;
@@ -382,7 +383,7 @@ static int guest_accept(struct meeting *m)
     return 0;
 }
 
-/* ---- together */
+/* ---- all ranks */
 
 static int master_find(struct meeting *m)
 {

@@ -1,5 +1,5 @@
 /*
- * tcp_socket.c - sockets that do not block, used until a deadline, and their addresses.
+ * tcp_socket.c - non-blocking sockets with a deadline, and their addresses.
  */
 #include "client/zero/comm/tcp_socket.h"
 
@@ -130,7 +130,8 @@ void zc_tcp_nap(void)
     (void)nanosleep(&t, NULL);
 }
 
-/* TCP can connect a socket to itself, when nobody listens at a port that it is given as its own. */
+/* TCP can connect a socket to itself: if nothing listens at a port, and the socket gets that port
+ * as its own. */
 static bool connected_to_itself(int fd)
 {
     union zc_tcp_socket_address here = { 0 }, there = { 0 };
@@ -197,5 +198,5 @@ void zc_tcp_settle(int fd)
     int on = 1;
 
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on)); /* a machine that is gone */
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on)); /* detects a dead machine */
 }

@@ -1,6 +1,6 @@
 /*
- * tcp_socket.h - sockets that do not block, used until a deadline, and their addresses:
- * tcp_socket.c. Errors are negative errnos, without a message.
+ * tcp_socket.h - non-blocking sockets with a deadline, and their addresses: tcp_socket.c. Errors
+ * are negative errnos, without a message.
  */
 #ifndef ZC_TCP_SOCKET_H
 #define ZC_TCP_SOCKET_H
@@ -13,7 +13,7 @@
 
 #define ZC_TCP_NAME_BYTES 64
 
-/* An address as ranks tell it each other. */
+/* An address in the form that ranks exchange. */
 struct zc_tcp_address {
     uint16_t family, port;
     uint32_t scope;
@@ -29,15 +29,17 @@ union zc_tcp_socket_address {
 
 /** Waits until fd is ready for `events`: 0 or -ETIMEDOUT. */
 int zc_tcp_ready(int fd, short events, uint64_t deadline_ns);
-/** Sends or receives all of it; the end of the stream is -ECONNRESET. */
+/** Sends or receives all bytes. -ECONNRESET: end of the stream. */
 int zc_tcp_move(int fd, void *data, size_t bytes, bool out, uint64_t deadline_ns);
-/** Connects, again and again while nobody listens there yet. The descriptor, or an error. */
+/** Connects, and retries while nothing listens there. Returns the descriptor, or an error. */
 int zc_tcp_connect(const union zc_tcp_socket_address *to, uint64_t deadline_ns);
-/** Listens; *ret_port is where. at: NULL for any address and any port. The same. */
+/** Listens; *ret_port is the port. at: NULL for any address and any port. Returns the descriptor,
+ * or an error. */
 int zc_tcp_listen(int family, const union zc_tcp_socket_address *at, uint32_t *ret_port);
-/** A connection that will be used: nothing waits to be sent, a machine that is gone is noticed. */
+/** Sets options of a connection in use: sends without delay, and detects that the peer's machine is
+ * gone. */
 void zc_tcp_settle(int fd);
-/** A moment, before trying again. */
+/** Sleeps for a moment, before a retry. */
 void zc_tcp_nap(void);
 
 void zc_tcp_address_name(const union zc_tcp_socket_address *a, char out[ZC_TCP_NAME_BYTES]);

@@ -1,9 +1,8 @@
 /*
- * config.c - what was read of a DeepSpeed file, as options: what follows from what, and what
- * contradicts.
+ * config.c - converts a DeepSpeed file to options, and finds contradictions.
  *
- * Each settle_ function has one part of the file, in an order in which a later one may look at what
- * an earlier one found. The paths in their sentences are those of the keys.
+ * Each settle_ function handles one part of the file. They run in order, so that a later one can
+ * use the results of an earlier one. The paths in their error messages are those of the keys.
  */
 #include <errno.h>
 #include <math.h>
@@ -14,7 +13,7 @@
 #include "client/zero/config/config_priv.h"
 #include "client/zero/config/loss_scale.h"
 
-/* The public part, and whose its lines are. */
+/* The public part, and the owner of its lines. */
 struct loaded {
     struct zc_zero_config config; /* first */
     struct zcz_read read;
@@ -53,8 +52,8 @@ static bool is_true(const struct zcz_read *r, enum zcz_at at)
 
 typedef unsigned long long ull;
 
-/* What a key says is at most UINT32_MAX: the product of two fits. One that follows from the two
- * others: whole / (part * ranks). */
+/* Computes the third value from two others: whole / (part * ranks). A key's value is at most
+ * UINT32_MAX, so a product of two fits. */
 static int batch_divide(uint64_t whole, uint64_t part, const char *name, uint32_t ranks,
                         uint64_t *ret, struct zb_err *err)
 {
@@ -66,7 +65,7 @@ static int batch_divide(uint64_t whole, uint64_t part, const char *name, uint32_
     return 0;
 }
 
-/* The third, of the two others; what a key may say, it may be. */
+/* Computes the batch from the two others. It must be a value that the key could have. */
 static int batch_multiply(uint64_t micro, uint64_t steps, uint32_t ranks, uint64_t *ret,
                           struct zb_err *err)
 {
@@ -91,8 +90,8 @@ static int batch_check(uint64_t train, uint64_t micro, uint64_t steps, uint32_t 
     return 0;
 }
 
-/* DeepSpeed's rules: two of three give the third; one alone goes with one micro-step. What is 0 is
- * left to the trainer. */
+/* DeepSpeed's rules: two of the three values determine the third; one alone implies one micro-step.
+ * A value of 0 is left to the trainer. */
 static int settle_batch(struct zc_zero_config *c, struct zcz_read *r, uint32_t ranks,
                         struct zb_err *err)
 {
@@ -265,7 +264,7 @@ static int settle_schedule(struct zc_zero_config *c, struct zcz_read *r, struct 
     if (said(r, ZCZ_WARMUP_MAX_LR))
         s->max_lr = r->v[ZCZ_WARMUP_MAX_LR].x;
     else if (s->kind == ZC_LR_WARMUP_DECAY && !is_auto(r, ZCZ_WARMUP_MAX_LR))
-        s->max_lr = 0.001; /* DeepSpeed's: of WarmupLR it is the optimizer's */
+        s->max_lr = 0.001; /* DeepSpeed's default; WarmupLR uses the optimizer's */
     s->min_ratio = value(r, ZCZ_WARMUP_MIN_RATIO, 0);
     s->end_ratio = value(r, ZCZ_COS_MIN_RATIO, 0.0001);
     s->warmup_steps =
@@ -304,7 +303,7 @@ static enum zc_zero_offload tier_of(double device)
                                       : ZC_ZERO_NONE;
 }
 
-/* An old form is a bool: true is `cpu`, false is `none`. */
+/* The old form is a bool: true is `cpu`, false is `none`. */
 static int settle_device(const struct zcz_read *r, enum zcz_at at, enum zcz_at old,
                          enum zc_zero_offload *ret, struct zb_err *err)
 {
@@ -321,7 +320,7 @@ static int settle_device(const struct zcz_read *r, enum zcz_at at, enum zcz_at o
     return 0;
 }
 
-/* Parameters are offloaded with the state, or not at all. */
+/* Parameters are only offloaded together with the state. */
 static int settle_offload(struct zc_zero_config *c, struct zcz_read *r, struct zb_err *err)
 {
     struct zc_zero_options *o = &c->options;
@@ -383,7 +382,7 @@ static int settle_zero(struct zc_zero_config *c, struct zcz_read *r, uint32_t ra
     if (o->stage == ZC_STAGE_3) {
         o->persist_elems = is_auto(r, ZCZ_PERSISTENCE) ? 0 : count(r, ZCZ_PERSISTENCE, 1e5);
         o->live_elems = count(r, ZCZ_MAX_LIVE, 1e9);
-        if (o->live_elems == 0) /* keeps nothing; our 0 is no ceiling */
+        if (o->live_elems == 0) /* 0 means to keep nothing here, but no limit in our options */
             o->live_elems = 1;
         o->reuse_elems = count(r, ZCZ_MAX_REUSE, 1e9);
         o->prefetch_elems = is_auto(r, ZCZ_PREFETCH_BUCKET) ? 0
@@ -434,7 +433,7 @@ static int settle(struct zc_zero_config *c, struct zcz_read *r, uint32_t ranks, 
     return rc;
 }
 
-/* From a file, or from a text. */
+/* Loads a file, or a text if path is NULL. */
 static int load(struct zc_zero_config **ret, const char *path, const char *text, size_t bytes,
                 uint32_t ranks, char *error, size_t error_bytes)
 {

@@ -1,10 +1,9 @@
 /*
- * config_priv.h - what the files of the configuration share: rows of keys, and what was read of
- * them.
+ * config_priv.h - shared by the files that read a configuration: rows of keys, and their values.
  *
- *     config_rows.c  which keys there are, of which type, and what becomes of each
- *     config_read.c  a file, by these rows, into struct zcz_read
- *     config.c       struct zcz_read into struct zc_zero_config: what follows, what contradicts
+ *     config_rows.c  the keys, their types, and how each is handled
+ *     config_read.c  reads a file, by these rows, into struct zcz_read
+ *     config.c       converts struct zcz_read to struct zc_zero_config, and finds contradictions
  */
 #ifndef ZCZ_CONFIG_PRIV_H
 #define ZCZ_CONFIG_PRIV_H
@@ -13,19 +12,19 @@
 #include "client/zero/zc_config.h"
 
 enum zcz_kind {
-    ZCZ_GROUP, /* an object, by rows of its own */
+    ZCZ_GROUP, /* an object, with rows of its own */
     ZCZ_BOOL,
-    ZCZ_COUNT, /* a whole number; 5e8 is one */
+    ZCZ_COUNT, /* a whole number, also as 5e8 */
     ZCZ_REAL,
-    ZCZ_WORD, /* one of `words`, in either case; its number is the value */
+    ZCZ_WORD, /* one of `words`, case-insensitive; the value is its index */
     ZCZ_TEXT,
-    ZCZ_PAIR,  /* [real, real]: `at` and the value behind it */
-    ZCZ_ANY,   /* not looked into, but for what is switched on, where that is refused */
-    ZCZ_TRUE,  /* a BOOL that is refused when it is off, */
-    ZCZ_NEVER, /* and what is refused unless it is false */
+    ZCZ_PAIR,  /* [real, real]: the values of `at` and of the one after it */
+    ZCZ_ANY,   /* not checked, except what is enabled in it, if that is rejected */
+    ZCZ_TRUE,  /* a BOOL that is rejected if it is false */
+    ZCZ_NEVER, /* rejected unless it is false */
 };
 
-/* What is acted on. */
+/* Values that are used. */
 enum zcz_at {
     ZCZ_NOWHERE,
     ZCZ_TRAIN_BATCH,
@@ -82,17 +81,17 @@ enum zcz_at {
 };
 
 struct zcz_row {
-    const char *key; /* NULL: the end of the rows */
+    const char *key; /* NULL: end of the rows */
     enum zcz_kind kind;
     enum zcz_at at;
-    double min, max;            /* of COUNT, REAL, PAIR */
-    const char *words;          /* of WORD: "none cpu nvme" */
-    const struct zcz_row *rows; /* of GROUP */
-    const char *does;           /* what it does, */
-    const char *because;        /* or why nothing; */
-    const char *refused;        /* or why it cannot be, where it is switched on */
+    double min, max;            /* for COUNT, REAL, PAIR */
+    const char *words;          /* for WORD: "none cpu nvme" */
+    const struct zcz_row *rows; /* for GROUP */
+    const char *does;           /* what the key does, */
+    const char *because;        /* or why it has no effect; */
+    const char *refused;        /* or why it is rejected if it is enabled */
     const char *autos;          /* what "auto" means; NULL: DeepSpeed's default */
-    uint32_t only;              /* types (of the optimizer, the scheduler) that have it; 0: all */
+    uint32_t only;              /* bits of the types that have the key; 0: all */
 };
 
 extern const struct zcz_row zcz_config_rows[]; /* of the whole file */
@@ -107,29 +106,30 @@ enum zcz_how { ZCZ_ABSENT, ZCZ_AUTO, ZCZ_SAID };
 struct zcz_value {
     enum zcz_how how;
     double x;
-    size_t line; /* that of the key that said it, or left it to auto */
+    size_t line; /* line of the key that set it, or left it to auto */
 };
 
 struct zcz_read {
     struct zcz_value v[ZCZ_AT_END];
-    bool optimizer, scheduler, checkpointing; /* their groups are there */
-    struct zc_config_line *lines;             /* their strings are ours */
+    bool optimizer, scheduler, checkpointing; /* whether these groups are present */
+    struct zc_config_line *lines;             /* their strings are allocated */
     size_t nlines, room;
 };
 
-/** 0, or err has an error message. zcz_config_read_done() in either case. */
+/** Reads a file. 0, or err has an error message. zcz_config_read_done() is needed in either
+ * case. */
 int zcz_config_read(struct zcz_read *r, const char *path, struct zb_err *err);
-/** The same of a text. */
+/** Reads a text in the same way. */
 int zcz_config_read_text(struct zcz_read *r, const char *text, size_t bytes, struct zb_err *err);
 void zcz_config_read_done(struct zcz_read *r);
 
-/** That the keys which are there are of this type: 0 or -EINVAL. */
+/** Checks that the keys that are present apply to this type: 0 or -EINVAL. */
 int zcz_config_only(const struct zcz_read *r, const struct zcz_row *rows, const char *path,
                     uint32_t type, const char *name, struct zb_err *err);
 
-/** The line of a key becomes one that is ignored, as it is of no use here. 0 or -ENOMEM. */
+/** Marks a key's line as ignored, because the key has no effect here. 0 or -ENOMEM. */
 int zcz_config_ignore(struct zcz_read *r, const char *key, const char *because);
-/** The line of a key, which is acted on, gets this text. 0 or -ENOMEM. */
+/** Replaces the text of a key's line; the key is used. 0 or -ENOMEM. */
 int zcz_config_warn(struct zcz_read *r, const char *key, const char *text);
 
 #endif

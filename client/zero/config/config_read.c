@@ -1,8 +1,8 @@
 /*
- * config_read.c - a file of DeepSpeed's, by the rows of its keys: every key has a row, every value
- * the row's type, or the file is refused with the key's path. What is null is not there; "auto" may
- * stand for every value. Each key that is there becomes a line. Keys whose rows have one place
- * (`at`) are names of one thing: what they say must be the same.
+ * config_read.c - reads a DeepSpeed file by the rows of its keys. Every key must have a row, and
+ * every value the row's type; otherwise the file is rejected with the key's path. A null value
+ * counts as a missing key. Every value may be "auto". Each key that is present becomes a line. Rows
+ * with the same place (`at`) are names of one value, and must agree.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -33,7 +33,7 @@ static struct path path_join(const char *path, const char *key)
 
 /* ---- lines */
 
-/* As JSON, short. To be freed; NULL: no memory. */
+/* Returns the value as JSON, truncated. The caller frees it. NULL: no memory. */
 static char *value_text(const json_t *value)
 {
     char *all = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)), *text;
@@ -172,7 +172,7 @@ static int pair(struct zcz_read *r, const struct zcz_row *row, const char *path,
     return rc;
 }
 
-/* Something in it is switched on: true, or an object that is "enabled", anywhere below. */
+/* Whether something in it is enabled: true, or an object with "enabled", at any depth. */
 static bool switched_on(const json_t *value)
 {
     const char *key;
@@ -249,8 +249,8 @@ static int value_read(struct zcz_read *r, const struct zcz_row *row, const char 
     return rc;
 }
 
-/* What this key says, the last of the lines, is what the same key says under its other name, if
- * that was there. */
+/* Checks that this key, the last of the lines, has the same value as its other name, if that is
+ * present. */
 static int agrees(struct zcz_read *r, const struct zcz_row *row, const struct zcz_value *before,
                   struct zb_err *err)
 {
@@ -291,7 +291,7 @@ static int key_read(struct zcz_read *r, const struct zcz_row *row, const char *p
     return rc < 0 ? rc : agrees(r, row, &before, err);
 }
 
-/* How many letters are to be added, left out or changed; WORD_MAX or more where a word is longer. */
+/* Edit distance of two words; WORD_MAX or more if a word is longer. */
 static unsigned distance(const char *a, const char *b)
 {
     enum { WORD_MAX = 64 };
@@ -317,12 +317,12 @@ static unsigned distance(const char *a, const char *b)
     return row[m];
 }
 
-/* A key that no row has; one that is spelt nearly so is named. */
+/* Fails with an unknown key. Suggests a similar one, if there is one. */
 static int unknown(const struct zcz_row *rows, const char *path, const char *key,
                    struct zb_err *err)
 {
     const struct zcz_row *near = NULL;
-    unsigned best = strlen(key) < 6 ? 2 : 3; /* so many mistakes or fewer */
+    unsigned best = strlen(key) < 6 ? 2 : 3; /* at most this many differences */
 
     for (const struct zcz_row *row = rows; row->key; row++)
         if (distance(key, row->key) < best + (near == NULL)) {
@@ -371,7 +371,7 @@ static bool has_object(const json_t *file, const char *key)
     return json_is_object(json_object_get(file, key));
 }
 
-/* file is freed. NULL: why it is none. */
+/* Frees `file`. NULL: why it could not be parsed. */
 static int read_json(struct zcz_read *r, const char *name, json_t *file, const json_error_t *why,
                      struct zb_err *err)
 {

@@ -8,7 +8,7 @@
 #include "client/zero/config/config_priv.h"
 #include "kernels/zk.h"
 
-#define ELEMS_MAX 1e18 /* of anything that is counted in elements */
+#define ELEMS_MAX 1e18 /* for all counts of elements */
 #define STEPS_MAX 4294967295.0
 #define END         \
     {               \

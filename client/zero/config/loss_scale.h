@@ -1,26 +1,27 @@
 /*
- * loss_scale.h - the loss scale of fp16: what the next step has, and how it grows and shrinks.
+ * loss_scale.h - the loss scale of fp16: its value for the next step, and how it grows and shrinks.
  *
- * MODEL. A pure state machine, told of each step whether any gradient was not finite. Its rules are
- * those of DeepSpeed's DynamicLossScaler (deepspeed/runtime/fp16/loss_scaler.py, 0.19), with the
- * names of its configuration:
+ * MODEL. A pure state machine, which is told after each step whether a gradient was not finite. Its
+ * rules are those of DeepSpeed's DynamicLossScaler (deepspeed/runtime/fp16/loss_scaler.py, 0.19),
+ * with the names of its configuration:
  *
- *     initial_scale_power  the first scale is 2 to this power
- *     hysteresis           an overflow uses one of these up. Only when one is left it is kept, and
- *                          the scale is halved instead: so hysteresis - 1 overflows are tolerated,
- *                          in all, and each one behind them halves
- *     consecutive_hysteresis  true: they are refilled by each step without overflow; false: when
- *                          the scale doubles
- *     loss_scale_window    the scale doubles at a step without overflow when that is behind 1, 2,
- *                          ... times so many others in a row: first at the (window + 1)th since the
- *                          last overflow, or since the beginning, then every `window` steps
- *     min_loss_scale       halving ends there. An overflow at that scale which was to halve it ends
- *                          the run
+ *     initial_scale_power     the first scale is 2 to this power
+ *     hysteresis              an overflow takes one off this count while it is above one. When it
+ *                             is one, an overflow halves the scale instead. So hysteresis - 1
+ *                             overflows are tolerated in all, and each later one halves
+ *     consecutive_hysteresis  true: each step without overflow resets the count; false: the count
+ *                             is reset when the scale doubles
+ *     loss_scale_window       the scale doubles at a step without overflow if the number of such
+ *                             steps in a row before it is 1, 2, ... times this: first at step
+ *                             (window + 1) since the last overflow, or since the beginning, then
+ *                             every `window` steps
+ *     min_loss_scale          the smallest scale. An overflow that would halve it further ends the
+ *                             run
  *
- * A static scale never changes. Where DeepSpeed would double without end, we stop at 2^126: a step
- * divides by it in fp32.
+ * A static scale never changes. DeepSpeed doubles without limit; here the limit is 2^126, because a
+ * step divides by the scale in fp32.
  *
- * What a step did to it is its three fields, which travel with the step's note (note.c).
+ * The state is the three fields of struct zcz_scaler, which are stored in the step's note (note.c).
  */
 #ifndef ZCZ_LOSS_SCALE_H
 #define ZCZ_LOSS_SCALE_H
@@ -34,21 +35,22 @@
 #define ZCZ_SCALE_POWER_MAX 126u
 
 struct zcz_scaler {
-    double scale;          /* that the next step has */
-    int64_t last_overflow; /* the iterations before the last step that overflowed; -1: none did */
-    uint32_t hysteresis;   /* that are left */
+    double scale;          /* for the next step */
+    int64_t last_overflow; /* iterations before the last step that overflowed; of a new scale,
+                              the iterations so far - 1 */
+    uint32_t hysteresis;   /* what is left of the count */
 };
 
-/** Whether rules make sense: 0, or -EINVAL with an error message. */
+/** Checks the rules: 0, or -EINVAL with an error message. */
 int zcz_scale_check(const struct zc_loss_scale *rules, struct zb_err *err);
 
-/** As before the first of a job's steps, or of one that had no scale before. */
+/** Returns the state before a job's first step, or if the job had no scale before. */
 struct zcz_scaler zcz_scale_new(const struct zc_loss_scale *rules, uint64_t iterations);
 
 /**
- * A step ends, before which there were `iterations`.
+ * Updates the state after a step; `iterations` is the number of iterations before that step.
  *
- * @return 0; -ERANGE: it overflowed at the least scale there is, and *s is as it was
+ * @return 0; -ERANGE: it overflowed at the smallest scale, and *s is unchanged
  */
 int zcz_scale_update(struct zcz_scaler *s, const struct zc_loss_scale *rules, uint64_t iterations,
                      bool overflow);

@@ -1,9 +1,9 @@
 /*
- * lr.c - the learning rate of a step, as DeepSpeed's schedulers have it.
+ * lr.c - the learning rate of a step, as in DeepSpeed's schedulers.
  *
- * They count steps that were applied, from -1 on: before the first they are at -1, where the
- * warm-up has not begun, then at 0, where it is at its beginning; at `warmup` it is over. So the
- * step behind n applied ones is at n - 1 (deepspeed/runtime/lr_schedules.py, 0.19).
+ * They count applied steps from -1: before the first step they are at -1, where the warm-up has not
+ * begun; then at 0, where it begins; at `warmup` it has ended. So the step after n applied steps is
+ * at n - 1 (deepspeed/runtime/lr_schedules.py, 0.19).
  */
 #include <math.h>
 
@@ -15,13 +15,13 @@ static double fmax0(double x)
     return x > 0 ? x : 0;
 }
 
-/* How far the warm-up is, at i < warmup. */
+/* Progress of the warm-up, for i < warmup. */
 static double warmed(const struct zc_lr_schedule *s, double warmup, double i)
 {
     return s->linear ? i / warmup : 1.0 / log(warmup) * log(i + 1);
 }
 
-/* The part of max_lr - min_lr that is added to min_lr. */
+/* Fraction of max_lr - min_lr that is added to min_lr. */
 static double gamma_at(const struct zc_lr_schedule *s, double warmup, double i)
 {
     double total = (double)s->total_steps;
@@ -31,7 +31,7 @@ static double gamma_at(const struct zc_lr_schedule *s, double warmup, double i)
     return s->kind == ZC_LR_WARMUP ? 1.0 : fmax0((total - i) / fmax(1, total - warmup));
 }
 
-/* The part of the optimizer's rate. */
+/* Factor for the optimizer's rate. */
 static double ratio_at(const struct zc_lr_schedule *s, double warmup, double i)
 {
     double total = (double)s->total_steps, done;

@@ -1,5 +1,5 @@
 /*
- * options.c - the usual options of an engine, and what is wrong with others.
+ * options.c - default options of an engine, and the check of options.
  */
 #include "client/zero/config/options.h"
 
@@ -99,7 +99,7 @@ static int check_stage(const struct zc_zero_options *o, uint32_t world, struct z
     return 0;
 }
 
-/* World 1 gathers nothing of other ranks. */
+/* With one rank the option has no effect. */
 static int check_alone(const struct zc_zero_options *o, uint32_t world, struct zb_err *err)
 {
     const char *why = o->stage < ZC_STAGE_3 ? "below stage 3 parameters are whole on each rank"
@@ -114,7 +114,7 @@ static int check_alone(const struct zc_zero_options *o, uint32_t world, struct z
     return zb_fail(err, -ENOTSUP, "gathers that are each rank's own (gather_alone): %s", why);
 }
 
-/* Behind it there is room for the number of every group: open_name(). */
+/* Leaves room for the number of a group after the name: open_name(). */
 static int check_name(const struct zc_zero_options *o, uint32_t world, struct zb_err *err)
 {
     uint32_t groups = o->group_ranks > 0 ? world / o->group_ranks : 1;

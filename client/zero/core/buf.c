@@ -72,7 +72,7 @@ void zcz_pool_init_pinned(struct zcz_pool *p, uint32_t keep, const struct zcz_de
     p->pins = pins;
 }
 
-/* The smallest idle one that will do. */
+/* The smallest idle buffer that fits. */
 static struct zcz_buf *pool_find(struct zcz_pool *p, size_t bytes)
 {
     struct zcz_buf *best = NULL;
@@ -87,7 +87,8 @@ static struct zcz_buf *pool_find(struct zcz_pool *p, size_t bytes)
     return best;
 }
 
-/* The caller's memory: whoever writes it first waits for what is on the trainer's stream now. */
+/* Memory from the caller's alloc. It may be written after the work that is on the trainer's stream
+ * now. */
 static bool buf_fill_by_caller(struct zcz_pool *p, struct zcz_buf *b)
 {
     const struct zcz_device *device = p->device;
@@ -103,7 +104,7 @@ static bool buf_fill_by_caller(struct zcz_pool *p, struct zcz_buf *b)
     return false;
 }
 
-/* Memory for b->bytes. */
+/* Allocates b->bytes. */
 static bool buf_fill(struct zcz_pool *p, struct zcz_buf *b)
 {
     const struct zcz_device *device = p->device;
@@ -155,7 +156,7 @@ struct zcz_buf *zcz_buf_get(struct zcz_pool *p, size_t bytes)
     return b;
 }
 
-/* Whether no work uses it any more; of a device that has failed none does that matters. */
+/* Whether no enqueued work uses it any more. After a device failure, none matters. */
 static bool buf_quiet(const struct zcz_buf *b)
 {
     return !b->last || zk_gpu_event_query(b->last, NULL) != -EAGAIN;
@@ -173,7 +174,7 @@ void zcz_buf_put(struct zcz_pool *p, struct zcz_buf *b)
         struct zcz_buf *oldest = zb_container_of(pos, struct zcz_buf, node);
 
         if (p->nidle <= p->keep || !buf_quiet(oldest))
-            break; /* what is still used goes another time */
+            break; /* still in use: freed later */
         p->nidle--;
         buf_free(p, oldest);
     }
@@ -186,7 +187,7 @@ void zcz_pool_trim(struct zcz_pool *p)
         struct zcz_buf *b = zb_container_of(pos, struct zcz_buf, node);
 
         if (!buf_quiet(b))
-            continue; /* it goes another time */
+            continue; /* still in use: freed later */
         p->nidle--;
         buf_free(p, b);
     }
@@ -212,7 +213,7 @@ void zcz_pool_done(struct zcz_pool *p, bool keep_used)
         struct zcz_buf *b = zb_container_of(pos, struct zcz_buf, node);
 
         if (keep_used) {
-            buf_unpin(p, b); /* the device goes, and nothing of it copies any more */
+            buf_unpin(p, b); /* the device is closed, and copies nothing any more */
             buf_orphan(b);
         } else {
             buf_free(p, b);

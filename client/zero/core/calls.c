@@ -1,22 +1,22 @@
 /*
  * calls.c - which collectives this rank makes, and whether the others make the same.
  *
- * MODEL. Each collective has a name, a number made of what is called, the unit and the step. Names
- * are taken with the places in the order (coll.c), so they follow from the trainer's calls alone.
- * Two things compare them:
+ * MODEL. Each collective has a name, a number made of the kind of call, the unit and the step. A
+ * name is assigned together with the place in the order (coll.c), so names follow from the
+ * trainer's calls alone. They are compared in two ways:
  *
- *     the backend   at each collective of host memory, where its messages carry names
- *                   (zc_comm_ops.name_next). For a backend whose messages do not, coll.c makes a
- *                   small all-gather of names ahead of each collective
- *     the seal      of all that was named so far, a count and a hash: 16 bytes of each rank, which
- *                   ride in every vote, sum and step. They find what NCCL's collectives do not say
+ *     the backend   at each collective in host memory, if its messages carry names
+ *                   (zc_comm_ops.name_next). For other backends, coll.c makes a small all-gather of
+ *                   names before each collective
+ *     the seal      a count and a hash of all names so far: 16 bytes of each rank, sent with every
+ *                   vote, sum and step. It covers NCCL's collectives, which carry no names
  *
- * A seal that differs is no end of the collectives themselves: all ranks see it in the same one. So
- * they then show each other the last ZCZ_CALLS_MAX names, and the first difference is the error
- * message. After a failure between devices the ranks try the same over host memory.
+ * Different seals do not break collectives: all ranks detect them in the same one. They then
+ * exchange the last ZCZ_CALLS_MAX names, and the first difference becomes the error message. After
+ * a failure between devices, ranks try the same over host memory.
  *
  *     bits 0 to 25   the unit; all ones: none
- *     26 to 41       a detail of the call: how many values are added up, what is read
+ *     26 to 41       a detail of the call: how many values are added, what is read
  *     42 to 57       the step, without its upper bits
  *     58 to 63       enum zcz_call
  */
@@ -33,7 +33,7 @@
 #define UNIT_NONE   ((UINT64_C(1) << UNIT_BITS) - 1)
 #define NAP_US      100u
 
-/* The noun is of "nothing moved ... it is at NOUN UNIT", the verb of "rank 1 VERB 'UNIT'". */
+/* Used as "nothing moved ... it is at NOUN UNIT" and "rank 1 VERB 'UNIT'". */
 static const struct {
     const char *noun, *verb;
 } calls[] = {
@@ -98,7 +98,7 @@ static uint16_t name_detail(uint64_t name)
     return (uint16_t)bits(name, UNIT_BITS, DETAIL_BITS);
 }
 
-/* The step that is meant is near the one that this rank is at. */
+/* The upper bits are restored by assuming a step near this rank's. */
 static uint64_t name_step(const struct zc_zero *z, uint64_t name)
 {
     uint64_t here = z->iterations + 1;
@@ -137,7 +137,7 @@ static void name_text(const struct zc_zero *z, uint64_t name, char *text, size_t
         (void)snprintf(text, bytes, "%s", calls[call].verb);
 }
 
-/* What two ranks call in the same place; `low` is the smaller one. */
+/* What two ranks call in the same place; `low` is the lower rank. */
 struct pair {
     uint32_t low, high;
     uint64_t low_name, high_name;
@@ -179,7 +179,7 @@ int zcz_calls_refused(struct zc_zero *z, struct zc_comm *comm)
 
 /* ---- all calls of all ranks */
 
-/* Where the names of two ranks first differ, as far back as both have them. */
+/* Finds the first difference between the names of two ranks, as far back as both have them. */
 static bool calls_differ(const struct zcz_calls *a, const struct zcz_calls *b, uint64_t *ret_at)
 {
     uint64_t most = zb_max_u64(a->seal.count, b->seal.count);
@@ -214,7 +214,7 @@ static int calls_judge(struct zc_zero *z, const struct zcz_calls *all)
     return 0;
 }
 
-/* Every rank's calls, over host memory. The engine does not turn meanwhile: it may have failed. */
+/* Exchanges every rank's calls over host memory. Makes no turns: the engine may have failed. */
 static int calls_show(struct zc_zero *z, uint32_t patience_ms, struct zcz_buf *b)
 {
     const struct zc_comm_ops *ops = z->comm->ops;
@@ -247,7 +247,7 @@ int zcz_calls_compare(struct zc_zero *z, uint32_t patience_ms)
     if (!b)
         return 0;
     rc = calls_show(z, patience_ms, b);
-    if (rc < 0) { /* the buffer stays in use: it may be written */
+    if (rc < 0) { /* the buffer stays in use: it may still be written */
         z->comm_broken = true;
         return rc == -EINVAL ? zcz_calls_refused(z, z->comm) : 0;
     }

@@ -1,5 +1,5 @@
 /*
- * calls.h - what collectives are of, and whether all ranks make the same: calls.c.
+ * calls.h - names of collectives, and the check that all ranks make the same ones: calls.c.
  */
 #ifndef ZC_ZERO_CALLS_H
 #define ZC_ZERO_CALLS_H
@@ -10,8 +10,8 @@ enum zcz_call {
     ZCZ_CALL_NONE,
     ZCZ_CALL_GATHER, /* of units: parameters, */
     ZCZ_CALL_REDUCE, /* gradients between shards, */
-    ZCZ_CALL_PARTS,  /* parts of them between replicas, */
-    ZCZ_CALL_SUMS,   /* and their sums, */
+    ZCZ_CALL_PARTS,  /* parts of gradients between replicas, */
+    ZCZ_CALL_SUMS,   /* sums of these parts, */
     ZCZ_CALL_READ,   /* elements */
     ZCZ_CALL_WRITE,
     ZCZ_CALL_SUM,
@@ -38,33 +38,32 @@ enum zcz_call {
 #define ZCZ_NO_UNIT   UINT32_MAX
 #define ZCZ_CALLS_MAX 1024u
 
-/* Stands for all collectives so far. */
+/* Summarizes all collectives so far. */
 struct zcz_seal {
     uint64_t count, hash;
 };
 
 struct zcz_calls {
     struct zcz_seal seal;
-    uint64_t names[ZCZ_CALLS_MAX]; /* the last ones, number n at n % ZCZ_CALLS_MAX */
+    uint64_t names[ZCZ_CALLS_MAX]; /* the last names; number n is at n % ZCZ_CALLS_MAX */
 };
 
-/** For error messages: "the gather of", with a unit after it. */
+/** Returns a noun for error messages, such as "the gather of". A unit follows. */
 const char *zcz_call_noun(enum zcz_call call);
-/** Counts a collective, and returns its name. */
+/** Records a collective, and returns its name. */
 uint64_t zcz_calls_add(struct zc_zero *z, enum zcz_call call, uint32_t unit, uint16_t detail);
-/** The failure that this rank makes the collective `mine` where another makes `theirs`. */
+/** Fails: this rank makes the collective `mine` where `rank` makes `theirs`. */
 int zcz_calls_fail(struct zc_zero *z, uint64_t mine, uint32_t rank, uint64_t theirs);
-/** The same, where the backend says so of its last failure; else 0. */
+/** The same, if the backend reports that as the reason of its last failure; otherwise returns 0. */
 int zcz_calls_refused(struct zc_zero *z, struct zc_comm *comm);
-/** Shows all calls to all ranks, waiting that long for them. The failure that they differ; 0: they
- * do not, or the ranks could not be reached. */
+/** Exchanges the recorded calls of all ranks; waits at most patience_ms. Fails if they differ. 0:
+ * they do not differ, or the ranks could not be reached. */
 int zcz_calls_compare(struct zc_zero *z, uint32_t patience_ms);
 
-/** A slice of `bytes`, sealed, is so long. */
+/** Returns the length of a sealed slice that holds `bytes`. */
 size_t zcz_sealed_bytes(size_t bytes);
 void zcz_seal(const struct zc_zero *z, void *slice, size_t bytes);
-/** Compares the seals of all slices and moves the slices together, `bytes` each. 0 or the failure.
- */
+/** Compares the seals of all slices, and packs the slices, `bytes` each. 0 or the failure. */
 int zcz_unseal(struct zc_zero *z, void *slices, size_t bytes);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * coll.c - collectives in one order on every rank.
+ * coll.c - collectives in the same order on every rank.
  *
  *     QUEUED ---> ARMED ---> STARTED ---> done
  *
@@ -8,8 +8,8 @@
  *     STARTED  belongs to the backend, or to the device's stream of collectives; several may be in
  *              progress at one time
  *
- * INVARIANT. Places are taken by the trainer's calls alone (zero.h), so every rank starts the
- * same collectives in the same order, although each arms its own when its bytes come.
+ * INVARIANT. Only the trainer's calls assign places (zero.h). So every rank starts the same
+ * collectives in the same order, although each arms its own when its bytes arrive.
  */
 #include <assert.h>
 #include <errno.h>
@@ -75,10 +75,11 @@ int zcz_coll_stuck(struct zc_zero *z)
 }
 
 #define COLL_STORE_MS \
-    500u /* in which a store that is gone is noticed after the ranks that noticed it first */
+    500u /* how long this rank waits until its own store reports the loss of the daemon, too */
 
-/* A peer that left breaks collectives. It may have left because the daemon is gone, which this rank sees a moment later
- * (a process that is killed closes its sockets one by one); or the daemon says who died. Whether the store knows. */
+/* A peer that left breaks collectives. It may have left because the daemon is gone: a process that
+ * is killed closes its sockets one by one, so this rank may see that a moment later. Or the daemon
+ * says who died. Returns whether the store has reported a failure. */
 static bool coll_ask_store(struct zc_zero *z, int rc)
 {
     uint64_t until_ns = zb_now_ns() + COLL_STORE_MS * UINT64_C(1000000);
@@ -98,17 +99,17 @@ static int coll_fail(struct zc_zero *z, const struct zcz_coll *c, int rc)
     const char *why = comm->ops->error ? comm->ops->error(comm) : "";
 
     if (c->dev && rc == -EOWNERDEAD && zcz_coll_stuck(z) < 0)
-        return z->failed; /* that rank gave up first */
+        return z->failed; /* that rank failed first */
     z->comm_broken = true;
     if (rc == -EINVAL && !c->dev && zcz_calls_refused(z, comm) < 0)
         return z->failed;
-    if (coll_ask_store(z, rc)) /* the better message */
+    if (coll_ask_store(z, rc)) /* its message says more */
         return zcz_fail(z, z->store->err.code, "%s", zcz_store_text(z->store));
     return zcz_fail(z, rc, "%s over '%s'%s%s", zcz_call_noun(c->call), comm->ops->name,
                     *why ? ": " : " failed", why);
 }
 
-/* What was started counts as sent. Names do not, as the headers of backends do not. */
+/* Counts bytes when a collective starts. Names are not counted, as headers of backends are not. */
 static void coll_count(struct zc_zero *z, const struct zcz_coll *c)
 {
     struct zcz_sent *sent = &z->colls.sent;
@@ -151,7 +152,7 @@ static int coll_start(struct zc_zero *z, struct zcz_coll *c)
 
 /* ---- names, for a backend whose messages have none */
 
-/* The names are on their way. */
+/* Starts the exchange of names. */
 static int words_begin(struct zc_zero *z, struct zcz_coll *c)
 {
     uint64_t *words;
@@ -187,7 +188,7 @@ static int words_compare(struct zc_zero *z, struct zcz_coll *c)
     return rc;
 }
 
-/* Whether every rank makes c next. */
+/* Checks whether every rank makes c next. */
 static int coll_agree(struct zc_zero *z, struct zcz_coll *c)
 {
     if (c->agreed)
@@ -244,8 +245,8 @@ int zcz_coll_turn(struct zc_zero *z)
     return 0;
 }
 
-/* One look at what is in progress in host memory. 1: it has ended; 0: not yet; or the failure that
- * ranks make other calls. */
+/* Tests once what is in progress in host memory. 1: it has ended; 0: not yet; or the failure that
+ * ranks make different calls. */
 static int other_look(struct zc_zero *z)
 {
     int ended = 1;

@@ -1,33 +1,33 @@
 /*
  * device.c - gathers and gradients on a GPU.
  *
- * MODEL. The store stays where it is, in host memory; what the trainer sees is on the device.
- * Collectives are made in host memory, too, unless the backend has some between devices (`ops`).
+ * MODEL. The store stays in host memory; the trainer's data is on the device. Collectives also run
+ * in host memory, unless the backend has collectives between devices (`ops`).
  *
- *     gather, in host memory    slices are gathered, the unit is copied up when it is whole
- *     gather, between devices   this rank's slice is copied up to its place, the others come around
- *                               it
+ *     gather, in host memory    slices are gathered, and the whole unit is copied up
+ *     gather, between devices   this rank's slice is copied up to its place, and the others are
+ *                               gathered around it
  *     reduce, in host memory    masked and rounded to the unit's dtype on the device, copied down,
- *                               exchanged, added up in rank order
- *     reduce, between devices   masked and rounded, exchanged, added up in rank order there, and the
- *                               sum of this rank's slice copied down
+ *                               exchanged, added in rank order
+ *     reduce, between devices   masked and rounded, exchanged, added in rank order on the device,
+ *                               and the sum of this rank's slice copied down
  *
- * The additions are the same ones in the same order, so the bits are.
+ * The additions and their order are the same in both, and so are the bits.
  *
- * STREAMS. The trainer's own, one for copies up, one for copies down, one for collectives: so both
- * directions of the link and the one between devices are busy while it computes. A buffer's event
- * `last` orders them:
+ * STREAMS. There are four: the trainer's own, one for copies up, one for copies down, one for
+ * collectives. So both directions of the link, and the link between devices, are busy while the
+ * trainer computes. A buffer's event `last` orders them:
  *
- *     up      waits for the works that used the buffer before, on the trainer's stream
- *     down    waits for the trainer's works up to zc_zero_reduce(), and for the exchange; its
- *             buffers come back when the copy is seen to be done, so nobody waits for them
- *     coll    waits for the copy up, or for what makes of a gradient what is exchanged
+ *     up      waits for the work that used the buffer before, on the trainer's stream
+ *     down    waits for the trainer's work up to zc_zero_reduce(), and for the exchange. Its
+ *             buffers are returned when the copy is known to be done, so nothing waits for them
+ *     coll    waits for the copy up, or for the kernels that prepare a gradient for the exchange
  *
- * The trainer's stream waits for nobody: what it is given is there, because the engine looks at the
- * end of an upload before it hands it out.
+ * The trainer's stream never waits: the engine checks that an upload has ended before it hands out
+ * the data.
  *
- * HOST MEMORY under a copy (views, buffers) stays until its copy is done: a pin is kept, a buffer
- * is not put back, and a close drains the streams before anything is unmapped.
+ * HOST MEMORY under a copy (views, buffers) stays until the copy is done: a pin is kept, a buffer
+ * is not returned, and close drains the streams before anything is unmapped.
  */
 #include <errno.h>
 #include <sys/mman.h>
@@ -36,7 +36,7 @@
 #include "client/zero/core/zero.h"
 #include "kernels/gpu_own.h"
 
-/* The device's failures are final. */
+/* Failures of the device are final. */
 int zcz_device_fail(struct zc_zero *z, int rc, const struct zb_err *err)
 {
     return zcz_fail(z, rc, "device '%s': %s", z->options.device, err->text);
@@ -105,8 +105,8 @@ bool zcz_device_pins_writable(const struct zc_zero *z)
     return z->device.gpu && !zk_gpu_info(z->device.gpu)->pins_read_only;
 }
 
-/* What was mapped read-write for the driver alone is read-only again for this process: its pages
- * are pinned, and a stray write of the trainer ends it here as ever. */
+/* Memory that was mapped read-write only for the driver becomes read-only again for this process:
+ * its pages are pinned, and a stray write by the trainer faults, as usual. */
 void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes)
 {
     struct zcz_device *d = &z->device;
@@ -114,7 +114,7 @@ void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes)
     bool writable = zcz_device_pins_writable(z);
     struct zb_err err = {
         0
-    }; /* what is not pinned is copied all the same: zc_zero_stats() shows it */
+    }; /* not fatal: unpinned memory is copied all the same, and zc_zero_stats() shows it */
 
     bytes = zb_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE)); /* mapped as whole pages */
     if (!d->gpu || bytes == 0)
@@ -125,7 +125,7 @@ void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes)
         (void)mprotect(at, bytes, PROT_READ);
 }
 
-/* No collectives between devices any more. */
+/* Ends collectives between devices. */
 static void device_leave(struct zc_zero *z, bool clean)
 {
     struct zc_comm *const comms[] = { z->inside, z->across };
@@ -142,7 +142,7 @@ void zcz_device_drain(struct zc_zero *z, bool clean)
 {
     struct zcz_device *d = &z->device;
 
-    if (!clean) /* or draining would wait for ranks that are gone */
+    if (!clean) /* otherwise draining would wait for ranks that are gone */
         device_leave(z, false);
     zk_gpu_stream_free(d->up);
     zk_gpu_stream_free(d->down);
@@ -220,7 +220,7 @@ int zcz_device_zero(struct zc_zero *z, struct zcz_buf *b, size_t bytes)
     return rc < 0 ? zcz_device_fail(z, rc, &err) : 0;
 }
 
-/* What was released is told to the store: the backend may wait for a rank that waits for that. */
+/* Sends releases to the store: the backend may wait for a rank that waits for them. */
 static int store_flush(struct zc_zero *z)
 {
     int rc = z->store && !z->turns.store_gone ? z->store->ops->poll(z->store, 0) : 0;
@@ -253,7 +253,7 @@ int zcz_device_start(struct zc_zero *z, struct zcz_coll *c, int *ret_comm_rc)
 
 void zcz_device_used(struct zc_zero *z, const struct zcz_buf *b)
 {
-    if (b) /* a failure is the device's, and shows where something is asked of it */
+    if (b) /* a failure of the device is reported by a later call */
         (void)zk_gpu_event_record(b->last, z->device.compute, NULL);
 }
 

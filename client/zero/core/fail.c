@@ -1,8 +1,8 @@
 /*
- * fail.c - what goes wrong, and what every public call begins with.
+ * fail.c - refusals and failures, and the check at the start of every public call.
  *
- * A call that was wrong is refused (zcz_refuse()) and changes nothing. Everything else is a failure
- * (zcz_fail()): the first one is what every later call returns.
+ * A wrong call is refused (zcz_refuse()) and changes nothing. Everything else is a failure
+ * (zcz_fail()); every later call returns the first one.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -82,7 +82,7 @@ void zcz_fork_forget(struct zc_zero *z)
 
 int zcz_enter(struct zc_zero *z, bool needs_start)
 {
-    zk_thread_init(); /* whoever called us last may have changed the modes */
+    zk_thread_init(); /* the trainer may have changed the floating-point modes */
     if (z->forked)
         return zcz_refuse(
             z, -EPERM,

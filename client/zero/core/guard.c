@@ -1,14 +1,13 @@
 /*
- * guard.c - who is in an engine, and the flag that interrupts.
+ * guard.c - admits one thread at a time to an engine; the flag for interruption.
  *
- * INTERRUPTION. A flag, which a wait looks at (turn.c), and which the next call of the trainer's
- * begins without.
+ * INTERRUPTION. A flag, which waits check (turn.c). The next call of the trainer clears it.
  */
 #include "client/zero/core/guard.h"
 
 #include "client/zero/core/zero.h"
 
-/* The guard is no part of what a const engine promises. */
+/* The guard changes also when the engine is const. */
 static struct zcz_guard *guard_of(const struct zc_zero *z)
 {
     return (struct zcz_guard *)(uintptr_t)&z->guard;
@@ -24,7 +23,7 @@ const struct zc_zero *zcz_guard_enter(const struct zc_zero *z)
 {
     struct zcz_guard *g = guard_of(z);
 
-    if (z->forked) /* its thread and its lock are the parent's */
+    if (z->forked) /* the thread and the lock are the parent's */
         return NULL;
     if (g->on)
         (void)pthread_mutex_lock(&g->lock);

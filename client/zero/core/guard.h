@@ -1,8 +1,9 @@
 /*
- * guard.h - who is in an engine: one thread at a time, and who may interrupt it: guard.c.
+ * guard.h - admits one thread at a time to an engine; interruption: guard.c.
  *
- * Every public call begins with ZCZ_GUARD(z). Without options.poll_ms it only counts how deep it is
- * (public calls call others); with it, it holds the lock that keeps the library's own thread out.
+ * Every public call begins with ZCZ_GUARD(z). Without options.poll_ms it only counts the nesting of
+ * calls, because public calls call others. With poll_ms it also holds the lock that keeps the
+ * library's own thread out.
  */
 #ifndef ZC_ZERO_GUARD_H
 #define ZC_ZERO_GUARD_H
@@ -15,13 +16,13 @@
 struct zc_zero;
 
 struct zcz_guard {
-    atomic_bool interrupted; /* by zc_zero_interrupt(), since the trainer's call began */
-    uint32_t depth;          /* of calls in calls */
-    bool on;                 /* there is a thread that polls: */
+    atomic_bool interrupted; /* by zc_zero_interrupt(), since the trainer's current call began */
+    uint32_t depth;          /* nesting of calls */
+    bool on;                 /* the polling thread is running: */
     uint32_t poll_ms;
     pthread_t thread;
-    pthread_mutex_t lock;  /* of the engine; recursive */
-    pthread_mutex_t sleep; /* of `stop` */
+    pthread_mutex_t lock;  /* held by whoever is in the engine; recursive */
+    pthread_mutex_t sleep; /* protects `stop` */
     pthread_cond_t wake;
     bool stop;
 };
@@ -35,11 +36,11 @@ void zcz_guard_leave(const struct zc_zero **z);
 
 /* ---- poller.c */
 
-/** Starts the thread that polls, where options.poll_ms asks for it; kept out until
- *  zcz_guard_opened(). 0 or a refusal. */
+/** Starts the polling thread if options.poll_ms is set. It is kept out of the engine until
+ * zcz_guard_opened(). 0 or a refusal. */
 int zcz_guard_start(struct zc_zero *z);
 void zcz_guard_opened(struct zc_zero *z);
-/** Ends it: before the engine is closed, with nobody in it. */
+/** Ends the thread. Called before the engine is closed, with no call in progress. */
 void zcz_guard_stop(struct zc_zero *z);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * piece.c - pieces of the store, for a caller that waits.
+ * piece.c - blocking access to pieces of the store.
  */
 #include "client/zero/core/piece.h"
 

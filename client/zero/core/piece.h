@@ -1,5 +1,5 @@
 /*
- * piece.h - pieces of the store, for a caller that waits: a free one, or one that was read.
+ * piece.h - blocking access to pieces of the store: get a free one, or read into one.
  */
 #ifndef ZC_ZERO_PIECE_H
 #define ZC_ZERO_PIECE_H
@@ -8,11 +8,12 @@
 
 /** Waits for a free piece of the store. */
 int zcz_piece_get(struct zc_zero *z, float **ret);
-/** Elements [at, at + n) of a slice, at most a piece, as store.h's read() gives them. The piece is the caller's, to give
- * back with piece_put(). name: of another rank's slice, as the store knows it; 0: this rank's. */
+/** Reads elements [at, at + n) of a slice, at most one piece, as read() of store.h. The piece is
+ * the caller's, who returns it with piece_put(). name: the slice of another rank, by its name in
+ * the store; 0: this rank's. */
 int zcz_piece_load(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc_what what,
                    uint64_t at, uint64_t n, float **ret);
-/** As zcz_piece_load(), into the caller's memory, as fp32. */
+/** As zcz_piece_load(), converted to fp32 in the caller's memory. */
 int zcz_piece_read(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc_what what,
                    uint64_t at, uint64_t n, float *to);
 

@@ -1,8 +1,8 @@
 /*
- * poller.c - the thread of the library that polls an engine.
+ * poller.c - the library's thread that polls an engine.
  *
- * It sleeps for poll_ms, and polls unless the trainer is in a call, which polls itself. What it finds
- * out, a call of the trainer's says: a failure is the engine's.
+ * It sleeps for poll_ms, and then polls unless the trainer is in a call, which polls itself.
+ * Failures that it finds are recorded in the engine, and the trainer's next call reports them.
  */
 #include <errno.h>
 #include <time.h>
@@ -12,7 +12,7 @@
 #define NS_PER_MS UINT64_C(1000000)
 #define NS_PER_S  UINT64_C(1000000000)
 
-/* Sleeps; false: it is to end. */
+/* Sleeps. false: the thread is to end. */
 static bool guard_sleep(struct zcz_guard *g)
 {
     uint64_t until_ns = zb_now_ns() + g->poll_ms * NS_PER_MS;
@@ -37,7 +37,7 @@ static void *guard_run(void *arg)
     while (guard_sleep(g)) {
         if (pthread_mutex_trylock(&g->lock) != 0)
             continue;
-        (void)zc_zero_poll(z); /* what fails there, the trainer's next call says */
+        (void)zc_zero_poll(z); /* a failure is reported by the trainer's next call */
         (void)pthread_mutex_unlock(&g->lock);
     }
     return NULL;

@@ -1,8 +1,8 @@
 /*
- * ranks.c - which rank has which slice, and what it has whole.
+ * ranks.c - which rank has which slice, and which planes a rank has whole.
  *
- * The world is divided twice: into groups of `shards` ranks in a row that have all slices between
- * them (inside), and into `replicas` ranks that have the same slice (across).
+ * The world is divided in two ways: into groups of `shards` consecutive ranks that together have
+ * all slices (inside), and into sets of `replicas` ranks that have the same slice (across).
  */
 #include <errno.h>
 

@@ -1,5 +1,5 @@
 /*
- * ranks.h - which rank has which slice, and what it has whole: ranks.c.
+ * ranks.h - which rank has which slice, and which planes a rank has whole: ranks.c.
  */
 #ifndef ZC_ZERO_RANKS_H
 #define ZC_ZERO_RANKS_H
@@ -7,14 +7,14 @@
 #include "base/plan.h"
 #include "client/zero/zc_zero.h"
 
-/** Who has which slice: z->shards to z->whole_grads. A failure, which is final. */
+/** Sets z->shards to z->whole_grads: who has which slice. 0 or a failure, which is final. */
 int zcz_split(struct zc_zero *z);
-/** The number among all of a rank of comm, which is z->comm or a part of it. */
+/** Converts a rank of comm (z->comm or a part of it) to the rank in z->comm. */
 uint32_t zcz_rank_of(const struct zc_zero *z, const struct zc_comm *comm, uint32_t rank);
 
-/** This rank has the whole plane, beside its slice or around it. */
+/** Whether this rank has the whole plane, in addition to its slice or including it. */
 bool zcz_plane_whole(const struct zc_zero *z, enum zb_plane plane);
-/** The store keeps the whole plane of this rank, of which its slice is a part. */
+/** Whether the store keeps the whole plane of this rank. The slice is a part of it. */
 bool zcz_whole_in_store(const struct zc_zero *z, enum zb_plane plane);
 
 #endif

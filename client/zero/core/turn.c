@@ -1,14 +1,14 @@
 /*
- * turn.c - turning and waiting: whatever can move is moved, by the machines of the engine.
+ * turn.c - turns and waiting. A turn runs the engine's machines, which advance whatever can move.
  *
- * MACHINES. Each moves one kind of thing, and is a row of a table that zc_zero_open() fills: the
- * step, gathers, collectives, reductions. A turn asks each in that order, and again as long as one
- * of them says that something has moved.
+ * MACHINES. Each advances one kind of work. They are in a table that zc_zero_open() fills: the
+ * step, gathers, collectives, reductions. A turn calls each in that order, and repeats that as long
+ * as one of them reports that something has moved.
  *
- * WAITING. Ranks share cores with each other and with the daemon, so waiting must not burn one: a
- * wait turns without sleeping for ZCZ_SPIN_NS, then sleeps for an eighth of the time that nothing
- * has moved, in the store's poll, so that the daemon wakes it at once. Collectives and a device are
- * only polled: while one is in progress a sleep is at most ZCZ_NAP_COLL_US.
+ * WAITING. Ranks share cores with each other and with the daemon, so a wait must not burn one. It
+ * turns without sleeping for ZCZ_SPIN_NS. Then it sleeps for an eighth of the time that nothing has
+ * moved, in the store's poll, so that the daemon wakes it at once. Collectives and a device are
+ * only polled: while one is in progress, a sleep is at most ZCZ_NAP_COLL_US.
  */
 #include <errno.h>
 #include <string.h>
@@ -17,7 +17,7 @@
 #include "client/zero/core/zero.h"
 
 #define ZCZ_SPIN_NS      20000u
-#define ZCZ_INTERRUPT_NS UINT64_C(1000000000) /* nothing moved: it will not end soon */
+#define ZCZ_INTERRUPT_NS UINT64_C(1000000000) /* nothing moved: the wait will not end soon */
 #define ZCZ_NAP_COLL_US  1000u
 #define ZCZ_NAP_US       20000u
 

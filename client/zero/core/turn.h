@@ -1,5 +1,5 @@
 /*
- * turn.h - turning and waiting: turn.c.
+ * turn.h - the engine's main loop, and waiting: turn.c.
  */
 #ifndef ZC_ZERO_TURN_H
 #define ZC_ZERO_TURN_H
@@ -12,34 +12,34 @@ struct zcz_op;
 
 #define ZCZ_MACHINES 4u
 
-/** Moves what it can of one kind of thing, and says so by zcz_moved(). 0 or the failure. */
+/** A machine: advances what it can, and calls zcz_moved() if anything moved. 0 or the failure. */
 typedef int zcz_machine_fn(struct zc_zero *z);
 
 struct zcz_turns {
     zcz_machine_fn *machines[ZCZ_MACHINES]; /* in the order of a turn */
     bool store_gone;                        /* its poll() failed */
-    bool moved;                             /* something did, in this turn */
-    uint64_t moved_ns;                      /* when something did last */
-    uint32_t patience_ms;                   /* of zcz_wait() */
-    uint64_t stall_ns;                      /* waited, since zcz_turn_clear() */
+    bool moved;                             /* something moved in this turn */
+    uint64_t moved_ns;                      /* when something moved last */
+    uint32_t patience_ms;                   /* how long zcz_wait() waits while nothing moves */
+    uint64_t stall_ns;                      /* time spent waiting, since zcz_turn_clear() */
 };
 
 void zcz_turn_init(struct zc_zero *z, zcz_machine_fn *const machines[ZCZ_MACHINES],
                    uint32_t patience_ms);
-/** Counts what is waited from 0 on. */
+/** Resets the count of time spent waiting. */
 void zcz_turn_clear(struct zc_zero *z);
-/** Moves whatever can move; waits for the store up to wait_us when nothing can. */
+/** Advances everything that can move. If nothing can, waits for the store up to wait_us. */
 int zcz_turn(struct zc_zero *z, uint32_t wait_us);
 
-/* while (!condition && (rc = zcz_wait(z, &w)) == 0) ...: turns, sleeping longer the longer nothing
- * moves; -ETIMEDOUT after z's timeout without anything that moved. */
+/* For a loop: while (!condition && (rc = zcz_wait(z, &w)) == 0) ... Makes a turn. Sleeps longer the
+ * longer nothing has moved; -ETIMEDOUT when nothing has moved for patience_ms. */
 struct zcz_wait {
     const char *what; /* for the error message: "the gradients to reach the store" */
     uint64_t begin_ns;
-    bool again; /* the call can be made again: -EINTR is no failure */
+    bool again; /* the call can be repeated: -EINTR is a refusal, not a failure */
 };
 int zcz_wait(struct zc_zero *z, struct zcz_wait *w);
-/** Waits for one call to the store and returns its code; op is zeroed. */
+/** Waits for one call to the store, returns its code, and zeroes op. */
 int zcz_wait_op(struct zc_zero *z, struct zcz_op *op, const char *what);
 
 #endif

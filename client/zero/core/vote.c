@@ -1,8 +1,9 @@
 /*
- * vote.c - what every rank tells all others: shares, and votes, which are shares of how ranks are.
+ * vote.c - values that every rank sends to all others: shares, and votes, which are shares of
+ * statuses.
  *
- * Each slice of a share is sealed with the calls of its rank so far (calls.c), so ranks that make
- * other calls are found wherever ranks tell each other anything.
+ * Each slice of a share is sealed with its rank's calls so far (calls.c). So ranks that make
+ * different calls are detected wherever ranks share anything.
  */
 #include <errno.h>
 #include <string.h>
@@ -50,8 +51,8 @@ int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call c
 {
     int rc = zcz_share_begin(z, mine, bytes, call, detail, ret);
 
-    return rc < 0 ? rc
-                  : zcz_share_wait(z); /* on failure the buffer stays in use: it may be written */
+    return rc < 0 ? rc : zcz_share_wait(z); /* on failure the buffer stays in use: it may still be
+                                          written */
 }
 
 int zcz_all_gather(struct zc_zero *z, struct zc_comm *comm, enum zcz_call call, uint32_t unit,
@@ -76,7 +77,8 @@ struct vote {
     char text[sizeof(((struct zb_err *)0)->text)];
 };
 
-/* The engine has failed; for a while it still says why, and hears the others out. True: it did. */
+/* The engine has failed. For a while it still sends its reason to the others and receives theirs.
+ * Returns whether that succeeded. */
 static bool vote_farewell(struct zc_zero *z)
 {
     struct zb_err error = z->error;
@@ -96,8 +98,8 @@ static bool vote_farewell(struct zc_zero *z)
     return rc == 0;
 }
 
-/* The first rank that is not well, or does not say the same, is why the engine fails. Who only
- * heard of it from the daemon does not know why. */
+/* The first rank that reports a failure, or a different value, becomes the reason of the failure.
+ * -EOWNERDEAD counts last: such a rank only heard of the failure from the daemon. */
 static int vote_count(struct zc_zero *z, const struct vote *votes, enum zcz_call what)
 {
     for (uint32_t r = 0; r < z->world; r++)
@@ -129,12 +131,12 @@ int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, enum zcz_call what)
         return rc;
     rc = zcz_share_wait(z);
     if (rc < 0 && !vote_farewell(z))
-        return rc; /* buf stays in use: it may be written */
+        return rc; /* buf stays in use: it may still be written */
     if (rc == 0 && my_rc < 0) {
         rc = zcz_fail(z, my_rc, "%s", mine.text);
     } else if (rc == 0) {
         rc = vote_count(z, buf->data, what);
-    } else if (rc == -EOWNERDEAD) { /* whoever left may have said why */
+    } else if (rc == -EOWNERDEAD) { /* the rank that left may have said why */
         struct zb_err lost = z->error;
 
         z->failed = 0;

@@ -1,5 +1,5 @@
 /*
- * vote.h - what every rank tells all others: vote.c.
+ * vote.h - values that every rank sends to all others: vote.c.
  */
 #ifndef ZC_ZERO_VOTE_H
 #define ZC_ZERO_VOTE_H
@@ -8,31 +8,33 @@
 
 struct zcz_shares {
     struct zcz_coll coll; /* one at a time */
-    struct zcz_buf *buf;  /* sealed slices that it brings, of so many bytes; NULL: opened */
+    struct zcz_buf *buf;  /* receives the sealed slices, of this many bytes; NULL: they are
+                             unsealed */
     size_t bytes;
 };
 
-/** An all-gather of a unit's values that is waited for: `mine` is a slice of `all`. `what` is for the
- * error message of a timeout. */
+/** All-gathers a unit's values, and waits: `mine` is a slice of `all`. `what` is for the error
+ * message of a timeout. */
 int zcz_all_gather(struct zc_zero *z, struct zc_comm *comm, enum zcz_call call, uint32_t unit,
                    uint16_t detail, const void *mine, void *all, size_t bytes, const char *what);
 
-/** Every rank's `mine`, in rank order; waits. On 0 *ret is from z->small: zcz_buf_put() it. */
+/** Gathers every rank's `mine`, in rank order, and waits. On 0, *ret is a buffer of z->small, which
+ * the caller returns with zcz_buf_put(). */
 int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call call,
               uint16_t detail, struct zcz_buf **ret);
 
-/** The same in two halves. */
+/** The same in two parts. */
 int zcz_share_begin(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call call,
                     uint16_t detail, struct zcz_buf **ret);
 int zcz_share_wait(struct zc_zero *z);
 
 /**
- * All ranks say how they are, so that one that is refused does not leave the others waiting. 0 when
- * all are well; otherwise the engine fails, with the code and the error message of the first that is
- * not.
+ * All ranks report their status, so that a rank that is refused does not leave the others waiting.
+ * Returns 0 if all ranks report 0. Otherwise the engine fails, with the code and error message of
+ * the first rank that reports an error.
  *
- * @param my_rc  ours; its error message is in z->error
- * @param same   what must be equal on all ranks: the noun of `what` says what it stands for
+ * @param my_rc  this rank's status; its error message is in z->error
+ * @param same   must be equal on all ranks; the noun of `what` names it in the error message
  */
 int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, enum zcz_call what);
 

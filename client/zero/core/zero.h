@@ -1,33 +1,33 @@
 /*
- * zero.h - struct zc_zero: what the rooms of the engine share.
+ * zero.h - struct zc_zero: the state that the rooms of the engine share.
  *
- * MODEL. Nothing here runs by itself: zcz_turn() moves whatever can move and returns, and a call
- * that has to wait is a loop around it (zcz_wait()). What moves is moved by four machines:
+ * MODEL. Nothing here runs by itself: zcz_turn() advances whatever can move and returns. A call
+ * that has to wait is a loop around it (zcz_wait()). Four machines do the work:
  *
- *     gathers      one of each unit: fetch the slice, gather the slices, be read, be dropped
- *                  (pass/gather.c)
+ *     gathers      one per unit: fetches the slice, gathers all slices, makes them readable, drops
+ *                  them (pass/gather.c)
  *
- *     reductions   a short list: exchange the slices, add them up, push the sum (pass/reduce.c)
+ *     reductions   a short list: exchanges slices, adds them, pushes the sum (pass/reduce.c)
  *
  *     the step     at most one, running in the store (step/step.c)
  *
- *     collectives  queued in the order that the trainer's calls give, and started in that order,
- *                  each when its bytes are ready (core/coll.c)
+ *     collectives  queued in the order of the trainer's calls, and started in that order, each when
+ *                  its bytes are ready (core/coll.c)
  *
- * A call to the store that is in flight is a struct zcz_op: a count and a code, which the machines
- * look at. No callback of ours decides anything.
+ * A call to the store that is in flight is a struct zcz_op, a count and a code, which the machines
+ * check. Callbacks make no decisions.
  *
- * ORDER. Ranks start the same collectives in the same order, or none of it works. So whatever
- * queues a collective is decided by the trainer's calls alone, never by when something finished:
- * what to prefetch, what to drop, when to exchange. calls.c finds ranks that differ.
+ * ORDER. All ranks must start the same collectives in the same order. So the trainer's calls alone
+ * decide what is queued (what to prefetch, what to drop, when to exchange), never the time when
+ * something finished. calls.c detects ranks that differ.
  *
- * FAILURE. What a caller did wrong is refused (zcz_refuse()) and changes nothing. Everything else
- * is final (zcz_fail()): the ranks are no longer in step, so from then on every call answers with
- * that code and error message, and zc_zero_close() waits for nobody.
+ * FAILURE. A wrong call is refused (zcz_refuse()) and changes nothing. Every other failure is final
+ * (zcz_fail()): the ranks are no longer in step. From then on, every call returns that code and
+ * error message, and zc_zero_close() does not wait for other ranks.
  *
- * OWNERS. Each field has one file, or one room, that writes it; the others read it (`./` is
- * client/zero/ itself, and tests/check_rooms.py holds it). What only one room above this one knows
- * is in a struct of that room's, behind a pointer.
+ * OWNERS. Each field is written by one file or one room; the others read it. `./` is client/zero/
+ * itself. tests/check_rooms.py checks this. State that only one room above this one needs is in a
+ * struct of that room, behind a pointer.
  */
 #ifndef ZC_ZERO_CORE_H
 #define ZC_ZERO_CORE_H
@@ -51,8 +51,8 @@
 #include "kernels/zk.h"
 #include "kernels/zk_page.h"
 
-#define ZCZ_FAREWELL_MS 1000u /* how long a rank that failed waits to tell the others why */
-#define ZCZ_REASON_MS   100u  /* ... and for the reason of one that is lost to arrive */
+#define ZCZ_FAREWELL_MS 1000u /* how long a rank that failed tries to tell the others why */
+#define ZCZ_REASON_MS   100u  /* how long to wait for the reason why a rank left */
 
 struct zcz_pass;
 struct zcz_pass_unit;
@@ -60,21 +60,23 @@ struct zcz_steps;
 
 struct zcz_unit {
     /* ---- ./: units.c, when it is declared */
-    struct zc_unit def; /* names and tensors are ours */
+    struct zc_unit def; /* names and tensors are copies */
     struct zb_layout layout;
-    struct zk_segment *segments; /* stepped elements; neighbours of one group are one */
+    struct zk_segment *segments; /* elements that are stepped; adjacent ones of one group are
+                                    merged */
     uint32_t nsegments;
-    uint64_t slice;        /* elements of every shard's slice */
-    uint64_t first, count; /* this rank's, as stored; count may be 0 */
-    uint64_t part;         /* replicas > 1: of a slice, what each replica adds up; replicas * part
-                              may be more than the slice */
+    uint64_t slice;        /* elements of a slice, the same for every shard */
+    uint64_t first, count; /* this rank's slice, as stored; count may be 0 */
+    uint64_t part;         /* replicas > 1: elements of a slice that each replica adds; replicas *
+                              part may be more than the slice */
 
     /* ---- ./: freeze.c, between two steps */
-    bool frozen_now; /* by zc_zero_freeze(): trainable, with state, and left alone */
+    bool frozen_now; /* by zc_zero_freeze(): declared trainable and has state, but not trained */
 
     /* ---- store/: */
-    struct zc_view view;              /* what fetch() brought, until release() */
-    struct zcz_buf *whole[ZB_PLANES]; /* what zcz_whole_in_store(); else NULL */
+    struct zc_view view;              /* set by fetch(), until release() */
+    struct zcz_buf *whole[ZB_PLANES]; /* planes that are whole in the store (zcz_whole_in_store());
+                                         else NULL */
 
     /* ---- pass/: pass.h; from the start on */
     struct zcz_pass_unit *pass;
@@ -82,23 +84,24 @@ struct zcz_unit {
 
 struct zc_zero {
     /* ---- ./: engine.c, at open */
-    struct zc_zero_options options; /* its strings are ours */
+    struct zc_zero_options options; /* its strings are copies */
     char job[ZC_NAME_MAX + 1];
     const struct zk_ops *kernels;
     struct zc_comm *comm;
     uint32_t rank, world;
     uint32_t nodes;      /* daemons that serve this job; each group of ranks counts for itself */
-    uint32_t timeout_ms; /* of calls to the store */
+    uint32_t timeout_ms; /* for calls to the store */
     struct zcz_store *store;
 
-    /* ---- core/: ranks.c, at open. Units are cut into `shards` slices, of which this rank has number `shard`;
-     * `replicas` ranks have the same one. Who exchanges slices, and who adds equal ones up; NULL
-     * where that is one rank. shards * replicas = world. */
+    /* ---- core/: ranks.c, at open. Units are cut into `shards` slices; this rank has number
+     * `shard`. `replicas` ranks have the same slice. Ranks exchange slices over `inside` and add
+     * equal slices over `across`; each is NULL if it would be one rank. shards * replicas =
+     * world. */
     uint32_t shards, shard, replicas, replica;
     struct zc_comm *inside, *across;
-    bool splits;       /* the two are ours, made of comm */
-    bool whole_params; /* gathered parameters stay until the next step: stages 1 and 2 */
-    bool whole_grads;  /* gradients have memory of their own, whole: stage 1 */
+    bool splits;       /* inside and across were made by split() */
+    bool whole_params; /* gathered parameters are kept until the next step: stages 1 and 2 */
+    bool whole_grads;  /* each unit has a gradient buffer of its own, whole: stage 1 */
 
     /* ---- ./: units.c */
     struct zcz_unit *units;
@@ -107,65 +110,65 @@ struct zc_zero {
     uint32_t trainable;
 
     /* ---- ./: freeze.c */
-    uint32_t frozen; /* of these, frozen_now */
+    uint32_t frozen; /* units with frozen_now */
 
     /* ---- ./: start.c */
     bool started;
-    bool placing; /* from here on, the store tells the others when this rank leaves */
+    bool placing; /* from here on, the store tells the other ranks when this rank leaves */
 
     /* ---- core/: fail.c */
     struct zb_fork fork;
-    bool forked; /* this is a child of the process that opened it */
+    bool forked; /* this process is a child of the one that opened the engine */
 
-    /* ---- core/: fail.c; vote.c lifts a failure for as long as a farewell takes */
+    /* ---- core/: fail.c; vote.c clears `failed` while it tells the other ranks why */
     struct zb_err error;
-    int failed; /* 0, or the code that every call answers from now on */
+    int failed; /* 0, or the code that every call returns */
 
-    /* ---- core/: each of its file */
+    /* ---- core/: each field by the file of its name */
     struct zcz_turns turns;
     struct zcz_guard guard;
     struct zcz_colls colls;
     struct zcz_shares shares;
     struct zcz_calls calls;
     struct zcz_device device;
-    bool comm_broken; /* said by the backend to whoever called it: it is not called again */
+    bool comm_broken; /* the backend has reported a failure, and is not called again */
 
-    struct zcz_pool small;                   /* of votes, and of what is read */
-    struct zcz_pool whole_param, whole_grad; /* what is kept whole: on the device, or the host */
-    struct zcz_op op; /* of the one call to the store at a time that is waited for */
+    struct zcz_pool small;                   /* for votes and reads */
+    struct zcz_pool whole_param, whole_grad; /* for what is kept whole, on the device or the host */
+    struct zcz_op op; /* for the one call to the store that may be waited for */
 
-    /* ---- step/: how far it is */
-    uint64_t iterations, applied; /* when the step in progress has finished */
-    bool stepping;                /* the store is doing one */
-    bool committing;              /* the daemon may take its time */
+    /* ---- step/: progress */
+    uint64_t iterations, applied; /* including the step in progress */
+    bool stepping;                /* a step is in progress in the store */
+    bool committing;              /* a commit is in progress, which may take any time */
 
-    /* ---- ./: engine.c, at open; what they point to is those rooms' */
+    /* ---- ./: engine.c, at open; each struct belongs to its room */
     struct zcz_pass *pass;   /* pass/pass.h */
     struct zcz_steps *steps; /* step/step.h */
 
     /* ---- ./: stats.c */
-    struct zcz_store_stats base; /* of the store, at the start */
+    struct zcz_store_stats base; /* counts of the store at the start */
 };
 
-/** Something has moved: the turn continues. */
+/** Something has moved, so the turn continues. */
 static inline void zcz_moved(struct zc_zero *z)
 {
     z->turns.moved = true;
 }
 
-/** Whether it takes gradients, and is stepped, now. */
+/** Whether the unit is trained now: takes gradients, and is stepped. */
 static inline bool zcz_unit_trained(const struct zcz_unit *u)
 {
     return !u->def.frozen && !u->frozen_now;
 }
 
-/** Units that do. */
+/** Number of units that are trained now. */
 static inline uint32_t zcz_trained(const struct zc_zero *z)
 {
     return z->trainable - z->frozen;
 }
 
-/** Whether it is stepped, where a step has a class for it; frozen_now or not. */
+/** Whether the tensor is stepped if a step has a class for it; ignores frozen_now. */
 static inline bool zcz_tensor_trained(const struct zcz_unit *u, uint32_t tensor)
 {
     return !u->def.frozen && u->def.tensors[tensor].group != ZC_GROUP_FROZEN;
@@ -180,26 +183,25 @@ static inline uint64_t zcz_tensor_elems(const struct zc_tensor *t)
     return count;
 }
 
-/** How often each unit is reduced in a step: what the engine counts as its micro-steps. */
+/** How often each unit is reduced in a step: the micro-steps that the engine sees. */
 static inline uint32_t zcz_micro_steps(const struct zc_zero *z)
 {
     return z->options.vertical ? 1 : z->options.micro_steps;
 }
 
-/** How often it is pushed, then; 0: as often as it comes to it (micro_steps 0). */
+/** How often each unit is pushed in a step; 0: not known in advance (micro_steps 0). */
 static inline uint32_t zcz_pushes(const struct zc_zero *z)
 {
     return z->options.accumulate_local && z->options.micro_steps > 0 ? 1 : zcz_micro_steps(z);
 }
 
-/** fp32 elements of a unit's gradient, as the trainer gets it. */
+/** fp32 elements of a unit's gradient, in the buffer that the trainer gets. */
 static inline uint64_t zcz_grad_elems(const struct zc_zero *z, const struct zcz_unit *u)
 {
     return z->shards > 1 ? u->slice * z->shards : u->part * z->replicas;
 }
 
-/** Whether a unit comes to be computed with as codes and scales: because it is kept so, or because
- * it travels so. */
+/** Whether a unit arrives as codes and scales, because it is stored or sent in that form. */
 static inline bool zcz_coded(const struct zc_zero *z, const struct zcz_unit *u)
 {
     return u->layout.quantized || (z->options.quantize_gather && z->shards > 1 && !u->def.frozen);

@@ -1,24 +1,24 @@
 /*
- * alone.c - gathers that are each rank's own affair (gather_alone): the slices of all ranks of the
- * node are read from the store, and no other rank is asked.
+ * alone.c - gathers that each rank makes by itself (gather_alone): it reads the slices of all ranks
+ * of the node from the store, and needs no other rank.
  *
  *     FETCH ---> FETCHING ---> COLLECT ---> (UPLOAD) ---> READY
  *       ^                         |
  *       '------ next slices ------'
  *
- *     FETCH     waits for pins, and asks for slices by their names, which the ranks told each other at
- *               the start: all of them where the store keeps parameters in memory, else one
- *     COLLECT   they are copied to their places (on a device: they are on their way there), and given
- *               back; of codes, parameters are made
- *     UPLOAD    on a device, of codes: parameters are being made
+ *     FETCH     waits for pins, and fetches slices by name: all of them if the store keeps
+ *               parameters in memory, else one. The ranks exchanged the names at the start
+ *     COLLECT   slices are copied to their places (on a device: being copied) and unpinned; codes
+ *               are dequantized
+ *     UPLOAD    on a device, for codes: being dequantized
  *
- * A unit that is one slice is read in place where the store has any number of pins.
+ * A unit that is a single slice is read in place if the store has an unlimited number of pins.
  *
  * INVARIANTS
- *     A pin of a store with few of them is held only until its slice is copied, and nothing is waited
- *     for meanwhile but the device: so it comes back, whatever other ranks do, and whoever waits for
- *     it gets it.
- *     No collective is made, so what is gathered ahead, kept and dropped may differ between ranks.
+ *     In a store with few pins, a pin is held only until its slice is copied. Meanwhile the rank
+ *     waits for nothing but the device. So the pin is returned whatever other ranks do, and a rank
+ *     that waits for a pin gets it.
+ *     There are no collectives, so ranks may differ in what is prefetched, kept and dropped.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@
 
 #include "client/zero/pass/pass_priv.h"
 
-/* Slice `s` of the unit, as stored: its elements. */
+/* Elements of slice `s` of the unit, as stored. */
 static uint64_t slice_count(const struct zc_zero *z, const struct zcz_unit *u, uint32_t s)
 {
     uint64_t slice, first, count;
@@ -35,7 +35,7 @@ static uint64_t slice_count(const struct zc_zero *z, const struct zcz_unit *u, u
     return count;
 }
 
-/* Slices that are not empty: the first ones. */
+/* Number of slices that are not empty. These come first. */
 static uint32_t slices(const struct zc_zero *z, const struct zcz_unit *u)
 {
     uint32_t n = 0;
@@ -88,8 +88,8 @@ void zcz_alone_begin(struct zcz_unit *u)
     u->pass->slices_done = 0;
 }
 
-/* The first of those that were asked for last. Ranks begin at their own, so that they do not all
- * want the same one. */
+/* The first of the slices that were fetched last. Each rank begins with its own slice, so that
+ * ranks do not all fetch the same one. */
 static uint32_t alone_at(const struct zc_zero *z, const struct zcz_unit *u)
 {
     uint32_t n = slices(z, u);
@@ -167,7 +167,7 @@ int zcz_alone_fetched(struct zc_zero *z, struct zcz_unit *u)
 
 /* ---- on the host */
 
-/* Slice s to its place in the buffer, as parameters. */
+/* Copies slice s to its place in the buffer, as parameters. */
 static void alone_copy(const struct zc_zero *z, const struct zcz_unit *u, uint32_t s,
                        const struct zc_view *view)
 {
@@ -187,7 +187,7 @@ static void alone_copy(const struct zc_zero *z, const struct zcz_unit *u, uint32
                    zb_min_u64(page, count - at), to + at * zb_dtype_bytes(u->layout.dtype));
 }
 
-/* What is behind the last slice's elements. */
+/* Zeros what follows the last slice's elements. */
 static void alone_zero_behind(const struct zc_zero *z, const struct zcz_unit *u)
 {
     uint32_t last = slices(z, u) - 1;
@@ -197,7 +197,7 @@ static void alone_zero_behind(const struct zc_zero *z, const struct zcz_unit *u)
     memset((char *)u->pass->buf->data + end, 0, zcz_slice_bytes(u) * z->shards - end);
 }
 
-/* 1: it is all there; 0: more slices are to come. */
+/* 1: all slices are there; 0: others are still to be fetched. */
 static int alone_collect_host(struct zc_zero *z, struct zcz_unit *u)
 {
     const struct zc_view *views = &z->pass->views[alone_index(z, u)];
@@ -228,7 +228,7 @@ static int alone_collect_host(struct zc_zero *z, struct zcz_unit *u)
 
 /* ---- on a device */
 
-/* The slices that are pinned begin to come to the device. */
+/* Begins to copy the pinned slices to the device. */
 static int alone_up(struct zc_zero *z, struct zcz_unit *u)
 {
     const struct zc_view *views = &z->pass->views[alone_index(z, u)];

@@ -1,35 +1,36 @@
 /*
- * gather.c - one unit's parameters, from the slices of all ranks to an array that can be computed
- * with.
+ * gather.c - gathers one unit's parameters: from the slices of all ranks to one array for
+ * computation.
  *
  *     IDLE ---> FETCH ---> FETCHING ---> COLLECT ---> (UPLOAD) ---> READY ---> IDLE
  *
- *     FETCH     waits for a pin: of streamed parameters only so many can be pinned at one time
- *     FETCHING  the store brings this rank's slice, at the version behind the last step
- *     COLLECT   the slice is copied to its place in a buffer, the pin given back, and the slices of
- *               the other ranks come around it
- *     UPLOAD    where parameters are wanted on a device: they are copied there, from the buffer, or
- *               from the view, whose pin is kept until that is done; the view may be on the device
- *               itself. Where slices are gathered
- *               between devices, COLLECT copies this rank's slice up first, and in UPLOAD are
- *               only those whose parameters are made of codes there
- *     READY     held by the trainer, or waiting for it (schedule.c)
+ *     FETCH     waits for a pin: the number of streamed slices that are pinned at one time is
+ *               limited
+ *     FETCHING  the store fetches this rank's slice, at the version after the last step
+ *     COLLECT   the slice is copied to its place in a buffer and unpinned, and the slices of the
+ *               other ranks are gathered around it
+ *     UPLOAD    if parameters are needed on a device: they are copied there from the buffer, or
+ *               from the view, which may itself be on the device. The view stays pinned until the
+ *               copy is done. If slices are gathered between devices, COLLECT copies this rank's
+ *               slice up first, and only units that are dequantized on the device enter UPLOAD
+ *     READY     held by the trainer, or kept for it (schedule.c)
  *
- * CODES. What is copied and comes may be blockwise int8 (zcz_coded()), of which the parameters are
- * made in a buffer of their own: where a unit is kept quantized, what the store has, as it is; with
- * quantize_gather, codes made of the slice for the way. Every rank computes with what comes out of
- * them, the one whose slice it is, too; slices are whole blocks, so what a weight becomes does not
- * depend on how many ranks there are.
+ * CODES. A unit may be copied and gathered as blockwise int8 (zcz_coded()), and is then dequantized
+ * into a buffer of its own. A unit that is stored quantized is gathered as stored. With
+ * quantize_gather, a slice is quantized for the gather. Every rank computes with the dequantized
+ * values, also the rank that has the slice. Slices are whole blocks, so a weight's value does not
+ * depend on the number of ranks.
  *
- * A rank that is alone reads the store's memory itself: COLLECT keeps the pin, and READY's end
- * gives it back. The last pin is never kept so, or nothing could be fetched any more: then it
+ * A rank that is alone reads the store's memory in place: COLLECT keeps the pin until READY ends.
+ * It never keeps the last pin in this way, or no other unit could be fetched; in that case it
  * copies.
  *
  * INVARIANTS
- *     The collective's place in the order is taken when the gather begins, so a gather that was
- *     dropped on its way still comes to READY before it goes, and one that is wanted again is
- *     another gather: on some ranks it was over before.
- *     z->pass->pins counts units in FETCHING and views kept in READY; it never exceeds store->pins_max.
+ *     A collective takes its place in the order when the gather begins. So a gather that was
+ *     dropped on its way still becomes READY before it ends. If the unit is needed again meanwhile,
+ *     that is another gather, because on some ranks the first one has ended already.
+ *     z->pass->pins counts units in FETCHING and views kept in READY; it never exceeds
+ *     store->pins_max.
  */
 #include <assert.h>
 #include <errno.h>
@@ -37,7 +38,7 @@
 
 #include "client/zero/pass/pass_priv.h"
 
-/* As the store has it, pages and all. */
+/* Bytes of the slice as it is stored, in pages. */
 static uint64_t stored_bytes(const struct zc_zero *z, const struct zcz_unit *u)
 {
     return zb_plane_bytes(u->layout.block_bytes[ZB_PARAM], z->store->page_elems, u->count);
@@ -96,14 +97,14 @@ void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u)
 {
     u->pass->drop = true;
     if (u->pass->state == ZCZ_READY)
-        (void)gather_idle(z, u); /* a failure is z's, and shows at the next call */
+        (void)gather_idle(z, u); /* a failure is recorded in z, and reported by the next call */
 }
 
 static int gather_fetch(struct zc_zero *z, struct zcz_unit *u)
 {
     int rc;
 
-    if (u->count == 0) { /* this rank keeps nothing of it */
+    if (u->count == 0) { /* this rank keeps nothing of the unit */
         u->pass->state = ZCZ_COLLECT;
         zcz_moved(z);
         return 0;
@@ -141,7 +142,7 @@ static int gather_fetched(struct zc_zero *z, struct zcz_unit *u)
     return 0;
 }
 
-/* Of the host. */
+/* The pool for buffers on the host. */
 static struct zcz_pool *gather_pool(struct zc_zero *z)
 {
     return z->whole_params && !z->device.gpu ? &z->whole_param : &z->pass->gather_pool;
@@ -158,8 +159,8 @@ static struct zcz_pieces view_pieces(const struct zc_zero *z, const struct zcz_u
     return zcz_gather_pieces(z, u, &u->view, u->count);
 }
 
-/* The slice to its place among others of so many bytes, zeros behind it. A store with whole units
- * has it there. */
+/* Copies the slice to its place among others of `bytes` each, followed by zeros. In a store with
+ * whole units it is there already. */
 static void gather_place(const struct zc_zero *z, const struct zcz_unit *u, struct zcz_buf *b,
                          size_t bytes)
 {
@@ -218,7 +219,7 @@ static int gather_decode(struct zc_zero *z, struct zcz_unit *u)
     return 0;
 }
 
-/* This rank's slice starts to travel. */
+/* Makes this rank's slice ready for the collective. */
 static int gather_send(struct zc_zero *z, struct zcz_unit *u)
 {
     bool coded = zcz_coded(z, u);
@@ -234,7 +235,7 @@ static int gather_send(struct zc_zero *z, struct zcz_unit *u)
 
 /* ---- on a device */
 
-/* The slice, as it is kept, begins to come to the device: codes to u->pass->wire, parameters to
+/* Begins to copy the slice, as it is stored, to the device: codes to u->pass->wire, parameters to
  * u->pass->on_dev. */
 static int gather_up(struct zc_zero *z, struct zcz_unit *u)
 {
@@ -247,7 +248,7 @@ static int gather_up(struct zc_zero *z, struct zcz_unit *u)
                                   bytes * z->shard, &from, bytes);
 }
 
-/* The bytes are in one piece, and wanted in a buffer on the device. */
+/* The data is complete on the host, or in the view: begins to copy it to the device. */
 static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
 {
     size_t bytes = zcz_slice_bytes(u) * z->shards;
@@ -280,7 +281,7 @@ static int gather_uploaded(struct zc_zero *z, struct zcz_unit *u)
     return u->pass->pinned ? gather_unpin(z, u) : 0;
 }
 
-/* The slice is on the device. */
+/* The slice is on the device: arms the collective. */
 static int gather_send_on_device(struct zc_zero *z, struct zcz_unit *u)
 {
     size_t bytes = u->pass->wire ? zcz_wire_bytes(u) : zcz_slice_bytes(u);
@@ -305,7 +306,8 @@ static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
         zcz_moved(z);
         return gather_up(z, u);
     }
-    if (!u->pass->coll.armed) { /* the pin does not wait for other ranks, who may wait for theirs */
+    if (!u->pass->coll.armed) { /* unpin without waiting for other ranks, which may wait for a pin
+                                   themselves */
         rc = zcz_device_done(z, u->layout.quantized ? u->pass->wire : u->pass->on_dev);
         return rc <= 0 ? rc : gather_send_on_device(z, u);
     }
@@ -322,7 +324,7 @@ static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
 
 /* ---- turns */
 
-/* A rank that is alone, on the host: the view is computed with, unless it is codes, or the last
+/* A rank that is alone, on the host: uses the view in place, unless it is quantized or has the last
  * pin. */
 static int gather_self(struct zc_zero *z, struct zcz_unit *u)
 {
@@ -345,7 +347,7 @@ static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
     int rc = 0;
 
     if (z->shards == 1 && z->store->on_device && !u->layout.quantized) {
-        u->pass->params = u->view.data; /* what is computed with */
+        u->pass->params = u->view.data; /* used in place */
         u->pass->state = ZCZ_READY;
         zcz_moved(z);
         return 0;

@@ -1,6 +1,6 @@
 /*
- * gather_dev.c - what is gathered, on a device: its buffers, and codes that are made there, and made
- * into parameters again. And what a view shows, in pieces.
+ * gather_dev.c - gathers on a device: buffers, quantizing and dequantizing there. Also the layout
+ * of a view, in pieces.
  */
 #include "client/zero/pass/pass_priv.h"
 
@@ -82,8 +82,8 @@ int zcz_gather_dev_get(struct zc_zero *z, struct zcz_unit *u)
                                            zcz_wire_bytes(u) * z->shards);
 }
 
-/* The stores of this process keep a slice as one page; cut into those of a daemon it has no gaps.
- */
+/* The stores of this process keep a slice as one page. In pages of the daemon's size, it must have
+ * no gaps. */
 _Static_assert(ZB_PAGE_ELEMS_DEFAULT / ZB_BLOCK_ELEMS * ZB_Q8_BLOCK_BYTES % ZB_PAGE_ALIGN == 0,
                "pages of codes have gaps");
 

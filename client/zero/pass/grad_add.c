@@ -1,8 +1,7 @@
 /*
- * grad_add.c - gradients that the trainer has in memory of its own, added into the unit's.
+ * grad_add.c - adds gradients from the trainer's memory into the unit's gradient.
  *
- * On the host they are added at once; on a device by a kernel of it, which is enqueued on the trainer's
- * stream.
+ * On the host this is done at once. On a device, a kernel is enqueued on the trainer's stream.
  */
 #include <errno.h>
 

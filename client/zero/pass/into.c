@@ -1,5 +1,5 @@
 /*
- * into.c - parameters that are gathered into memory of the caller's.
+ * into.c - gathers parameters into the caller's memory.
  */
 #include <errno.h>
 #include <string.h>

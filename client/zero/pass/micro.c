@@ -67,9 +67,9 @@ bool zcz_reduced_there(const struct zc_zero *z, const struct zcz_unit *u)
     return zcz_micro_any(z) ? z->pass->rounds > 0 : u->pass->micro > zcz_reduce_local(z);
 }
 
-/* ---- as many as come */
+/* ---- any number of micro-steps */
 
-/* In this micro-step. */
+/* Whether the unit was reduced in this micro-step. */
 static bool micro_handed(const struct zc_zero *z, const struct zcz_unit *u)
 {
     return u->pass->micro > z->pass->micro;
@@ -88,7 +88,7 @@ static int micro_refused(struct zc_zero *z, const struct zcz_unit *u)
     return 0;
 }
 
-/* Those that may leave, in their order; at the end all. */
+/* Exchanges the units that may be exchanged now, in their order; `all`: all that are left. */
 static int micro_leave(struct zc_zero *z, bool all)
 {
     int rc = 0;
@@ -109,7 +109,7 @@ static int micro_leave(struct zc_zero *z, bool all)
     return rc;
 }
 
-/* All units leave that have not. */
+/* Exchanges all units that are left. */
 static int micro_round(struct zc_zero *z)
 {
     int rc = micro_leave(z, true);
@@ -239,7 +239,7 @@ int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
     return zcz_turn(z, 0);
 }
 
-/* The unit is the last one of its micro-step. */
+/* Ends a micro-step after its last unit. */
 static void reduce_complete(struct zc_zero *z)
 {
     z->pass->reduced = 0;

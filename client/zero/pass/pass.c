@@ -43,7 +43,8 @@ int zcz_pass_start(struct zc_zero *z)
                                               .grad_kept = u->whole[ZB_GRAD] };
         u->pass = &p->units[i];
     }
-    if (z->options.accumulate_local) { /* all of them are in use at one time, once a step */
+    if (z->options.accumulate_local) { /* all of these buffers are in use at one time, once per
+                                          step */
         p->grad_pool.keep += z->trainable;
         p->grad_dev.keep += z->trainable;
     }
@@ -57,7 +58,7 @@ bool zcz_pass_idle(const struct zc_zero *z)
 
 void zcz_pass_let_go(struct zc_zero *z)
 {
-    if (z->pass->open) /* other ranks may have exchanged more of it */
+    if (z->pass->open) /* other ranks may have exchanged more of this micro-step */
         (void)zcz_micro_settle(z);
     zcz_reduce_follow(z);
     zb_list_each(pos, &z->pass->gathers)
@@ -146,7 +147,7 @@ int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params)
     rc = zcz_turn(z, 0);
     while (rc == 0 && u->pass->state != ZCZ_READY)
         rc = zcz_wait(z, &w);
-    if (rc == -EINTR && !z->failed) /* it is in the order of gathers already */
+    if (rc == -EINTR && !z->failed) /* its place in the order of gathers is already recorded */
         u->pass->interrupted = --u->pass->holds == 0;
     if (rc < 0)
         return rc;

@@ -1,15 +1,14 @@
 /*
  * pass.h - units in a pass through the model: gathered, released, reduced.
  *
- * What rooms above may ask of this one, and the state behind it. The files of this room share
- * pass_priv.h besides.
+ * The interface of this room for those above, and its state. Its files also share pass_priv.h.
  */
 #ifndef ZC_ZERO_PASS_H
 #define ZC_ZERO_PASS_H
 
 #include "client/zero/core/zero.h"
 
-#define ZCZ_REDUCES_MAX  ZB_REDUCES_MAX /* that hold buffers; then zc_zero_reduce() waits */
+#define ZCZ_REDUCES_MAX  ZB_REDUCES_MAX /* reductions that may hold buffers */
 #define ZCZ_PREFETCH_MAX ZB_PREFETCH_MAX
 
 enum zcz_gather_state { ZCZ_IDLE, ZCZ_FETCH, ZCZ_FETCHING, ZCZ_COLLECT, ZCZ_UPLOAD, ZCZ_READY };
@@ -17,42 +16,42 @@ enum zcz_gather_state { ZCZ_IDLE, ZCZ_FETCH, ZCZ_FETCHING, ZCZ_COLLECT, ZCZ_UPLO
 struct zcz_pass_unit {
     struct zcz_unit *unit;
 
-    /* pass.c: the trainer's calls */
+    /* pass.c: for the trainer's calls */
     uint32_t holds;
-    bool interrupted; /* its last gather was, and is to be called again */
-    bool unreduced;   /* gathered in this micro-step, and not reduced yet; reduce.c ends it */
+    bool interrupted; /* its last gather was interrupted, and will be called again */
+    bool unreduced;   /* gathered in this micro-step, and not reduced yet */
 
     /* gather.c */
     enum zcz_gather_state state;
     struct zb_list node; /* in pass->gathers unless ZCZ_IDLE */
-    bool drop;           /* it was given up on its way, and goes when it is ready */
+    bool drop;           /* dropped before it was ready: becomes idle when it is */
     struct zcz_op fetch;
-    bool pinned; /* unit->view is ours until released */
+    bool pinned; /* unit->view is pinned */
     struct zcz_coll coll;
-    struct zcz_buf *wire;   /* codes and scales, of all ranks that share the unit */
-    struct zcz_buf *buf;    /* of the host; where parameters are whole, for good */
-    struct zcz_buf *on_dev; /* of the device, the same, */
-    bool copying;           /* where this rank's slice is, or is on its way */
-    const void *params;     /* in ZCZ_READY: the view's data or a buffer's */
+    struct zcz_buf *wire;   /* codes and scales of all ranks that share the unit */
+    struct zcz_buf *buf;    /* on the host; kept if parameters are whole */
+    struct zcz_buf *on_dev; /* the same on the device */
+    bool copying;           /* this rank's slice was copied there, or is being copied */
+    const void *params;     /* in ZCZ_READY: the data of the view or of a buffer */
 
-    /* alone.c: of a gather that is this rank's own, slices that are in their place, and those that
-     * are being fetched, or pinned */
+    /* alone.c: with gather_alone: how many slices are in place, and how many are being fetched or
+     * are pinned */
     uint32_t slices_done, slices_pinned;
 
     /* schedule.c */
-    uint32_t window; /* pass->window when it was last in the window, */
-    uint32_t hint;   /* it waits until the window has this number: zc_zero_prefetch() */
-    uint32_t near;   /* and when it was last near enough to stay */
+    uint32_t window; /* pass->window when the unit was last in the window */
+    uint32_t hint;   /* kept until the window has this number: zc_zero_prefetch() */
+    uint32_t near;   /* pass->window when it was last near enough to be kept */
 
     /* reduce.c */
-    struct zcz_buf *grad;      /* that the trainer adds into, */
-    bool asked;                /* in this micro-step; */
-    struct zcz_buf *grad_kept; /* where gradients are whole: and between two uses */
-    uint32_t micro;            /* micro-steps of this iteration that were reduced */
-    bool left;                 /* in this iteration, for the other ranks */
+    struct zcz_buf *grad;      /* that the trainer adds into */
+    bool asked;                /* zc_zero_grad() was called in this micro-step */
+    struct zcz_buf *grad_kept; /* if gradients are whole: the buffer between two uses */
+    uint32_t micro;            /* micro-steps of this iteration in which it was reduced */
+    bool left;                 /* its gradient was sent to the other ranks in this iteration */
 
     /* micro.c */
-    bool *has; /* [def.ntensors]: got a gradient on this rank in this iteration, so far */
+    bool *has; /* [def.ntensors]: tensors with a gradient on this rank in this iteration so far */
 };
 
 /* reduce.c and reduce_dev.c */
@@ -60,25 +59,27 @@ struct zcz_reduce {
     struct zb_list node; /* in pass->reduces, or pass->reduces_idle */
     struct zcz_unit *unit;
     uint32_t micro;
-    struct zcz_buf *send, *more; /* more: NULL where both fit in send */
+    struct zcz_buf *send, *more; /* more: NULL if both fit in send */
     void *recv;                  /* world slices in the unit's dtype, in rank order */
-    struct zcz_buf *on_dev;      /* it is on its way from here: the trainer's buffer, */
-    struct zcz_buf *rounded;     /* that in the unit's dtype; NULL for fp32, */
-    struct zcz_buf *more_dev;    /* and what `more` is, between devices */
-    bool summing;                /* between devices: their sum is on its way, fp32, as recv */
+    struct zcz_buf *on_dev;      /* on a device: the trainer's buffer; NULL once copied */
+    struct zcz_buf *rounded;     /* on a device: the same, rounded to the unit's dtype; NULL for
+                                    fp32 */
+    struct zcz_buf *more_dev;    /* between devices: what `more` is */
+    bool summing;                /* between devices: the fp32 sum is on its way to recv */
     struct zcz_coll coll;
 
-    /* replicas > 1: this rank's slice is added up over them (all-reduced) before it is pushed */
-    struct zcz_buf *sums;     /* fp32[replicas * part], may be send, or on_dev, */
-    struct zcz_buf *parts_in; /* and what comes to it */
+    /* replicas > 1: this rank's slice is summed over the replicas (all-reduced) before it is
+     * pushed */
+    struct zcz_buf *sums;     /* fp32[replicas * part]; may be send or on_dev */
+    struct zcz_buf *parts_in; /* the parts received */
     struct zcz_coll parts, gather;
-    bool followed; /* both have their places in the order */
-    bool summed;   /* sums is what is pushed */
+    bool followed; /* `parts` and `gather` have their places in the order */
+    bool summed;   /* `sums` is what is pushed */
 
-    uint64_t next; /* elements of the slice handed to the store */
+    uint64_t next; /* elements of the slice that were passed to the store */
 };
 
-/* Units, in the order in which they were gathered. */
+/* Units, in the order of their gathers. */
 struct zcz_order {
     uint32_t *units;
     uint32_t n;
@@ -90,21 +91,21 @@ struct zcz_pass {
 
     /* gather.c */
     struct zb_list gathers; /* units that are not idle, in the order in which they began */
-    uint32_t pins;          /* fetches in flight, and views held */
+    uint32_t pins;          /* fetches in flight and views held */
     struct zcz_pool gather_pool, wire_pool;
     struct zcz_pool gather_dev, wire_dev; /* on the device */
     uint64_t fetched_bytes;
 
     /* alone.c */
-    bool alone;      /* gathers are this rank's own affair: no collectives */
-    uint64_t *names; /* [z->nunits * z->shards] of the slices, for the store; 0: there is none */
-    struct zc_view *views; /* of slices that are pinned, as `names` */
+    bool alone;            /* gather_alone: each rank gathers by itself, without collectives */
+    uint64_t *names;       /* [z->nunits * z->shards]: names of slices in the store; 0: no slice */
+    struct zc_view *views; /* of pinned slices, indexed like `names` */
 
     /* schedule.c */
-    struct zcz_order order, seen; /* of the last micro-step that is complete, and since then */
+    struct zcz_order order, seen; /* of the last complete micro-step, and since then */
     uint32_t order_at;            /* the gather that is expected next */
-    uint32_t window;              /* grows with each */
-    uint64_t live;                /* elements that are gathered, or on their way */
+    uint32_t window;              /* number of the window, which grows with each */
+    uint64_t live;                /* elements gathered or on their way */
 
     /* reduce.c */
     struct zb_list reduces, reduces_idle;
@@ -112,40 +113,43 @@ struct zcz_pass {
     struct zcz_pool grad_pool;
     struct zcz_pool grad_dev; /* on the device */
     struct zcz_op pushes;
-    uint32_t micro;   /* micro-steps that are complete */
-    uint32_t reduced; /* units reduced in the one in progress */
+    uint32_t micro;   /* complete micro-steps */
+    uint32_t reduced; /* units reduced in the micro-step in progress */
     uint64_t pushed_bytes;
-    uint64_t changes; /* grows when a gradient leaves, and when they begin anew */
+    uint64_t changes; /* grows when a gradient is sent, and when a new step begins */
 
     /* micro.c */
-    bool *has; /* of all units */
+    bool *has; /* the flags of all units */
     /* micro_steps 0: */
     bool open;       /* a micro-step is in progress, */
-    bool leaves;     /* whose gradients leave for the other ranks, */
-    uint32_t next;   /* but units below this number have not yet */
-    bool held;       /* micro-steps have added to what is held here */
-    uint32_t rounds; /* in which all units have left, in this iteration */
+    bool leaves;     /* whose gradients are sent to the other ranks, */
+    uint32_t next;   /* except, so far, units below this number */
+    bool held;       /* micro-steps have added to gradients held here */
+    uint32_t rounds; /* how often all units were sent in this iteration */
 };
 
-/** At open. */
+/** Called when the engine opens. */
 void zcz_pass_open(struct zc_zero *z, uint32_t prefetch_units);
-/** At the start, when the store has its slices: every unit can be gathered. A refusal. */
+/** Called in the start, when the store has the slices. Afterwards every unit can be gathered. 0 or
+ * a refusal. */
 int zcz_pass_start(struct zc_zero *z);
-/** At the start, when the store has named the slices: ranks whose gathers are their own tell each other
- * these names. Collective. A refusal, or the failure. */
+/** Called in the start, when the store has named the slices. With gather_alone, ranks exchange
+ * these names. Collective. 0, a refusal or the failure. */
 int zcz_alone_start(struct zc_zero *z);
-/** Nothing is gathered, on its way to be, or being reduced. */
+/** Whether no unit is gathered, being gathered or being reduced. */
 bool zcz_pass_idle(const struct zc_zero *z);
-/** Nothing is being reduced: the store has every gradient. */
+/** Whether no unit is being reduced, so the store has every gradient. */
 bool zcz_reduce_idle(const struct zc_zero *z);
-/** The end: whatever the trainer still holds goes, and what is being reduced may end. */
+/** Called at the end: drops all gathered units, even those that the trainer holds, and lets
+ * reductions in progress finish. */
 void zcz_pass_let_go(struct zc_zero *z);
-/** Before a step is abandoned: the micro-step that is in progress ends, so that every rank has made the same collectives. 0 or
- * a refusal: ranks cannot know how far the others are in one that zc_zero_micro() did not begin. */
+/** Before a step is abandoned: ends the micro-step in progress, so that all ranks have made the
+ * same collectives. 0, or a refusal: if zc_zero_micro() did not begin the micro-step, ranks cannot
+ * know how far the others are in it. */
 int zcz_micro_abandon(struct zc_zero *z);
-/** What the trainer has added up here, and not handed over, goes. */
+/** Drops gradients that the trainer has added up here and not passed on. */
 void zcz_reduce_drop(struct zc_zero *z);
-/** A step has begun: micro-steps count from 0, and gathers begin anew. */
+/** A step has begun: resets the count of micro-steps, and begins gathers again. */
 void zcz_pass_rewind(struct zc_zero *z);
 /** orphans: as zcz_pool_done(). */
 void zcz_pass_close(struct zc_zero *z, bool orphans);
@@ -154,37 +158,39 @@ void zcz_pass_close(struct zc_zero *z, bool orphans);
 int zcz_gather_turn(struct zc_zero *z);
 int zcz_reduce_turn(struct zc_zero *z);
 
-/** Every reduction that was asked for has all its places in the order. */
+/** Queues the remaining collectives of every reduction that was asked for. */
 void zcz_reduce_follow(struct zc_zero *z);
 
-/** Whether this rank gave that tensor of the unit (in order of declaration) a gradient, in any
- * micro-step of the iteration so far: as zc_zero_reduce_of() was told. */
+/** Whether this rank has a gradient for this tensor of the unit (in order of declaration) in any
+ * micro-step of the iteration so far, as reported by zc_zero_reduce_of(). */
 bool zcz_reduced_has(const struct zc_zero *z, uint32_t unit, uint32_t tensor);
 
-/** Between two steps: no gradient of the next one was asked for, or handed over, on this rank. */
+/** Whether this rank is between two steps: no gradient of the next one was asked for or passed
+ * on. */
 bool zcz_micro_between(const struct zc_zero *z);
-/** A step may come as far as micro-steps go: 0, or the refusal that there was none. */
+/** Whether the micro-steps allow a step: 0, or a refusal if there was none. */
 int zcz_micro_check(struct zc_zero *z);
-/** With micro_steps 0: what is in progress ends, and what is held leaves for the other ranks: the same
- * calls on all of them. Then the store gets every gradient. Else nothing. */
+/** With micro_steps 0: ends the micro-step in progress, and exchanges gradients that are held; all
+ * ranks make the same calls. Afterwards the store gets every gradient. Otherwise does nothing. */
 int zcz_micro_settle(struct zc_zero *z);
-/** Micro-steps of this iteration: those that were made, or as options say. */
+/** Number of micro-steps of this iteration: those made so far, or the number in the options. */
 uint32_t zcz_micro_made(const struct zc_zero *z);
-/** The unit's parameters will change: they are gathered anew when they are asked for again. -EBUSY: the
- * trainer holds them; or the failure. */
+/** Called before the unit's parameters change, so that the next gather fetches them again. -EBUSY:
+ * the trainer holds the unit; or the failure. */
 int zcz_pass_forget(struct zc_zero *z, struct zcz_unit *u);
-/** What is gathered and held by nobody is dropped: a step is about to come. */
+/** Drops gathered units that are not held. Called before a step. */
 void zcz_pass_drop(struct zc_zero *z);
-/** Whether the unit was reduced in this iteration, on any rank: its gradient is more than zeros. */
+/** Whether the unit was reduced in this iteration on any rank, so that its gradient is not just
+ * zeros. */
 bool zcz_reduced_any(const struct zc_zero *z, uint32_t unit);
-/** Differs whenever a gradient may have changed; never 0. */
+/** Returns a number that changes whenever a gradient may have changed; never 0. */
 uint64_t zcz_reduced_changes(const struct zc_zero *z);
 
-/** Whether the store has, or will have when nothing is being reduced, a gradient of the unit in this
- * iteration. */
+/** Whether the store has a gradient of the unit in this iteration, or will have one when the
+ * reductions in progress are done. */
 bool zcz_reduced_there(const struct zc_zero *z, const struct zcz_unit *u);
 
-/** Adds `world` slices of `count` elements (slice of them apart), in rank order, into out. */
+/** Adds `world` slices of `count` elements, `slice` elements apart, in rank order, into out. */
 void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *slices,
                     uint32_t world, uint64_t slice, uint64_t first, uint64_t count, float *out);
 

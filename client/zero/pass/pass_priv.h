@@ -1,5 +1,5 @@
 /*
- * pass_priv.h - what the files of pass/ call of each other.
+ * pass_priv.h - functions that the files of pass/ share.
  */
 #ifndef ZC_ZERO_PASS_PRIV_H
 #define ZC_ZERO_PASS_PRIV_H
@@ -7,47 +7,49 @@
 #include "client/zero/pass/pass.h"
 
 /* ---- schedule.c */
-/** The trainer gathers a unit that it did not hold. 0 or -ENOMEM. */
+/** Records a gather of a unit that the trainer did not hold. 0 or -ENOMEM. */
 int zcz_schedule_gathered(struct zc_zero *z, uint32_t unit);
-/** A micro-step is over: the next one is expected to repeat it. */
+/** A micro-step has ended: the next one is expected to repeat its order. */
 void zcz_schedule_learn(struct zc_zero *z);
-/** A step is over. */
+/** A step has ended. */
 void zcz_schedule_rewind(struct zc_zero *z);
-/** Begins what comes next, drops what does not; may wait for a gather that was given up. */
+/** Begins gathers in the window, drops what is not needed; may wait for a gather that was
+ * dropped. */
 void zcz_schedule_apply(struct zc_zero *z);
 
 /* ---- reduce.c */
-/** So many micro-steps of each step only add to what stays here. */
+/** How many micro-steps of each step only add to the buffer on this rank. */
 uint32_t zcz_reduce_local(const struct zc_zero *z);
-/** With reduce_waits: until nothing is being reduced. */
+/** With reduce_waits: waits until nothing is being reduced. */
 int zcz_reduce_waits(struct zc_zero *z);
-/** There is u->pass->grad: as it was, unless zeros are wanted, or it is new. */
+/** Makes sure that u->pass->grad exists. Fills it with zeros if it is new, or if zeros are
+ * wanted. */
 int zcz_grad_make(struct zc_zero *z, struct zcz_unit *u, bool zeros);
-/** The unit's gradient leaves for the other ranks, when there is room for it. */
+/** Begins the reduction of the unit's gradient, when there is room for it. */
 int zcz_reduce_leave(struct zc_zero *z, struct zcz_unit *u);
-/** A step has begun: micro-steps count from 0. */
+/** A step has begun: resets the count of micro-steps. */
 void zcz_reduce_rewind(struct zc_zero *z);
 
 /* ---- micro.c */
-/** At the start, when pass->units is there. A refusal. */
+/** Called in the start, when pass->units exists. 0 or a refusal. */
 int zcz_micro_start(struct zc_zero *z);
-/** A step has begun: no tensor has a gradient. */
+/** A step has begun: clears the reports about tensors. */
 void zcz_micro_rewind(struct zc_zero *z);
-/** Options say that there are as many micro-steps as come. */
+/** Whether the number of micro-steps is not fixed (micro_steps 0). */
 static inline bool zcz_micro_any(const struct zc_zero *z)
 {
     return z->options.micro_steps == 0;
 }
-/** What zc_zero_grad() begins with: the unit has a buffer that may be added into, or the refusal. */
+/** Begins zc_zero_grad(): provides the buffer that may be added into. 0, or a refusal. */
 int zcz_grad_ask(struct zc_zero *z, uint32_t unit, struct zcz_unit **ret);
 
 /* ---- sums.c */
-/** n floats become n bf16 or fp16 at the same place. */
+/** Rounds n floats to bf16 or fp16, in place. */
 void zcz_round_in_place(const struct zk_ops *ops, enum zb_dtype dtype, void *data, uint64_t n);
-/** What is never stepped has no gradient either, or it would count in the norm. */
+/** Zeros elements that are never stepped, or they would count in the norm. */
 void zcz_grad_mask(const struct zcz_unit *u, uint64_t padded, float *grad);
 
-/** Of a slice: parameters, and codes. */
+/** Bytes of a slice: as parameters, and as codes. */
 static inline size_t zcz_slice_bytes(const struct zcz_unit *u)
 {
     return u->slice * zb_dtype_bytes(u->layout.dtype);
@@ -61,49 +63,50 @@ static inline size_t zcz_wire_bytes(const struct zcz_unit *u)
 /* ---- gather.c */
 void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u);
 void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u);
-/** It was dropped, and is wanted: waits until it is idle. A failure is z's. */
+/** Waits until a dropped unit, which is needed again, is idle. A failure is recorded in z. */
 void zcz_gather_gone(struct zc_zero *z, struct zcz_unit *u);
 
-/* ---- alone.c: the steps of a gather that is this rank's own */
+/* ---- alone.c: stages of a gather with gather_alone */
 void zcz_alone_begin(struct zcz_unit *u);
 int zcz_alone_fetch(struct zc_zero *z, struct zcz_unit *u);
 int zcz_alone_fetched(struct zc_zero *z, struct zcz_unit *u);
 int zcz_alone_collect(struct zc_zero *z, struct zcz_unit *u);
-/** Gives back the slices that are pinned. */
+/** Unpins slices. */
 int zcz_alone_unpin(struct zc_zero *z, struct zcz_unit *u);
 void zcz_alone_done(struct zc_zero *z);
 
 /* ---- gather_dev.c */
-/** What a view of `count` elements of the unit shows: of the host, or on the device, where it is copied
- * within. Codes have zeros between their pages. */
+/** Returns the layout of a view of `count` elements of the unit: in host memory, or on the device,
+ * where it is copied within the device. Pages of codes have padding between them. */
 struct zcz_pieces zcz_gather_pieces(const struct zc_zero *z, const struct zcz_unit *u,
                                     const struct zc_view *view, uint64_t count);
-/** There is u->pass->on_dev, and u->pass->wire for what comes as codes; or the failure. */
+/** Makes sure that u->pass->on_dev exists, and u->pass->wire if the unit comes as codes. 0 or the
+ * failure. */
 int zcz_gather_dev_get(struct zc_zero *z, struct zcz_unit *u);
-/** All of it is on its way, or being made of codes, in u->pass->on_dev: UPLOAD. */
+/** Enters UPLOAD: all data is on its way to u->pass->on_dev, or is being dequantized into it. */
 int zcz_gather_made(struct zc_zero *z, struct zcz_unit *u);
-/** There is u->pass->on_dev, or the failure. */
+/** Makes sure that u->pass->on_dev exists. 0 or the failure. */
 int zcz_gather_dev_whole(struct zc_zero *z, struct zcz_unit *u);
-/** With quantize_gather, between devices: begins to make this rank's part of the codes of its slice,
- * which has come to its place on the device; */
+/** With quantize_gather, between devices: begins to quantize this rank's slice, which is in its
+ * place on the device, into its part of the codes; */
 int zcz_gather_quantize(struct zc_zero *z, struct zcz_unit *u);
-/** ... and begins to make the parameters of all codes, whose buffer goes. */
+/** ... and begins to dequantize the codes of all ranks, and returns their buffer. */
 int zcz_gather_dequantize(struct zc_zero *z, struct zcz_unit *u);
 
 /* ---- reduce_dev.c */
-/** Begins to bring a gradient to the host, as the unit's dtype says: r->on_dev to r->send. */
+/** Begins to bring a gradient to the host, in the unit's dtype: from r->on_dev to r->send. */
 int zcz_reduce_down(struct zc_zero *z, struct zcz_reduce *r);
-/** Between devices, instead: begins to make of r->on_dev what is exchanged, and arms that; */
+/** Instead, between devices: begins to prepare r->on_dev for the exchange, and arms it; */
 int zcz_reduce_exchange(struct zc_zero *z, struct zcz_reduce *r);
-/** ... and after it, begins to add up this rank's slices, in rank order, and to bring the sum to
- * r->send. */
+/** ... and after the exchange, begins to add this rank's slices, in rank order, and to bring the
+ * sum to r->send. */
 int zcz_reduce_sum(struct zc_zero *z, struct zcz_reduce *r);
-/** Replicas > 1, in its place: begins to add up this rank's slice (not of stage 0, which has one),
- * and arms the exchange of its parts; */
+/** Instead of that, with replicas > 1: begins to add this rank's slices (at stage 0 there is only
+ * one, and nothing to add), and arms the exchange of its parts; */
 int zcz_reduce_inside(struct zc_zero *z, struct zcz_reduce *r);
-/** ... which are there: begins to add up this rank's part, and arms the gather of all sums; */
+/** ... then begins to add this rank's part, and arms the gather of all sums; */
 int zcz_reduce_part(struct zc_zero *z, struct zcz_reduce *r);
-/** ... which are there, too: as zcz_reduce_sum(). */
+/** ... and finally, as zcz_reduce_sum(). */
 int zcz_reduce_parts(struct zc_zero *z, struct zcz_reduce *r);
 
 #endif

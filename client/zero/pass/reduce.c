@@ -3,36 +3,39 @@
  *
  *     zc_zero_grad()    a buffer of fp32, zeroed                       u->pass->grad
  *     zc_zero_reduce()  a struct zcz_reduce takes the buffer and queues the exchange
- *       exchange        slice r of every rank comes to rank r
- *       (download       of a gradient that is on a device: masked and rounded there, then copied;
- *                       between devices it comes last, and what comes is the sum)
- *       push            piece by piece: added up straight into the store's memory, and handed over
+ *       exchange        slice r of every rank is sent to rank r
+ *       (download       for a gradient on a device, which is masked and rounded there: it is copied
+ *                       to the host. Between devices this comes last, and copies the sum)
+ *       push            piece by piece: added directly into the store's memory, and passed on
  *
- * ACCUMULATION. Each micro-step's sum is pushed, and the store adds them up; or, with
- * accumulate_local, the buffer stays with its unit, is added into by all of them, and only the last
- * takes it: then the memory is that of all gradients, and what is exchanged and pushed is divided
- * by the number of micro-steps. With vertical there is one micro-step, as far as is counted here.
- * ACROSS REPLICAS. Where several ranks have the same slice (DDP: all of them have the only one),
- * its sums are all-reduced: each replica gets a part of the slice from all others, adds the parts
- * up in rank order, and an all-gather gives the sums to all.
+ * ACCUMULATION. Each micro-step's sum is pushed, and the store adds the sums. With
+ * accumulate_local, instead, each unit keeps its buffer, all micro-steps add into it, and only the
+ * last one reduces it. That needs memory for all gradients, and divides exchanged and pushed bytes
+ * by the number of micro-steps. With vertical, this file counts one micro-step.
  *
- *       parts           exchanged: of what was added up inside, fp32; under DDP of the gradient
- *                       itself, in the unit's dtype, so that the sums are those of every stage
+ * ACROSS REPLICAS. If several ranks have the same slice (DDP: all ranks have the only one), its
+ * sums are all-reduced. Each replica gets a part of the slice from all others and adds these in
+ * rank order; an all-gather gives the sums to all.
+ *
+ *       parts           exchange of the fp32 sums from inside; under DDP, of the gradient itself in
+ *                       the unit's dtype, so that the sums are the same as at every other stage
  *       gather          of the sums, fp32
  *
- * The two take their places in the order when the next reduction has taken its first, or when there
- * is no next one (zcz_reduce_follow()): so an exchange does not wait for another one's sums.
+ * These two take their places in the order when the next reduction has taken its first place, or
+ * when there is no next one (zcz_reduce_follow()). So an exchange does not wait for the sums of the
+ * one before.
  *
- * WHOLE GRADIENTS (stage 1) have memory of their own, which the trainer's buffer is, each time: it
- * is given back when its sum is pushed, so a trainer may wait for it in zc_zero_grad().
+ * WHOLE GRADIENTS (stage 1). Each unit has one gradient buffer, which the trainer gets each time.
+ * It is free again when its sum has been pushed, so zc_zero_grad() may wait for that.
  *
- * MEMORY. A bf16 gradient is rounded in place: the send half and the receive half together are the
- * fp32 buffer. An fp32 one needs a second buffer to receive, and so does one whose slice the store
- * keeps in that buffer: there the sums go while slices are still read. At most ZCZ_REDUCES_MAX
- * reductions hold buffers; a trainer that is faster than the exchange waits in zc_zero_reduce().
+ * MEMORY. A bf16 gradient is rounded in place, so the fp32 buffer has room for both the send half
+ * and the receive half. An fp32 gradient needs a second buffer to receive. So does a gradient whose
+ * slice the store keeps in that same buffer, because sums are written there while slices are still
+ * read. At most ZCZ_REDUCES_MAX reductions hold buffers; a trainer that is faster than the exchange
+ * waits in zc_zero_reduce().
  *
- * ORDER. Reductions hand their pieces over one after the other, in the trainer's order, so a store
- * gets a unit's micro-steps in order. While the last step is running nothing is handed over.
+ * ORDER. Reductions push their pieces one after the other, in the trainer's order, so a store gets
+ * a unit's micro-steps in order. Nothing is pushed while a step is running.
  */
 #include <errno.h>
 #include <string.h>
@@ -51,7 +54,7 @@ static bool grad_reducing(const struct zc_zero *z, const struct zcz_unit *u)
     return false;
 }
 
-/* The buffer that a trainer adds into. */
+/* Gets the buffer that the trainer adds into. */
 static int grad_get(struct zc_zero *z, struct zcz_unit *u, size_t bytes)
 {
     struct zcz_wait w = { .what = "the reduction of this unit's last gradient" };
@@ -75,7 +78,7 @@ static int grad_get(struct zc_zero *z, struct zcz_unit *u, size_t bytes)
                     u->def.index, u->def.name, bytes);
 }
 
-/* Its way ends, on the host or on the device. */
+/* Returns the buffer, on the host or on the device, after the reduction. */
 static void grad_put(struct zc_zero *z, struct zcz_unit *u, struct zcz_buf *b)
 {
     if (z->whole_grads)
@@ -103,7 +106,7 @@ static struct zcz_coll *reduce_first(struct zc_zero *z, struct zcz_reduce *r)
     return z->shards > 1 ? &r->coll : z->replicas > 1 ? &r->parts : NULL;
 }
 
-/* Masked and rounded, it may be exchanged. */
+/* Arms the first collective, for a gradient that is masked and rounded. */
 static void reduce_arm(struct zc_zero *z, struct zcz_reduce *r)
 {
     const struct zcz_unit *u = r->unit;
@@ -165,7 +168,7 @@ void zcz_reduce_follow(struct zc_zero *z)
     }
 }
 
-/* The first place in the order; those before it get the rest of theirs behind it. */
+/* Queues the first collective. Then earlier reductions get the rest of their places. */
 static void reduce_queue_first(struct zc_zero *z, struct zcz_reduce *r)
 {
     struct zcz_coll *c = reduce_first(z, r);
@@ -183,7 +186,7 @@ uint32_t zcz_reduce_local(const struct zc_zero *z)
     return zcz_micro_steps(z) - zcz_pushes(z);
 }
 
-/* The unit's gradient leaves for the other ranks. */
+/* Begins the reduction of the unit's gradient. */
 static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
 {
     struct zcz_reduce *r =
@@ -230,7 +233,7 @@ static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
 
 /* ---- across replicas */
 
-/* Of the slice inside: fp32, zeros behind it. */
+/* Adds the slices inside: fp32, followed by zeros. */
 static int across_begin(struct zc_zero *z, struct zcz_reduce *r)
 {
     struct zcz_unit *u = r->unit;
@@ -249,7 +252,7 @@ static int across_begin(struct zc_zero *z, struct zcz_reduce *r)
     return 0;
 }
 
-/* This replica's part; the others' come around it. */
+/* Adds this replica's part; the gather places the others around it. */
 static int across_add(struct zc_zero *z, struct zcz_reduce *r)
 {
     struct zcz_unit *u = r->unit;
@@ -257,7 +260,7 @@ static int across_add(struct zc_zero *z, struct zcz_reduce *r)
     float *mine;
 
     if (!r->sums && f32)
-        r->sums = r->send; /* all have it: it may be written */
+        r->sums = r->send; /* all ranks have received it, so it may be overwritten */
     else if (!r->sums)
         r->sums = zcz_buf_get(&z->pass->grad_pool, u->part * z->replicas * sizeof(*mine));
     if (!r->sums)
@@ -303,7 +306,7 @@ static int across_turn_all(struct zc_zero *z)
     return rc;
 }
 
-/* Between devices, what was exchanged is added up. 1: its next stage has begun; 0: not yet. */
+/* Between devices: adds what was exchanged. 1: the next stage has begun; 0: not yet. */
 static int reduce_add(struct zc_zero *z, struct zcz_reduce *r)
 {
     int rc;
@@ -323,7 +326,7 @@ static int reduce_add(struct zc_zero *z, struct zcz_reduce *r)
     return rc < 0 ? rc : 1;
 }
 
-/* A gradient on its way from a device: its next stage, where that can be; else its end. */
+/* A gradient that comes from a device: begins its next stage if possible, or ends the download. */
 static int reduce_land(struct zc_zero *z, struct zcz_reduce *r)
 {
     int rc;
@@ -353,7 +356,7 @@ static int reduce_land(struct zc_zero *z, struct zcz_reduce *r)
     return 0;
 }
 
-/* Whether one more of `elems` may be on its way. */
+/* Whether a reduction of `elems` may be added to those in progress. */
 static bool reduce_room(const struct zc_zero *z, uint64_t elems)
 {
     uint64_t most = z->options.reduce_elems, there = 0;
@@ -386,7 +389,7 @@ int zcz_reduce_leave(struct zc_zero *z, struct zcz_unit *u)
 {
     int rc;
 
-    if (z->options.reduce_elems > 0) /* the one before may have to be over */
+    if (z->options.reduce_elems > 0) /* the previous one may have to end first */
         zcz_reduce_follow(z);
     rc = reduce_wait(z, reduce_room, u->def.elems);
     u->pass->left = true;
@@ -409,7 +412,7 @@ int zcz_reduce_waits(struct zc_zero *z)
     return z->options.reduce_waits ? reduce_wait(z, reduces_over, 0) : zcz_turn(z, 0);
 }
 
-/* ---- the rest of the way */
+/* ---- pushing */
 
 static void reduce_end(struct zc_zero *z, struct zcz_reduce *r)
 {
@@ -425,7 +428,7 @@ static void reduce_end(struct zc_zero *z, struct zcz_reduce *r)
     zcz_moved(z);
 }
 
-/* Hands over as many pieces as there is room for. */
+/* Pushes as many pieces as there is room for. */
 static int reduce_push(struct zc_zero *z, struct zcz_reduce *r)
 {
     const struct zcz_store_ops *store = z->store->ops;
@@ -459,7 +462,7 @@ static int reduce_push(struct zc_zero *z, struct zcz_reduce *r)
 
 static int reduce_downloads(struct zc_zero *z)
 {
-    bool before = true; /* all of those before are with the store, or on their way to the host */
+    bool before = true; /* all earlier ones are in the store, or on their way to the host */
     int rc = 0;
 
     zb_list_each(pos, &z->pass->reduces)

@@ -1,12 +1,12 @@
 /*
- * reduce_dev.c - gradients on a device: masked and rounded there, and brought down, or exchanged and
- * added up between devices (core/device.c has the order).
+ * reduce_dev.c - gradients on a device: masked and rounded there, then copied down, or exchanged
+ * and added between devices (core/device.c has the order).
  */
 #include <errno.h>
 
 #include "client/zero/pass/pass_priv.h"
 
-/* Zeros what is never stepped: as grad_mask() in reduce.c. */
+/* Zeros elements that are never stepped, as zcz_grad_mask(). */
 static int down_mask(const struct zcz_device *d, const struct zcz_unit *u, float *grad,
                      uint64_t padded, struct zb_err *err)
 {
@@ -42,7 +42,8 @@ static int down_round(struct zc_zero *z, struct zcz_reduce *r, uint64_t padded, 
     return zk_gpu_launch(d->down, &work, err);
 }
 
-/* Behind the trainer's works, on the way down: what is exchanged, in r->rounded or r->on_dev. */
+/* On stream `down`, after the trainer's work: prepares what is exchanged, in r->rounded or
+ * r->on_dev. */
 static int down_begin(struct zc_zero *z, struct zcz_reduce *r, struct zb_err *err)
 {
     const struct zcz_device *d = &z->device;
@@ -60,8 +61,7 @@ static int down_begin(struct zc_zero *z, struct zcz_reduce *r, struct zb_err *er
     return rc;
 }
 
-/* Nothing comes down: the store takes this rank's slice where it is. A failure says why, and is
- * final. */
+/* Nothing is copied down: the store takes this rank's slice from the device. A failure is final. */
 static int down_keep(struct zc_zero *z, struct zcz_reduce *r, const void *from, enum zb_dtype dtype)
 {
     const struct zcz_unit *u = r->unit;
@@ -93,13 +93,15 @@ int zcz_reduce_down(struct zc_zero *z, struct zcz_reduce *r)
 }
 
 /*
- * Memory: what is received lies behind what is rounded from in the trainer's buffer, which is twice
- * as long as need be then; of fp32 in a buffer of its own. The sum, at most as long as one of two
- * slices, comes to the front of the trainer's buffer, which was rounded, or sent, by then.
+ * MEMORY. With a 16-bit dtype, the trainer's buffer is twice as long as what is rounded from it, so
+ * its second half receives. An fp32 gradient is received in a buffer of its own. The sum is written
+ * to the front of the trainer's buffer and takes at most half of it; what was there has been
+ * rounded or sent.
  *
- * Under stage 0 what is exchanged are parts of the only slice, and the sum of this rank's part
- * comes to its own place: of fp32 in the trainer's buffer; else in one of its own, for what was
- * received may lie there. The others' sums come around it, and the whole is the store's.
+ * At stage 0 parts of the only slice are exchanged, and the sum of this rank's part is written to
+ * its own place: for fp32 in the trainer's buffer; otherwise in a buffer of its own, because
+ * received data may be there. The sums of the others are gathered around it, and the store takes
+ * the whole.
  */
 int zcz_reduce_exchange(struct zc_zero *z, struct zcz_reduce *r)
 {
@@ -124,7 +126,7 @@ int zcz_reduce_exchange(struct zc_zero *z, struct zcz_reduce *r)
     return 0;
 }
 
-/* What every rank sent of `n` elements, in rank order, as zcz_add_slices(). */
+/* Adds what every rank sent of `n` elements, in rank order, as zcz_add_slices(). */
 static int down_add(struct zc_zero *z, const struct zcz_coll *from, enum zb_dtype dtype, uint64_t n,
                     void *to, struct zb_err *err)
 {
@@ -140,7 +142,7 @@ static int down_add(struct zc_zero *z, const struct zcz_coll *from, enum zb_dtyp
     return rc;
 }
 
-/* Memory for a slice that is added up over replicas, which no work uses any more. */
+/* Gets memory for a slice that is added over replicas, ordered after all work that used it. */
 static struct zcz_buf *across_get(struct zc_zero *z, const struct zcz_unit *u, int *ret_rc)
 {
     size_t bytes = u->part * z->replicas * sizeof(float);
@@ -201,7 +203,8 @@ int zcz_reduce_part(struct zc_zero *z, struct zcz_reduce *r)
     return 0;
 }
 
-/* The sum of this rank's slice, fp32, is there: the store's, or on its way down. */
+/* The fp32 sum of this rank's slice is complete: passes it to the store, or begins to copy it
+ * down. */
 static int down_sum(struct zc_zero *z, struct zcz_reduce *r, const void *sum, struct zb_err *err)
 {
     if (z->store->on_device)

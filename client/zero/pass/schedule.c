@@ -39,7 +39,7 @@
 #include "base/array.h"
 #include "client/zero/pass/pass_priv.h"
 
-#define ZCZ_HINT_WINDOWS 64u /* so many moves of the window a unit that was hinted at waits */
+#define ZCZ_HINT_WINDOWS 64u /* how many moves of the window a hinted unit stays */
 
 static int order_add(struct zc_zero *z, struct zcz_order *o, uint32_t unit)
 {
@@ -87,7 +87,7 @@ void zcz_schedule_rewind(struct zc_zero *z)
     z->pass->order_at = 0;
 }
 
-/* Whether so much more may be gathered. */
+/* Whether this unit may be gathered in addition to z->pass->live. */
 static bool live_room(const struct zc_zero *z, const struct zcz_unit *u)
 {
     const struct zc_zero_options *o = &z->options;
@@ -96,7 +96,7 @@ static bool live_room(const struct zc_zero *z, const struct zcz_unit *u)
            (z->pass->live <= o->live_elems && u->def.elems <= o->live_elems - z->pass->live);
 }
 
-/* Elements of what is held, or in the window already: the others have to fit beside it. */
+/* Counts elements of held units. The others must fit in addition to these. */
 static void live_count(struct zc_zero *z)
 {
     z->pass->live = 0;
@@ -110,8 +110,8 @@ static void live_count(struct zc_zero *z)
 }
 
 struct window {
-    uint32_t units; /* begun, or there already */
-    uint64_t elems; /* from here on */
+    uint32_t units; /* in the window so far */
+    uint64_t elems; /* from the current place in the order */
 };
 
 static bool window_open(const struct zc_zero *z, const struct window *w)
@@ -123,7 +123,7 @@ static bool window_open(const struct zc_zero *z, const struct window *w)
                : w->units < o->prefetch_units;
 }
 
-/* The next one in the order is in the window: it begins, if it has not. */
+/* Adds the next unit of the order to the window, and begins its gather if it is idle. */
 static void window_add(struct zc_zero *z, struct zcz_unit *u)
 {
     u->pass->window = z->pass->window;
@@ -134,15 +134,15 @@ static void window_add(struct zc_zero *z, struct zcz_unit *u)
         zcz_gather_begin(z, u);
 }
 
-/* Nothing is gathered ahead: the step comes next, or may come next. */
+/* Whether nothing is gathered ahead, because the step comes next or may come next. */
 static bool schedule_over(const struct zc_zero *z)
 {
     return zcz_micro_any(z) ? z->pass->micro > 0 && !z->pass->open && z->pass->seen.n == 0
                             : z->pass->micro == zcz_micro_steps(z);
 }
 
-/* Stamps the units of the window with a new number, and begins those that are idle; stamps those
- * behind it that come soon enough to stay. */
+/* Stamps the units of the window with a new number, and begins those that are idle. Also stamps
+ * units after the window that are needed soon enough to stay. */
 static void window_begin(struct zc_zero *z)
 {
     bool last = zcz_micro_any(z) || z->pass->micro + 1 >= zcz_micro_steps(z), full = false;
@@ -173,7 +173,7 @@ static void window_begin(struct zc_zero *z)
     }
 }
 
-/* Nobody holds it, and it is not in the window. */
+/* Whether a unit that is neither held nor in the window stays gathered. */
 static bool unit_stays(const struct zc_zero *z, const struct zcz_unit *u)
 {
     const struct zc_zero_options *o = &z->options;

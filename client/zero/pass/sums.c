@@ -1,5 +1,5 @@
 /*
- * sums.c - arithmetic of gradients: slices are added up, rounded, and masked.
+ * sums.c - arithmetic of gradients: adding slices, rounding, masking.
  */
 #include <string.h>
 
@@ -11,7 +11,7 @@ void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *s
     const uint16_t *half = (const uint16_t *)slices + first;
     const float *f32 = (const float *)slices + first;
 
-    /* A block of every rank at a time: out stays in the cache. */
+    /* One block of all ranks at a time, so that out stays in the cache. */
     for (uint64_t at = 0; at < count; at += ZB_BLOCK_ELEMS) {
         uint64_t n = zb_min_u64(ZB_BLOCK_ELEMS, count - at);
 
@@ -28,7 +28,7 @@ void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *s
     }
 }
 
-/* Element i is read before anything is written at it. */
+/* Each element is read before it is overwritten. */
 void zcz_round_in_place(const struct zk_ops *ops, enum zb_dtype dtype, void *data, uint64_t n)
 {
     uint16_t block[ZB_BLOCK_ELEMS], *to = data;

@@ -1,10 +1,10 @@
 /*
- * abandon.c - a step that will not be made: its gradients go, on all ranks, and it begins anew.
+ * abandon.c - abandons a step: its gradients are dropped on all ranks, and it begins again.
  *
- *     the micro-step in progress ends ---> all that was handed over has reached the store ---> all ranks say so --->
- *     the first rank of each node has the store forget it ---> all ranks say so
+ *     end the micro-step in progress ---> wait until the store has all gradients ---> vote --->
+ *     the first rank of each node has the store drop them ---> vote
  *
- * Nothing is counted: iterations, notes, the loss scale and tensors' counts of steps stay.
+ * Nothing is counted: iterations, notes, the loss scale and the step counts of tensors stay.
  */
 #include <errno.h>
 

@@ -1,10 +1,10 @@
 /*
- * classes.c - what a step is to be, as the trainer says (struct zc_zero_step_how): checked, compared by a hash, and made
- * into classes of tensors (struct zc_classes), or into groups where that is the same.
+ * classes.c - the trainer's arguments of a step (struct zc_zero_step_how): checked, compared by a
+ * hash, and made into classes of tensors (struct zc_classes), or into groups if that is equivalent.
  *
- * MODEL. A tensor's class is its group's scalars, its factor and its own step count. Tensors that no rank gave a gradient,
- * and those of ZC_GROUP_NONE, have none. Every rank has the same of all that, so every rank makes the same classes, and
- * refuses the same.
+ * MODEL. A tensor's class consists of its group's scalars, its factor and its own step count.
+ * Tensors without a gradient on any rank, and those of ZC_GROUP_NONE, have no class. All of this is
+ * equal on all ranks, so all ranks make the same classes, and refuse the same steps.
  */
 #include <errno.h>
 #include <math.h>
@@ -16,9 +16,9 @@
 #include "client/zero/step/classes.h"
 #include "client/zero/step/step.h"
 
-#define SLOTS (4 * ZC_CLASSES_MAX) /* of the table that finds classes; a power of two */
+#define SLOTS (4 * ZC_CLASSES_MAX) /* size of the hash table of classes; a power of two */
 
-/* ---- what the trainer says */
+/* ---- the trainer's arguments */
 
 static int how_groups(struct zc_zero *z, const struct zc_zero_step_how *how)
 {
@@ -118,7 +118,7 @@ struct maker {
     uint32_t groups[ZC_CLASSES_MAX]; /* of each class */
 };
 
-/* The class of these; ZC_CLASS_NONE: there are too many. */
+/* Finds or adds the class with these values. ZC_CLASS_NONE: there are too many. */
 static uint32_t class_find(struct maker *m, uint32_t group, double factor, uint64_t t)
 {
     struct zcz_steps *steps = m->z->steps;
@@ -165,7 +165,7 @@ void zcz_classes_close(struct zc_zero *z)
     free(z->steps->class_of);
 }
 
-/* Whether groups as they were declared say the same of this tensor. */
+/* Whether the groups as declared give the same for this tensor. */
 static bool class_plain(const struct maker *m, const struct zc_tensor *t, uint32_t group,
                         double factor, uint64_t lag)
 {

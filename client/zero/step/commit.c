@@ -34,7 +34,7 @@ static int stepping_wait(struct zc_zero *z)
     return rc;
 }
 
-/* Asks the store; begun, or refused. */
+/* Asks the store to commit. 0: begun; or refused. */
 static int commit_ask(struct zc_zero *z, struct zcz_op *op, enum zc_commit what,
                       uint64_t iterations)
 {
@@ -86,7 +86,7 @@ void zcz_commit_known(struct zc_zero *z, bool saved)
     z->steps->saved = saved;
 }
 
-/* Every rank says how it went; what was prepared is resolved accordingly. */
+/* All ranks exchange their results, and a prepared step is resolved accordingly. */
 static int commit_agree(struct zc_zero *z, enum zc_commit what, const struct ballot *mine)
 {
     const struct ballot *all;
@@ -137,7 +137,7 @@ int zcz_commit_settle(struct zc_zero *z)
     return rc;
 }
 
-/* The newest step, which nobody has asked for yet. */
+/* Commits the newest step, for which no commit was requested yet. */
 static int commit_now(struct zc_zero *z)
 {
     enum zc_commit what = z->nodes > 1 ? ZC_COMMIT_PREPARE : ZC_COMMIT_STEP;
@@ -151,7 +151,7 @@ static int commit_now(struct zc_zero *z)
         else if ((rc = zcz_wait_op(z, &z->op, "the commit")) < 0)
             (void)snprintf(mine.text, sizeof(mine.text), "%s", zcz_store_text(z->store));
         if (!z->failed)
-            zcz_store_forgive(z->store); /* it is not the end */
+            zcz_store_forgive(z->store); /* the run continues */
     }
     if (z->failed)
         return z->failed;

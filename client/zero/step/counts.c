@@ -1,16 +1,18 @@
 /*
  * counts.c - how many steps each tensor has made.
  *
- * MODEL. A tensor that is left alone in a step lags: its own count stays, and the job's grows. Kept is by how much,
- * for each tensor of all units (frozen ones do not count), since that changes only where something is left alone:
+ * MODEL. A tensor that is left out of a step lags: its own count stays, and the job's grows. The
+ * lag of each tensor of all units is stored (that of frozen ones is not used), because it changes
+ * only if a tensor is left out:
  *
  *     steps of a tensor = z->applied - lags[tensor]
  *
- * A tensor whose count the trainer has set may be ahead of the job: its lag is negative then, modulo 2 to the 64.
+ * If the trainer has set a tensor's count, it may be ahead of the job. Its lag is then negative,
+ * modulo 2 to the 64.
  *
- * All ranks have the same lags. In the job's note (note.c) they are a block of numbers, each in 7 bits a byte, the
- * lowest first, bit 7 where more follow: the number of tensors, then pairs: so many tensors in a row, and their lag,
- * twice its magnitude, and 1 less where it is negative. Where nothing lags there is no block.
+ * All ranks have the same lags. In the job's note (note.c) they are a block of variable-length
+ * numbers (LEB128): the number of tensors, then pairs of a run length and the lag of that run,
+ * zigzag encoded. There is no block if nothing lags.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -20,7 +22,7 @@
 #include "client/zero/step/counts.h"
 #include "client/zero/step/step.h"
 
-#define STEPS_MOST (UINT64_C(1) << 53) /* a double has them exactly */
+#define STEPS_MOST (UINT64_C(1) << 53) /* a double represents them exactly */
 
 int zcz_counts_start(struct zc_zero *z)
 {
@@ -61,7 +63,7 @@ bool zcz_counts_step(struct zc_zero *z, const uint32_t *class_of)
 
 /* ---- the block */
 
-/* Writes where there is something to write to; returns the bytes. */
+/* Writes if `out` is not NULL. Returns the number of bytes. */
 static size_t number_put(uint64_t number, unsigned char *out)
 {
     size_t n = 0;
@@ -75,7 +77,7 @@ static size_t number_put(uint64_t number, unsigned char *out)
     return n;
 }
 
-/* A lag as a number that is short where the lag is small, of either sign; and back. */
+/* Zigzag encoding: a small lag of either sign becomes a small number; and back. */
 static uint64_t lag_number(uint64_t lag)
 {
     return lag << 1 ^ (lag >> 63 ? UINT64_MAX : 0);
@@ -86,7 +88,7 @@ static uint64_t number_lag(uint64_t number)
     return number >> 1 ^ (number & 1 ? UINT64_MAX : 0);
 }
 
-/* NULL: there is none. */
+/* Returns the position after the number. NULL: there is none. */
 static const unsigned char *number_get(const unsigned char *at, const unsigned char *end,
                                        uint64_t *ret)
 {
@@ -102,7 +104,7 @@ static const unsigned char *number_get(const unsigned char *at, const unsigned c
     return NULL;
 }
 
-/* With what a step will leave alone. */
+/* Packs the lags, including what a step will leave out. */
 static size_t lags_pack(const struct zc_zero *z, const uint32_t *class_of, unsigned char *out)
 {
     uint32_t all = 0, trained = 0;
@@ -179,7 +181,7 @@ uint64_t zcz_counts_digest(const struct zc_zero *z)
                : 0;
 }
 
-/* The number of a unit's first tensor. */
+/* The index of a unit's first tensor. */
 static uint32_t counts_first(const struct zc_zero *z, uint32_t unit)
 {
     uint32_t first = 0;

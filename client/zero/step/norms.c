@@ -1,11 +1,15 @@
 /*
- * norms.c - sums of squares, maxima and what is not finite of reduced gradients, tensor by tensor.
+ * norms.c - sums of squares, maxima, and counts of non-finite values of reduced gradients, tensor
+ * by tensor.
  *
- * MODEL. When every gradient has reached the store, each rank reads those of its slices back, piece by piece, and adds up what
- * lies in each tensor; then the ranks tell each other, and add in rank order: every rank has the same bits. Squares add up
- * in fp64, in runs that end with a tensor and with a block of the unit, so how long a piece is changes nothing.
+ * MODEL. When every gradient has reached the store, each rank reads the gradients of its slices
+ * back, piece by piece, and sums up what belongs to each tensor. Then the ranks exchange their sums
+ * and add them in rank order, so that all have the same bits. Squares are added in fp64, in runs
+ * that end at a tensor's end and at a block of the unit. So the length of a piece does not change
+ * the result.
  *
- * What was found stays until a gradient changes, so that norms, and a step that needs them, read once.
+ * The result is kept until a gradient changes. So if norms are asked for, and the step needs them,
+ * gradients are read once.
  */
 #include <errno.h>
 #include <math.h>
@@ -17,9 +21,9 @@
 #include "client/zero/step/norms.h"
 #include "client/zero/step/step.h"
 
-#define SHARED_MAX 1024u /* tensors that ranks tell of at one time */
+#define SHARED_MAX 1024u /* tensors per collective */
 
-/* Of elements in a row. */
+/* Adds consecutive elements. */
 static void run_add(const struct zk_ops *ops, const float *x, uint64_t n, struct zc_zero_norm *ret)
 {
     uint64_t bad = 0;
@@ -34,7 +38,7 @@ static void run_add(const struct zk_ops *ops, const float *x, uint64_t n, struct
         ret->sum_of_squares += squares;
 }
 
-/* Elements [first, first + n) of a unit: what of them is of this tensor. */
+/* Adds those of elements [first, first + n) of a unit that belong to this tensor. */
 static void tensor_add(const struct zk_ops *ops, const struct zc_tensor *t, uint64_t first,
                        uint64_t n, const float *x, struct zc_zero_norm *ret)
 {
@@ -49,7 +53,7 @@ static void tensor_add(const struct zk_ops *ops, const struct zc_tensor *t, uint
     }
 }
 
-/* Elements [at, at + n) of this rank's slice. */
+/* Adds elements [at, at + n) of this rank's slice. */
 static int piece_add(struct zc_zero *z, struct zcz_unit *u, uint64_t at, uint64_t n,
                      struct zc_zero_norm *of_unit)
 {
@@ -65,7 +69,7 @@ static int piece_add(struct zc_zero *z, struct zcz_unit *u, uint64_t at, uint64_
     return 0;
 }
 
-/* Of this rank's slices. */
+/* Adds up this rank's slices. */
 static int norms_mine(struct zc_zero *z, struct zc_zero_norm *norms)
 {
     int rc = 0;
@@ -85,7 +89,8 @@ static int norms_mine(struct zc_zero *z, struct zc_zero_norm *norms)
     return rc;
 }
 
-/* Of all ranks; groups of ranks have the same gradients. */
+/* Adds the results of all ranks. Groups of ranks have the same gradients, so one group is
+ * enough. */
 static int norms_share(struct zc_zero *z, struct zc_zero_norm *norms, uint32_t n)
 {
     const struct zc_zero_norm *all;
@@ -108,7 +113,7 @@ static int norms_share(struct zc_zero *z, struct zc_zero_norm *norms, uint32_t n
     return 0;
 }
 
-/* again: no collective of these norms was made yet, so an interrupted call may be made again. */
+/* again: no collective for these norms has been made, so an interrupted call may be repeated. */
 static int norms_settle(struct zc_zero *z, bool again)
 {
     struct zcz_wait w = { .what = "gradients to reach the store", .again = again };

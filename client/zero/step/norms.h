@@ -6,8 +6,8 @@
 
 #include "client/zero/core/zero.h"
 
-/** Of each trainable tensor over all units, of what was reduced in this step so far. Collective. The engine's, until a gradient
- * changes. 0 or the failure. */
+/** Computes the norm of each trainable tensor of all units, for the gradients reduced in this step
+ * so far. Collective. *ret is the engine's, until a gradient changes. 0 or the failure. */
 int zcz_norms(struct zc_zero *z, const struct zc_zero_norm **ret);
 void zcz_norms_close(struct zc_zero *z);
 

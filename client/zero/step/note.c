@@ -1,20 +1,22 @@
 /*
- * note.c - notes: bytes that the trainer, and the engine itself, get back when a job is resumed.
+ * note.c - notes: bytes of the trainer, and of the engine, that a resumed job gets back.
  *
  *     a rank's note   the trainer's bytes, sent to the store unchanged
- *     the job's note  a head of the engine's (struct head), then the trainer's bytes
+ *     the job's note  the engine's header (struct head), then the trainer's bytes
  *
- * MODEL. The head has the loss scale as it is after the step that the note belongs to: a resumed
- * job steps with the same scale as one that never stopped. So with a dynamic scale a note goes with
- * every step, and only zc_zero_step() knows its content: the trainer's part is kept here until
- * then, and sent again with each step. Otherwise the trainer's part is sent when it is put.
+ * MODEL. The header has the loss scale after the step that the note belongs to, so that a resumed
+ * job steps with the same scale as one that never stopped. So with a dynamic scale, a note is
+ * stored with every step, and its content is known only in zc_zero_step(): until then the trainer's
+ * part is kept here, and it is sent again with each step. Otherwise the trainer's part is sent when
+ * it is put.
  *
- * Step counts of tensors that differ from the job's follow the head (counts.c). So a note also goes
- * with each step that makes another tensor differ. All of it must fit into one note, or the step
- * fails.
+ * If step counts of tensors differ from the job's, they follow the header (counts.c), and each step
+ * that makes another tensor differ stores a note, too. All of this must fit into one note, or the
+ * step fails.
  *
- * The head also has the run's number: drawn by the run that created the job, and kept by runs that
- * resume it. A resume needs nodes, or groups of ranks, whose jobs have the same number.
+ * The header also has the run's number, which is drawn by the run that created the job, and kept by
+ * runs that resume it. To resume, the jobs of all nodes, or of all groups of ranks, must have the
+ * same number.
  *
  * Only the first rank of a node sends the job's note; every rank reads it.
  */
@@ -27,19 +29,20 @@
 #include "client/zero/step/step.h"
 
 #define NOTE_MAGIC 0x31435a5au /* "ZZC1" */
-#define HEAD_NOTE  1u          /* the trainer put one */
+#define HEAD_NOTE  1u          /* the trainer has put a note */
 #define HEAD_SCALE 2u          /* the job had a dynamic loss scale */
-/* The head is followed by a length in 4 bytes, and so many of step counts (counts.c). Another magic, so that a version
- * that does not know them takes them for no bytes of the trainer's. */
+/* The header is followed by a length in 4 bytes, and by step counts of that length (counts.c).
+ * The magic differs, so that a version without step counts does not read them as the trainer's
+ * bytes. */
 #define COUNTS_MAGIC 0x32435a5au /* "ZZC2" */
 
-/* In this machine's order: a job's note does not leave its node. */
+/* In host byte order: a job's note does not leave its node. */
 struct head {
     uint32_t magic, has;
     double scale;
     int64_t last_overflow;
     uint32_t hysteresis;
-    uint32_t run; /* 0: not said */
+    uint32_t run; /* 0: unknown */
 };
 
 _Static_assert(sizeof(struct head) == ZC_NOTE_MAX - ZC_ZERO_NOTE_MAX, "the public limit");
@@ -72,7 +75,7 @@ uint32_t zcz_note_bytes(const struct zc_zero *z)
     return z->steps->note ? (uint32_t)(z->steps->note_bytes - sizeof(struct head)) : 0;
 }
 
-/* z->steps->note, with the counts that lag behind. */
+/* Sends z->steps->note, with the step counts that lag. */
 static int note_send_job(struct zc_zero *z)
 {
     uint32_t counts = (uint32_t)zcz_counts_bytes(z, NULL);
@@ -97,7 +100,7 @@ static int note_send_job(struct zc_zero *z)
     return rc;
 }
 
-/* z->steps->note: a head, and behind it the trainer's bytes, if it put any. */
+/* Sets z->steps->note: a header, followed by the trainer's bytes, if any. */
 static int note_keep(struct zc_zero *z, bool put, const void *note, size_t bytes)
 {
     struct head head = { .magic = NOTE_MAGIC, .has = put ? HEAD_NOTE : 0, .run = z->steps->run };
@@ -143,7 +146,7 @@ int zcz_note_step(struct zc_zero *z, const struct zcz_scaler *scaler)
     struct head head;
     int rc = z->steps->note || z->store->node_rank != 0 ? 0 : note_keep(z, false, NULL, 0);
 
-    if (rc < 0) /* the others are past this */
+    if (rc < 0) /* final: the other ranks have passed this point */
         return zcz_fail(z, rc, "%s", z->error.text);
     if (z->store->node_rank != 0)
         return 0;
@@ -161,8 +164,8 @@ int zcz_note_step(struct zc_zero *z, const struct zcz_scaler *scaler)
     return rc;
 }
 
-/* The job's note, into buf of ZC_NOTE_MAX bytes: *ret_counts bytes of step counts, whose length is before them, and
- * *ret_bytes of the trainer's follow the head. */
+/* Reads the job's note into buf, which has ZC_NOTE_MAX bytes. After the header come *ret_counts
+ * bytes of step counts, preceded by their length, and *ret_bytes of the trainer's. */
 static int note_read(struct zc_zero *z, unsigned char *buf, struct head *ret, uint32_t *ret_counts,
                      size_t *ret_bytes)
 {
@@ -188,7 +191,7 @@ static int note_read(struct zc_zero *z, unsigned char *buf, struct head *ret, ui
     return 0;
 }
 
-/* Where the trainer's bytes are in it. */
+/* Returns where the trainer's bytes begin. */
 static unsigned char *note_trainer(unsigned char *buf, const struct head *head, uint32_t counts)
 {
     return buf + sizeof(*head) + (head->magic == COUNTS_MAGIC ? sizeof(counts) + counts : 0);
@@ -254,7 +257,7 @@ int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run)
     if (rc == -ENOMSG && (z->options.loss_scale.dynamic || z->nodes > 1))
         return zcz_refuse(z, -EPROTO, "%s", z->error.text);
     if (rc == -ENOENT ||
-        rc == -ENOMSG) { /* no step had one; or another trainer's, of which nothing is needed */
+        rc == -ENOMSG) { /* no step had a note; or another trainer's note, which is not needed */
         zcz_forgive(z);
         rc = 0;
     }

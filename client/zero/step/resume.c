@@ -1,17 +1,18 @@
 /*
- * resume.c - a job that was kept goes on: who may, and from which step.
+ * resume.c - resumes a kept job: takes it over, and chooses the step to continue from.
  *
  *     the first rank of each node takes the job over ---> all ranks learn each node's epoch and
  *     points, and choose ---> the other ranks attach with that epoch ---> join, place: ready at
- *     that step ---> what was prepared is committed or dropped
+ *     that step ---> a prepared step is committed or dropped
  *
  * CHOICE. Every node has up to three points: the newest whole step in memory, one that is prepared,
- * one that is committed. The job resumes from the newest step that all nodes have in one of them.
+ * one that is committed. The job resumes from the newest step that all nodes have, at any of these
+ * points.
  *
- * PREPARED. A step that every node has prepared or committed may be committed on any of them
- * already: those that only prepared it commit it now. Any other was committed nowhere, for the
- * ranks had not agreed on it: it is dropped. Both follow from the points alone, so a start that is
- * cut off anywhere is repeated with the same result.
+ * PREPARED. If every node has prepared or committed a step, some node may have committed it
+ * already, so nodes that only prepared it commit it now. Any other prepared step was committed
+ * nowhere, because the ranks had not agreed on it, and is dropped. Both follow from the points
+ * alone. So an interrupted start can be repeated, with the same result.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,7 +21,7 @@
 
 #include "client/zero/step/step.h"
 
-/* In memory only, or durable too. */
+/* durable: a step that is only in memory does not count. */
 static bool stand_has(const struct zcz_stand *s, uint64_t iterations, bool durable)
 {
     for (uint32_t i = 0; i < s->npoints; i++)
@@ -79,11 +80,11 @@ static void stands_describe(const struct zcz_stand *stands, uint32_t n, char *te
 }
 
 struct attached {
-    bool first; /* of its node: the stand is told */
+    bool first; /* the first rank of its node, whose stand counts */
     struct zcz_stand stand;
 };
 
-/* All ranks know all nodes, and decide the same. */
+/* All ranks know all nodes, and make the same decision. */
 static int resume_decide(struct zc_zero *z, const struct zcz_stand *stands, uint32_t n)
 {
     const struct zcz_store *s = z->store;
@@ -103,7 +104,7 @@ static int resume_decide(struct zc_zero *z, const struct zcz_stand *stands, uint
     return 0;
 }
 
-/* Every rank hears what the first of each node found; *ret_epoch is this node's. */
+/* Shares what the first rank of each node found. *ret_epoch is this node's epoch. */
 static int resume_share(struct zc_zero *z, uint64_t *ret_epoch)
 {
     struct zcz_store *s = z->store;
@@ -133,7 +134,7 @@ static int resume_share(struct zc_zero *z, uint64_t *ret_epoch)
     return rc;
 }
 
-/* A node's first rank: the job is there, and taken over; or it is not. */
+/* On a node's first rank: takes the job over if it exists. */
 static int resume_look(struct zc_zero *z, bool *ret_there)
 {
     struct zcz_store *s = z->store;
@@ -149,7 +150,7 @@ static int resume_look(struct zc_zero *z, bool *ret_there)
 
 enum { THERE_NOBODY_ASKED, THERE_NOT, THERE_YES };
 
-/* All nodes have the job, or none has. */
+/* Checks that either all nodes have the job or none has. */
 static int resume_there(struct zc_zero *z, uint8_t mine, bool *ret_there)
 {
     const uint8_t *all;

@@ -56,7 +56,7 @@ static void step_groups(const struct zc_zero *z, double lr, struct zc_group *gro
         groups[g] = zcz_group(&z->options, lr, g);
 }
 
-/* An announced step is that of zc_zero_step() with this learning rate. */
+/* If a step is announced, zc_zero_step() must be called with the same learning rate. */
 static int step_announced(struct zc_zero *z, const struct zc_zero_step_how *how)
 {
     struct zc_group groups[ZCZ_GROUPS_MAX];
@@ -101,8 +101,8 @@ static int step_check(struct zc_zero *z, const struct zc_zero_step_how *how)
     return 0;
 }
 
-/* Gradients must have arrived. Nothing was gathered ahead of the step (schedule.c); what is on its
- * way to be dropped must be gone, since a step waits for pins. */
+/* Waits until gradients have arrived. Nothing was gathered ahead of the step (schedule.c). Units
+ * that are being dropped must be gone, because a step waits for pins. */
 static int step_settle(struct zc_zero *z)
 {
     struct zcz_wait w = { .what = "gradients to reach the store", .again = true };
@@ -122,17 +122,18 @@ static int step_settle(struct zc_zero *z)
     return rc;
 }
 
-/* What ranks tell each other before a step; then a bit for each tensor of all units: it has a gradient here. */
+/* What ranks exchange before a step. It is followed by a bit for each tensor of all units: set if
+ * it has a gradient on this rank. */
 struct step_share {
     struct zc_norm norm;
     double lr;
-    uint64_t hash;            /* of all that the trainer says */
-    uint64_t note_bytes;      /* of the trainer's, that a node's first rank sends */
-    uint64_t micros;          /* that the sum is divided by; 0: the trainer says by what */
-    struct zcz_scaler scaler; /* each rank has it from the note that its node's daemon keeps */
+    uint64_t hash;            /* of the trainer's arguments */
+    uint64_t note_bytes;      /* length of the trainer's bytes, on the first rank of a node */
+    uint64_t micros;          /* what the sum is divided by; 0: the trainer gives a divisor */
+    struct zcz_scaler scaler; /* read by each rank from the note in its node's daemon */
 };
 
-/* What came of it, the same on all ranks. */
+/* The merged values, the same on all ranks. */
 struct step_shared {
     double norm; /* of all gradients */
     uint64_t nonfinite, note_bytes;
@@ -169,7 +170,7 @@ static int norms_of_store(struct zc_zero *z)
     return rc < 0 ? zcz_fail(z, rc, "norms of the gradients: %s", zcz_store_text(z->store)) : 0;
 }
 
-/* Values that differ would tear the model apart. */
+/* If ranks used different values, their slices of the model would no longer belong together. */
 static int share_compare(struct zc_zero *z, const struct step_share *first,
                          const struct step_share *of, uint32_t rank)
 {
@@ -194,7 +195,7 @@ static int share_compare(struct zc_zero *z, const struct step_share *first,
     return 0;
 }
 
-/* Over all ranks. */
+/* Merges the values of all ranks. */
 static int share_merge(struct zc_zero *z, const unsigned char *all, size_t bytes,
                        struct step_shared *ret)
 {
@@ -208,7 +209,7 @@ static int share_merge(struct zc_zero *z, const unsigned char *all, size_t bytes
         struct zk_xsum other;
 
         memcpy(&of, all + r * bytes, sizeof(of));
-        if (r / z->shards == z->replica) { /* the other groups have the same gradient */
+        if (r / z->shards == z->replica) { /* other groups have the same gradient */
             zk_xsum_load(&other, of.norm.sum_of_squares);
             zk_xsum_merge(&sum, &other);
         }
@@ -222,7 +223,7 @@ static int share_merge(struct zc_zero *z, const unsigned char *all, size_t bytes
     return rc;
 }
 
-/* The norm over all ranks, and what else a step needs to know of them. */
+/* Computes the norm over all ranks, and the other values that a step needs from them. */
 static int step_share(struct zc_zero *z, const struct zc_zero_step_how *how,
                       struct step_shared *ret)
 {
@@ -254,7 +255,7 @@ static int step_share(struct zc_zero *z, const struct zc_zero_step_how *how,
     return rc;
 }
 
-/* The norm of what is stepped, where that is not all gradients as they are. */
+/* Computes the norm of what is stepped, if that is not simply all gradients. */
 static int step_norm_by_tensor(struct zc_zero *z, const struct zc_zero_step_how *how, double *ret)
 {
     const struct zc_zero_norm *norms;
@@ -271,7 +272,7 @@ static int step_norm_by_tensor(struct zc_zero *z, const struct zc_zero_step_how 
     return rc;
 }
 
-/* The store hears of the classes ahead of the step. */
+/* Sends the classes to the store before the step. */
 static int step_classes(struct zc_zero *z, const struct zc_step *step,
                         const struct zc_classes *classes)
 {
@@ -289,7 +290,7 @@ static int step_classes(struct zc_zero *z, const struct zc_step *step,
     return rc < 0 ? zcz_fail(z, rc, "classes of the step: %s", zcz_store_text(z->store)) : 0;
 }
 
-/* Hands it to the store; neither groups nor classes: a skip. */
+/* Passes the step to the store. Neither groups nor classes: it is skipped. */
 static int step_begin(struct zc_zero *z, const struct zc_step *step,
                       const struct zc_classes *classes)
 {
@@ -317,7 +318,7 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step,
     return rc;
 }
 
-/* What a gradient that was added up is to be multiplied with, unless it is clipped. */
+/* The factor for a summed gradient, without clipping. */
 static double step_average(const struct zc_zero *z, double divide)
 {
     double by = divide > 0 ? divide : zcz_micro_made(z);
@@ -325,7 +326,8 @@ static double step_average(const struct zc_zero *z, double divide)
     return 1.0 / ((double)z->world * by * z->steps->scaler.scale);
 }
 
-/* The scale after this step, and step counts that lag then, in its note; every rank has seen the same gradients. */
+/* Stores the loss scale after this step, and the step counts that lag then, in its note. All ranks
+ * have seen the same gradients. */
 static int step_note(struct zc_zero *z, bool overflow, const struct zc_classes *classes)
 {
     struct zcz_scaler next = z->steps->scaler;
@@ -360,7 +362,7 @@ static enum zc_commit step_commit(const struct zc_zero *z, uint64_t step)
     return z->nodes > 1 ? ZC_COMMIT_PREPARE : ZC_COMMIT_STEP;
 }
 
-/* With what the step is made: classes, or NULL for its groups. A refusal is every rank's. */
+/* Decides how the step is made: by classes, or if NULL by groups. A refusal occurs on all ranks. */
 static int step_plan(struct zc_zero *z, const struct zc_zero_step_how *how,
                      const struct step_shared *shared, const struct zc_classes **ret,
                      uint32_t *ret_alone)
@@ -381,7 +383,7 @@ static int step_plan(struct zc_zero *z, const struct zc_zero_step_how *how,
                       (unsigned long long)shared->note_bytes, ZC_ZERO_NOTE_MAX - 4);
 }
 
-/* What gradients are multiplied with is finite as a float: else a gradient of 0 becomes NaN. */
+/* The factor for gradients must be finite as a float; otherwise a gradient of 0 becomes NaN. */
 static int step_scale_check(struct zc_zero *z, const struct zc_zero_step_how *how, double scale)
 {
     double most = 1;
@@ -397,7 +399,7 @@ static int step_scale_check(struct zc_zero *z, const struct zc_zero_step_how *ho
                       z->steps->scaler.scale, most);
 }
 
-/* Norm, decision, and the step: everybody has the same values. */
+/* Computes norm and decision, and begins the step. All ranks have the same values. */
 static int step_make(struct zc_zero *z, const struct zc_zero_step_how *how,
                      const struct step_shared *shared, struct zc_zero_stepped *out)
 {
@@ -502,8 +504,8 @@ int zc_zero_announce(struct zc_zero *z, double lr)
     return zcz_turn(z, 0);
 }
 
-/* The store hears of the next step when the last one is over: then gradients go there, too. Of its classes first, where
- * step counts lag. */
+/* Announces the next step to the store when the last one has ended, because gradients are pushed
+ * from then on. If step counts lag, its classes come first. */
 static int announce_turn(struct zc_zero *z)
 {
     struct zc_group groups[ZCZ_GROUPS_MAX];

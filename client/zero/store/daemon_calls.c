@@ -1,8 +1,8 @@
 /*
- * daemon_calls.c - how calls of the daemon begin and end.
+ * daemon_calls.c - begins and ends calls to the daemon.
  *
- * Every call of the library ends in zcz_daemon_on_op() or zcz_daemon_on_piece(), which count and keep
- * the first error message; what follows from it, the engine decides.
+ * Every call of libzclient ends in zcz_daemon_on_op() or zcz_daemon_on_piece(), which count it and
+ * keep the first error message. The engine decides what to do.
  */
 #include <assert.h>
 #include <errno.h>
@@ -44,16 +44,15 @@ void zcz_daemon_on_event(void *arg, const struct zc_event *event)
     if (event->job != d->job.id || d->gone)
         return;
     d->gone = event->code;
-    d->base.err.code = 0; /* the reason, in place of what it made fail */
+    d->base.err.code = 0; /* the reason replaces failures that it caused */
     if (event->kind == ZC_EVENT_PEER_LOST)
         d->gone = -EOWNERDEAD;
-    if (event->kind == ZC_EVENT_PEER_LOST && rank != event->rank) /* the text counts on this node */
+    if (event->kind == ZC_EVENT_PEER_LOST && rank != event->rank) /* text: the rank in the node */
         (void)zb_fail(&d->base.err, d->gone, "rank %u is lost: %s", rank, event->text);
     else
         (void)zb_fail(&d->base.err, d->gone, "%s", event->text);
 }
 
-/* What the start of a call says: 0 and one more pending, -EAGAIN, or a refusal. */
 int zcz_daemon_begun(struct zcz_daemon *d, struct zcz_op *op, int rc)
 {
     if (rc == 0) {
@@ -64,7 +63,6 @@ int zcz_daemon_begun(struct zcz_daemon *d, struct zcz_op *op, int rc)
     return rc == -ENOBUFS ? -EAGAIN : zcz_refuse(d->base.z, rc, "%s", zc_error(d->c));
 }
 
-/* ... of one that is waited for; its sentence, if it fails, is the engine's last. */
 int zcz_daemon_wait(struct zcz_daemon *d, int rc, const char *what)
 {
     struct zc_zero *z = d->base.z;

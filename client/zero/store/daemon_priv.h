@@ -1,5 +1,5 @@
 /*
- * daemon_priv.h - the daemon as a store, for the files that are it.
+ * daemon_priv.h - the daemon as a store: shared by its files.
  */
 #ifndef ZC_ZERO_DAEMON_PRIV_H
 #define ZC_ZERO_DAEMON_PRIV_H
@@ -14,23 +14,22 @@ struct zk_gpu_mem;
 struct zcz_piece {
     float *data;
     bool used;
-    struct zcz_op *op; /* of the write or push that has it */
+    struct zcz_op *op; /* for the write or push that uses the piece */
 };
 
 struct zcz_daemon {
     struct zcz_store base;
     struct zc_client *c;
-    int gone; /* a code: the job or the connection is over, base.err says why */
+    int gone; /* error code: the job or connection has ended; base.err says why */
     struct zc_job job;
     struct zc_point committed; /* the answer to a commit */
     bool joined;
     struct zc_placement placement;
-    struct zk_gpu_mem
-        *params;      /* parameters of the daemon on our device; NULL: they are not there */
-    uint64_t *shards; /* by unit; 0: none */
-    uint64_t *ids;    /* of a registration in flight */
+    struct zk_gpu_mem *params; /* the daemon's parameters, mapped on this device; NULL: none */
+    uint64_t *shards;          /* by unit; 0: no shard */
+    uint64_t *ids;             /* for a registration in flight */
     struct zcz_piece pieces[ZB_PIECES];
-    struct zcz_op op; /* of the start and the end */
+    struct zcz_op op; /* for start and end */
     bool placing;
     struct zcz_op ping;
     uint64_t pinged_ns;
@@ -43,13 +42,13 @@ static inline struct zcz_daemon *zcz_daemon_of(struct zcz_store *s)
 
 /* ---- daemon_calls.c */
 
-/** Ends of calls: the argument is the op, or the piece. */
+/** Callbacks at the end of a call; arg is the op, or the piece. */
 void zcz_daemon_on_op(void *arg, int rc);
 void zcz_daemon_on_piece(void *arg, int rc);
 void zcz_daemon_on_event(void *arg, const struct zc_event *event);
-/** What the start of a call says: 0 and one more pending, -EAGAIN, or a refusal. */
+/** Handles the result of starting a call: 0 and op->pending grows, -EAGAIN, or a refusal. */
 int zcz_daemon_begun(struct zcz_daemon *d, struct zcz_op *op, int rc);
-/** The same of one that is waited for; its error message, if it fails, is the engine's last. */
+/** The same, and waits for the call. On failure, its error message becomes the engine's. */
 int zcz_daemon_wait(struct zcz_daemon *d, int rc, const char *what);
 
 /* ---- daemon_start.c */
@@ -59,9 +58,9 @@ int zcz_daemon_open(struct zcz_store *s);
 int zcz_daemon_attach(struct zcz_store *s, uint64_t epoch);
 int zcz_daemon_join(struct zcz_store *s);
 int zcz_daemon_place(struct zcz_store *s);
-/** The daemon's parameters on the device are copied from no more. */
+/** Unmaps the daemon's parameters; nothing may copy from them any more. */
 void zcz_daemon_let_go(struct zcz_daemon *d);
-/** Why parameters are not on the GPU, where they were asked to be; else "". */
+/** Returns why parameters that were requested on the GPU are not there; else "". */
 const char *zcz_daemon_why(const struct zcz_daemon *d);
 
 #endif

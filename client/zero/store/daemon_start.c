@@ -1,9 +1,9 @@
 /*
- * daemon_start.c - the way into the daemon: a connection, a job, units and slices, their place.
+ * daemon_start.c - the start with a daemon: connection, job, units, slices, placement.
  *
- * ON THE GPU. Where the daemon has the parameters on this engine's device (ZC_ZERO_GPU), their
- * memory is mapped here, read-only, from place() on: views are offsets in it. It is let go before
- * the job is closed, so that nothing is left stranded.
+ * ON THE GPU. If the daemon has the parameters on this engine's device (ZC_ZERO_GPU), their memory
+ * is mapped here, read-only, from place() on, and views are offsets in it. It is unmapped before
+ * the job is closed, so that no memory is left stranded.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -36,15 +36,16 @@ int zcz_daemon_open(struct zcz_store *s)
     return 0;
 }
 
-/* With clipping the scale of a step is not known ahead, and with micro_steps 0 not its end. */
+/* With clipping, the scale of a step is not known in advance; with micro_steps 0, its end is
+ * not. */
 static bool early_wanted(const struct zc_zero *z)
 {
     return z->options.clip <= 0 && z->options.micro_steps > 0 &&
            (z->options.overlap & ZC_ZERO_EARLY) != 0;
 }
 
-/* Where the ranks gather between devices, or each for itself, or need not gather; through host memory, parameters are
- * best there. */
+/* If ranks gather between devices, each by itself, or not at all. If they gather through host
+ * memory, parameters are better kept there. */
 static bool params_on_gpu(const struct zc_zero *z)
 {
     return z->options.offload_param == ZC_ZERO_GPU && z->device.gpu &&
@@ -60,7 +61,7 @@ static enum zc_place place_param(const struct zc_zero *z)
                : ZC_HOST;
 }
 
-/* attaches: to a job that was kept; `epoch` 0 takes it over. */
+/* attaches: joins a kept job; `epoch` 0 takes it over. */
 static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
 {
     struct zc_zero *z = d->base.z;
@@ -116,8 +117,8 @@ static int start_units(struct zcz_daemon *d)
     return rc;
 }
 
-/* Registers the slices of units [from, ...), as many as one request may name; *ret_next is the unit
- * behind them. */
+/* Registers slices of units from `from` on, as many as one request allows. *ret_next is the unit
+ * after these. */
 static int start_shards(struct zcz_daemon *d, uint32_t from, struct zc_range *ranges,
                         uint32_t *ret_next)
 {
@@ -161,7 +162,7 @@ int zcz_daemon_attach(struct zcz_store *s, uint64_t epoch)
     int rc = start_job(d, true, epoch);
 
     if (rc == -ENOENT)
-        s->err.code = 0; /* the job may be begun instead */
+        s->err.code = 0; /* the job may be created instead */
     if (rc < 0)
         return rc;
     s->epoch = d->job.epoch;
@@ -180,7 +181,7 @@ int zcz_daemon_join(struct zcz_store *s)
     return rc == 0 ? start_all_shards(d) : rc;
 }
 
-/* Maps the daemon's parameters: read-only, where the driver can. */
+/* Maps the daemon's parameters, read-only if the driver supports that. */
 static int place_import(struct zcz_daemon *d)
 {
     struct zc_zero *z = d->base.z;
@@ -203,7 +204,6 @@ static int place_import(struct zcz_daemon *d)
     return 0;
 }
 
-/* Nothing copies from them any more. */
 void zcz_daemon_let_go(struct zcz_daemon *d)
 {
     d->base.params_dev = NULL;
@@ -229,13 +229,12 @@ int zcz_daemon_place(struct zcz_store *s)
         zcz_device_pin(s->z, d->placement.arena, d->placement.arena_bytes);
         s->iterations = d->placement.iterations;
         s->applied = d->placement.applied;
-        /* a kept job has what it was opened with */
+        /* a kept job keeps the option that it was opened with */
         s->early = early_wanted(s->z) && d->placement.early;
     }
     return rc;
 }
 
-/* Why parameters are not on the GPU, where they were asked to be. */
 const char *zcz_daemon_why(const struct zcz_daemon *d)
 {
     const struct zc_zero *z = d->base.z;

@@ -1,22 +1,21 @@
 /*
- * store_daemon.c - slices kept by the daemon: the store's calls are libzclient's.
+ * store_daemon.c - slices in the daemon: the store's calls are those of libzclient.
  *
- * MODEL. One connection, one job, one shard for each slice that is not empty. How calls begin and end
- * is daemon_calls.c's, the way into the daemon daemon_start.c's; here is what is asked in between.
+ * MODEL. One connection, one job, one shard for each slice that is not empty. daemon_calls.c begins
+ * and ends calls, and daemon_start.c has the start; this file has the requests after it.
  *
  * STAGING is ZB_PIECES pieces of equal length (base/model.h). A piece is the caller's from piece()
  * until write() or push() takes it, then the daemon's until it answers. A pool of fixed pieces
- * cannot fragment, and a caller that finds none waits: that is the back-pressure.
+ * cannot fragment. A caller that gets none waits: this is the back-pressure.
  *
- * A piece is a whole number of the daemon's pages, so every part but a shard's last is cut where
- * the daemon wants it.
+ * A piece is a whole number of the daemon's pages, so every part except a shard's last is cut at
+ * the daemon's page boundaries.
  *
- * DEADLINES. Requests that wait for other ranks carry the engine's timeout and are ended by the
- * daemon, which knows better than we what is missing; the others end by themselves. Should the
- * daemon itself hang, zcz_wait() gives up. Some things may rightly take longer than that: to place
- * a large job, a step of it once it has begun, a commit. As long as one of them is in progress the
- * daemon is pinged, and an answer counts as something that moved; and a fetch behind a step has all
- * the time that the step takes.
+ * DEADLINES. Requests that wait for other ranks carry the engine's timeout. The daemon ends them,
+ * because it knows best what is missing. Other requests end by themselves. If the daemon hangs,
+ * zcz_wait() gives up. Some requests may take longer than the timeout: placing a large job, a step
+ * that has begun, a commit. While one of these is in progress, the daemon is pinged, and an answer
+ * counts as progress. A fetch during a step has no timeout of its own.
  */
 #include <assert.h>
 #include <errno.h>
@@ -284,7 +283,8 @@ static int daemon_stats(struct zcz_store *s, struct zcz_store_stats *ret)
 
 /* ---- the rest */
 
-/* Asks whether the daemon lives. Where there is no room to ask, answers are due anyway. */
+/* Asks whether the daemon is alive. If there is no room for the request, other answers are due
+ * anyway. */
 static void poll_ping(struct zcz_daemon *d)
 {
     uint64_t now_ns = zb_now_ns();
@@ -312,7 +312,7 @@ static int daemon_poll(struct zcz_store *s, uint32_t wait_us)
     if (d->c && (d->placing || s->z->stepping || s->z->committing))
         poll_ping(d);
     if (wait_us > 0)
-        (void)ppoll(&pfd, 1, &nap, NULL); /* woken by a signal: the caller looks again */
+        (void)ppoll(&pfd, 1, &nap, NULL); /* if a signal ends it early, the caller checks again */
     if (d->c)
         rc = zc_poll(d->c, 0);
     if (d->gone)
@@ -339,7 +339,7 @@ static void daemon_close(struct zcz_store *s)
     struct zcz_daemon *d = zcz_daemon_of(s);
 
     zcz_daemon_let_go(d);
-    zc_close(d->c); /* ends what is in flight, before what it writes to goes */
+    zc_close(d->c); /* ends calls in flight, before the memory that they write to is freed */
     free(d->ids);
     free(d->shards);
     free(s->node_ranks);

@@ -1,18 +1,19 @@
 /*
- * store_device.c - slices kept on the engine's device, stepped there: nothing is offloaded, and
- * nothing crosses the link but initial values, norms and what is read.
+ * store_device.c - slices on the engine's device, stepped there. Nothing is offloaded; only initial
+ * values, norms and reads are copied between host and device.
  *
- * MODEL. As store_local.c a slice is one page whose planes lie one behind the other; all slices are
- * one allocation. Views are device addresses; gradients come as what zcz_reduce_down() would have
- * brought down (push_dev()). The bits are those of every other store, for the kernels are.
+ * MODEL. As in store_local.c, a slice is one page; its planes are consecutive, and all slices are
+ * in one allocation. Views are device addresses. push_dev() takes the gradients that
+ * zcz_reduce_down() would otherwise copy down. The kernels give the same bits as those of every
+ * other store.
  *
- * ORDER. Everything that writes here runs on the stream `down`: gradients go in behind what made
- * them, steps behind the gradients. A step waits for what the trainer has given its stream so far,
- * which may read parameters; the trainer's stream, and the one that copies units together, wait for
- * the step. So a step is only enqueued, and no call here waits for one.
+ * ORDER. Everything that writes here runs on the stream `down`: a gradient after the work that made
+ * it, a step after the gradients. A step waits for the trainer's work so far, which may read
+ * parameters. The trainer's stream, and the stream that copies units together, wait for the step.
+ * So a step is only enqueued, and no call here waits for one.
  *
- * WAITING. norms() waits for the gradients of a step, and so for the trainer's works; initial
- * values and reads wait for their copies.
+ * WAITING. norms() waits for the gradients of a step, and so for the trainer's work. Initial values
+ * and reads wait for their copies.
  */
 #include <assert.h>
 #include <errno.h>
@@ -24,8 +25,8 @@
 #include "client/zero/store/stores.h"
 
 struct slice {
-    char *planes[ZB_PLANES]; /* on the device; NULL where the layout has none */
-    uint64_t block;          /* of d->norms[]: where its own begin, if it is trained */
+    char *planes[ZB_PLANES]; /* on the device; NULL if the layout has none */
+    uint64_t block;          /* index in d->norms[] of its first block, if it is trained */
     const struct zk_segment *segments;
 };
 
@@ -33,15 +34,17 @@ struct device_store {
     struct zcz_own own;
     struct slice *slices; /* by unit */
     uint32_t nslices;
-    unsigned char *page; /* of host memory: a piece's planes, 64-byte aligned */
+    unsigned char *page; /* host memory for a piece's planes, 64-byte aligned */
     struct zk_gpu_mem *memory;
-    uint64_t planes_bytes; /* of it */
-    /* What own.table is copied to; norms() comes between two steps, and waits. By groups, in `memory`;
-     * by classes, with their segments, in memory of their own, from the first such step on. */
+    uint64_t planes_bytes; /* bytes of `memory` that are planes */
+    /* Where own.table is copied to. norms() comes between two steps, and waits, so the next step
+     * can overwrite it. By groups it is in `memory`; by classes, with their segments, in an
+     * allocation of its own, made for the first such step. */
     struct zk_scalars *by_group;
     struct zk_gpu_mem *classes;
-    struct zk_gpu_norm *norms_dev, *norms; /* of all that is trained: there, and on the host */
-    uint64_t blocks;                       /* so many */
+    struct zk_gpu_norm *norms_dev, *norms; /* of all trained blocks: on the device, and on the
+                                              host */
+    uint64_t blocks;                       /* number of norms */
     struct zk_gpu_event *event;
 };
 
@@ -78,7 +81,7 @@ static uint64_t take(uint64_t *at, uint64_t bytes)
     return from;
 }
 
-/* Lays out everything behind `base`; NULL: only how long it is. */
+/* Lays out everything from `base` on. NULL: only computes the length. */
 static uint64_t store_lay(struct device_store *d, char *base)
 {
     struct zc_zero *z = d->own.base.z;
@@ -107,7 +110,7 @@ static uint64_t store_lay(struct device_store *d, char *base)
     return end;
 }
 
-/* Waits for what is enqueued, so that host memory is ours again. */
+/* Waits for enqueued work, so that host memory may be reused. */
 static int store_sync(struct device_store *d, int rc, struct zb_err *err)
 {
     return rc < 0 ? rc : zk_gpu_stream_sync(stream_of(d), err);
@@ -186,7 +189,7 @@ static int device_join(struct zcz_store *s)
 
 /* ---- pieces */
 
-/* Elements [first, first + count) of a slice: in host memory, */
+/* Elements [first, first + count) of a slice: in host memory; */
 static struct zk_page host_page(struct device_store *d, const struct zcz_unit *u, uint64_t first,
                                 uint64_t count)
 {
@@ -203,7 +206,7 @@ static struct zk_page host_page(struct device_store *d, const struct zcz_unit *u
     return page;
 }
 
-/* ... and where it is on the device. */
+/* ... and their address on the device. */
 static char *plane_at(const struct device_store *d, const struct zcz_unit *u, enum zb_plane plane,
                       uint64_t first)
 {
@@ -212,7 +215,7 @@ static char *plane_at(const struct device_store *d, const struct zcz_unit *u, en
     return base ? base + zb_blocks_bytes(u->layout.block_bytes[plane], first) : NULL;
 }
 
-/* Copies the planes of a page between both, but gradients. */
+/* Copies the planes of a page to or from the device. Gradients are only copied to the host. */
 static int page_move(struct device_store *d, const struct zcz_unit *u, const struct zk_page *page,
                      enum zk_gpu_way way, struct zb_err *err)
 {
@@ -312,14 +315,14 @@ static int device_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit 
     u->view = (struct zc_view){
         .data = store_of(s)->slices[u->def.index].planes[ZB_PARAM],
         .bytes = zb_plane_bytes(u->layout.block_bytes[ZB_PARAM], s->page_elems, u->count),
-        .version = min_version, /* in the order of the streams that look at it */
+        .version = min_version, /* the streams that read it are ordered after the step */
     };
     return 0;
 }
 
 /* ---- steps */
 
-/* Blocks [from, end). */
+/* Adds blocks [from, end). */
 static void norms_add(const struct device_store *d, uint64_t from, uint64_t end,
                       struct zk_xsum *sum, uint64_t *nonfinite)
 {
@@ -346,17 +349,17 @@ static int device_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, s
         const struct zcz_unit *u = &s->z->units[i];
         uint64_t end = d->slices[i].block + u->count / ZB_BLOCK_ELEMS;
 
-        if (zcz_unit_trained(u)) /* else what is there is of an earlier step */
+        if (zcz_unit_trained(u)) /* otherwise the gradient there is an earlier step's */
             norms_add(d, d->slices[i].block, end, &sum, &ret->nonfinite);
     }
     zk_xsum_store(&sum, ret->sum_of_squares);
     return store_failed(d, rc, &err);
 }
 
-/* Where a step finds its tables. */
+/* The tables of a step, on the device. */
 struct tables {
     struct zk_scalars *scalars;
-    struct zk_segment *segments; /* of classes; else slices have theirs */
+    struct zk_segment *segments; /* by classes; otherwise slices have their own */
 };
 
 static int tables_up(struct device_store *d, const struct zc_classes *classes, struct tables *ret,
@@ -453,7 +456,7 @@ static int device_stats(struct zcz_store *s, struct zcz_store_stats *ret)
     return 0;
 }
 
-/* The streams are gone: nothing uses the memory. */
+/* The streams have ended, so nothing uses the memory. */
 static void device_close(struct zcz_store *s)
 {
     struct device_store *d = store_of(s);

@@ -1,11 +1,12 @@
 /*
- * store_local.c - slices kept in this process, stepped by the kernels in the caller's thread: the
- * baseline that every other placement is compared with, bit for bit.
+ * store_local.c - slices in this process, stepped by the kernels in the caller's thread: the
+ * baseline, which all other stores must match bit for bit.
  *
- * MODEL. A slice is one page (kernels/zk_page.h) whose planes are one allocation; but of what this
- * rank has whole (stages 1 and 2) it is a part. Reads, writes and pushes name parts of it.
- * Everything has finished when a call returns, so nothing is ever pending and there is one piece.
- * Nothing outlives the process: no attach, no commit; the engine asks for neither.
+ * MODEL. A slice is one page (kernels/zk_page.h) whose planes are in one allocation. If this rank
+ * has a plane whole (stages 1 and 2), the slice is a part of that plane. Reads, writes and pushes
+ * name parts of a slice. Every call has finished when it returns, so nothing is ever pending, and
+ * one piece is enough. Nothing outlives the process: there is no attach and no commit, and the
+ * engine calls neither.
  */
 #include <assert.h>
 #include <errno.h>
@@ -16,9 +17,9 @@
 #include "client/zero/store/stores.h"
 
 struct slice {
-    unsigned char *planes[ZB_PLANES]; /* in `memory`; NULL where the layout has none */
+    unsigned char *planes[ZB_PLANES]; /* in `memory`; NULL if the layout has none */
     unsigned char *memory;
-    struct zk_xsum sum; /* of the gradient as it stands */
+    struct zk_xsum sum; /* of the current gradient */
     uint64_t nonfinite;
 };
 
@@ -40,7 +41,7 @@ static int slice_full(struct local *l, const struct zcz_unit *u, uint64_t bytes)
                       u->def.index, u->def.name, (unsigned long long)bytes);
 }
 
-/* A plane that this rank has whole: the slice is a part of it. */
+/* Uses a plane that this rank has whole, of which the slice is a part. */
 static int slice_whole(struct local *l, struct zcz_unit *u, enum zb_plane plane,
                        struct zcz_pool *pool, struct slice *slice)
 {
@@ -100,7 +101,7 @@ static int local_join(struct zcz_store *s)
     return rc < 0 ? rc : zcz_own_join(s);
 }
 
-/* Elements [first, first + count) of a slice, as a page. */
+/* Returns elements [first, first + count) of a slice, as a page. */
 static struct zk_page local_page(struct local *l, const struct zcz_unit *u, uint64_t first,
                                  uint64_t count)
 {
@@ -152,7 +153,7 @@ static int local_push(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u
 
     (void)op;
     assert(step == s->z->iterations + 1);
-    if (first == 0) { /* a micro-step begins: what counts is the sum of its result */
+    if (first == 0) { /* a micro-step begins: only the sum of its result counts */
         slice->sum = (struct zk_xsum){ 0 };
         slice->nonfinite = 0;
     }
@@ -179,7 +180,7 @@ static int local_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *
     u->view = (struct zc_view){
         .data = local_of(s)->slices[u->def.index].planes[ZB_PARAM],
         .bytes = zb_plane_bytes(u->layout.block_bytes[ZB_PARAM], s->page_elems, u->count),
-        .version = min_version, /* steps finish before they return */
+        .version = min_version, /* steps finish before they return, so this is the newest */
     };
     return 0;
 }
@@ -194,7 +195,7 @@ static int local_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, st
     ret->nonfinite = 0;
     for (uint32_t i = 0; i < l->nslices; i++) {
         if (!zcz_unit_trained(&s->z->units[i]))
-            continue; /* what is there is of an earlier step */
+            continue; /* the gradient there is an earlier step's */
         zk_xsum_merge(&sum, &l->slices[i].sum);
         ret->nonfinite += l->slices[i].nonfinite;
     }

@@ -1,7 +1,7 @@
 /*
- * store_own.c - what the stores that keep everything in this process have in common: one piece,
- * since a call that uses it has ended when it returns; notes, which are sent ahead of a step and
- * kept with it; and nobody to wait for.
+ * store_own.c - shared by the stores that keep everything in this process. There is one piece,
+ * because every call has finished when it returns. Notes are sent before a step and kept with it.
+ * There is no other party to wait for.
  */
 #include <assert.h>
 #include <errno.h>
@@ -67,7 +67,7 @@ int zcz_own_release(struct zcz_store *s, struct zcz_unit *u)
 
 /* ---- steps */
 
-/* Runs of elements of one class; what is in none is left out. */
+/* Makes segments of consecutive elements of one class. Elements without a class are left out. */
 static void table_unit(struct zcz_own_table *t, const struct zcz_unit *u,
                        const struct zc_classes *classes, uint32_t *tensor)
 {
@@ -168,7 +168,7 @@ int zcz_own_note_put(struct zcz_store *s, struct zcz_op *op, bool of_job, const 
                      size_t bytes)
 {
     struct zcz_note *n = &own_of(s)->notes[of_job];
-    unsigned char *copy = malloc(bytes + 1); /* an empty note is one, too */
+    unsigned char *copy = malloc(bytes + 1); /* an empty note also counts */
 
     (void)op;
     if (!copy)
@@ -206,7 +206,7 @@ int zcz_own_poll(struct zcz_store *s, uint32_t wait_us)
 
     (void)s;
     if (wait_us > 0)
-        (void)nanosleep(&nap, NULL); /* woken early by a signal: the caller looks again */
+        (void)nanosleep(&nap, NULL); /* if a signal ends it early, the caller checks again */
     return 0;
 }
 

@@ -1,5 +1,5 @@
 /*
- * store_own.h - a store that keeps everything in this process: store_own.c.
+ * store_own.h - shared by the stores that keep everything in this process: store_own.c.
  */
 #ifndef ZC_ZERO_STORE_OWN_H
 #define ZC_ZERO_STORE_OWN_H
@@ -8,34 +8,34 @@
 #include "kernels/zk_page.h"
 
 struct zcz_note {
-    unsigned char *sent, *kept; /* of the next step, and of the newest; NULL: none */
+    unsigned char *sent, *kept; /* for the next step, and of the newest step; NULL: none */
     size_t sent_bytes, kept_bytes;
 };
 
-/* What a step is made with. */
+/* Scalars and segments of a step. */
 struct zcz_own_table {
-    struct zk_scalars *scalars; /* by group, or class */
+    struct zk_scalars *scalars; /* by group or by class */
     uint32_t nscalars;
     size_t scalars_room;
-    bool by_classes;             /* else segments are the units' own */
-    struct zk_segment *segments; /* of all units, one after the other */
+    bool by_classes;             /* otherwise the units' own segments are used */
+    struct zk_segment *segments; /* of all units, in their order */
     size_t segments_room;
     uint32_t nsegments;
-    uint32_t *at; /* [nunits + 1] where those of a unit begin */
+    uint32_t *at; /* [nunits + 1]: where each unit's segments begin */
 };
 
-/* What is common to them; the first member of each. */
+/* Common to these stores; the first member of each. */
 struct zcz_own {
     struct zcz_store base;
     float *piece;
     bool piece_used;
-    struct zcz_note notes[2]; /* of this rank, of the job */
+    struct zcz_note notes[2]; /* the rank's, the job's */
     struct zcz_own_table table;
 };
 
 /* Of struct zcz_store_ops, and parts of it. */
 int zcz_own_open(struct zcz_store *s);
-/** Sets piece_elems and makes the piece. */
+/** Sets piece_elems and allocates the piece. */
 int zcz_own_join(struct zcz_store *s);
 float *zcz_own_piece(struct zcz_store *s);
 void zcz_own_piece_put(struct zcz_store *s, float *piece);
@@ -46,16 +46,16 @@ int zcz_own_note_get(struct zcz_store *s, bool of_job, void *buf, size_t *ret_by
 int zcz_own_nothing(struct zcz_store *s);
 int zcz_own_poll(struct zcz_store *s, uint32_t wait_us);
 /**
- * Makes own.table: scalars and segments of a step, by groups or by classes, which is no skip. The table stays as it is
- * until the next one is made.
+ * Fills own.table with the scalars and segments of a step, by groups or by classes. The step must
+ * not be a skip. The table stays until the next one is made.
  *
  * @return 0; -ENOMEM, refused
  */
 int zcz_own_table(struct zcz_own *o, const struct zc_step *step, const struct zc_classes *classes);
-/** The segments of a unit in it. */
+/** Returns the segments of a unit. */
 const struct zk_segment *zcz_own_segments(const struct zcz_own *o, const struct zcz_unit *u,
                                           uint32_t *ret_n);
-/** The step is made, or skipped: its notes are the newest, and this is its answer. */
+/** A step was made or skipped: keeps its notes, and fills in the answer. */
 void zcz_own_stepped(struct zcz_store *s, bool applied, struct zc_stepped *ret);
 void zcz_own_done(struct zcz_own *o);
 
