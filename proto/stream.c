@@ -252,15 +252,17 @@ static void in_batch_drop(struct zp_stream *s)
     memmove(&s->batches[0], &s->batches[1], s->nbatches * sizeof(s->batches[0]));
 }
 
-/** I2, of the batches from `first` on, for a frame that begins at `at` and is complete, or has not
- * arrived yet. */
-static int in_check_batches(const struct zp_stream *s, unsigned first, uint64_t at, bool whole,
+/** I2. frame: the next one, which begins at in_at; NULL: it has not arrived completely. If it announces
+ * descriptors, the first batch is compared with them later. */
+static int in_check_batches(const struct zp_stream *s, const struct zp_frame *frame,
                             struct zb_err *err)
 {
-    for (unsigned i = first; i < s->nbatches; i++) {
+    uint64_t end = frame ? s->in_at + ZP_HEADER_BYTES + frame->body_bytes : s->in_at;
+
+    for (unsigned i = frame && frame->fds > 0; i < s->nbatches; i++) {
         const struct in_batch *b = &s->batches[i];
 
-        if (b->to <= at || (!whole && b->from > at))
+        if (frame ? b->to <= end : b->from > s->in_at)
             return zb_fail(err, -EPROTO, "%u descriptors arrived that no frame announced", b->n);
     }
     return 0;
@@ -279,15 +281,8 @@ int zp_stream_next(struct zp_stream *s, struct zp_frame *ret, const uint8_t **re
         return zb_fail(err, found, "a frame's body is longer than %u bytes", ZP_BODY_MAX);
     if (found < 0)
         return zb_fail(err, found, "what arrived is not a frame");
-    rc = in_check_batches(s, 0, s->in_at, found, err);
-    if (rc < 0)
-        return rc;
-    if (found == 0)
-        return 0;
-    /* before the frame is handled: none after it can claim what came with it */
-    rc = in_check_batches(s, frame.fds > 0, s->in_at + ZP_HEADER_BYTES + frame.body_bytes, true,
-                          err);
-    if (rc < 0)
+    rc = in_check_batches(s, found ? &frame : NULL, err);
+    if (rc < 0 || found == 0)
         return rc;
     if (frame.fds > 0) {
         unsigned n = s->nbatches > 0 && b->from <= s->in_at ? b->n : 0;

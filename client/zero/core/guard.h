@@ -21,7 +21,7 @@ struct zcz_guard {
     bool on;                 /* the polling thread is running: */
     uint32_t poll_ms;
     pthread_t thread;
-    pthread_mutex_t lock;  /* held by whoever is in the engine; recursive */
+    pthread_mutex_t lock;  /* held by the thread that runs a call of the engine; recursive */
     pthread_mutex_t sleep; /* protects `stop` */
     pthread_cond_t wake;
     bool stop;

@@ -704,7 +704,7 @@ static int every_method_of_saved(struct session *x)
 {
     const struct zc_snapshot take = { .job = "j" };
     struct zc_snapshot_row row, *snapshot_rows = NULL;
-    struct zc_message *sentences = NULL;
+    struct zc_message *messages = NULL;
     struct zc_df_row *df_rows = NULL;
     struct zc_unit *unit = NULL;
     struct zc_reader reader;
@@ -728,8 +728,8 @@ static int every_method_of_saved(struct session *x)
     zc_rows_free(unit);
     if ((rc = zc_reader_read_wait(x->c, FAKE_READER, 0, ZC_PARAM, 0, 1, reader.staging)) < 0 ||
         (rc = zc_reader_close_wait(x->c, FAKE_READER)) < 0 ||
-        (rc = zc_scrub_wait(x->c, ZC_SCRUB_STATUS, 0, &scrub, &sentences, &n)) < 0 ||
-        (rc = zc_fsck_wait(x->c, &fsck, &sentences, &n)) < 0)
+        (rc = zc_scrub_wait(x->c, ZC_SCRUB_STATUS, 0, &scrub, &messages, &n)) < 0 ||
+        (rc = zc_fsck_wait(x->c, &fsck, &messages, &n)) < 0)
         return rc;
     return zc_df_wait(x->c, &df, &df_rows, &n);
 }
