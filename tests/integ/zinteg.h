@@ -1,12 +1,12 @@
 /*
- * zinteg.h - a real zshardd for a test, and clients towards it.
+ * zinteg.h - a real zshardd for a test, and clients for it.
  *
  * MODEL. A test starts a daemon with a socket, a data directory and a log of its own in a new
- * directory, and stops it as its last act: then the exit status and the log are judged. The
- * teardown of the test (zi_teardown) finds a daemon that still runs only when the test failed:
- * then it prints the log and kills it. A daemon also dies with the test's process.
+ * directory, and stops it as its last act. Then the exit status and the log are checked. If the
+ * test's teardown (zi_teardown) finds a running daemon, the test has failed: it prints the log and
+ * kills the daemon. A daemon also dies with the test's process.
  *
- * Everything waits with a bound and fails the test when it is over.
+ * Every wait has a limit, and fails the test when that is exceeded.
  */
 #ifndef ZINTEG_H
 #define ZINTEG_H
@@ -21,11 +21,12 @@
 #include "proto/stream.h"
 
 #define ZI_WAIT_MS 150000u /* for what must happen soon */
-/* For what must not wait for a timeout of a job (120 s), on a drive that may stand still for half a minute. */
+/* For what must not wait for a timeout of a job (120 s), on a drive that may stall for half a
+ * minute. */
 #define ZI_SOON_NS      UINT64_C(60000000000)
 #define ZI_FETCH_MS     120000u /* the deadline of fetches that must succeed */
 #define ZI_UNITS_MAX    64u
-#define ZI_DATA_START   65536u /* of the data file: behind it are pages */
+#define ZI_DATA_START   65536u /* of the data file: pages follow */
 #define ZI_BUFFER_BYTES 18u    /* of a page buffer, for each element of a page */
 
 /* ---- the daemon */
@@ -127,7 +128,7 @@ void zi_step_ask(struct zi_rank *ranks, unsigned n, const struct zc_step *step, 
 
 /** What a tier has in use. */
 uint64_t zi_used(const struct zi_daemon *d, const char *tier);
-/** Waits until both tiers have in use what is given: milliseconds it took; fails after ZI_SOON_NS. */
+/** Waits until both tiers use these amounts: milliseconds that it took; fails after ZI_SOON_NS. */
 unsigned zi_await_used(const struct zi_daemon *d, uint64_t host, uint64_t nvme);
 
 /** A tier's row, whose sums are right. */
