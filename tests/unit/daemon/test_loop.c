@@ -188,7 +188,7 @@ static void a_client_that_never_reads(void **state)
     assert_int_equal(close(fd), 0);
 }
 
-/** drain_ms limits operations in progress; answers do not extend it by more than ZSD_SEND_MS. */
+/** drain_ms limits the whole end, the sending of answers included. */
 static void a_short_time_for_all(void **state)
 {
     int fd = sf_client(&x);
