@@ -325,8 +325,7 @@ static void back_to_the_commit(void **state)
     assert_int_equal(zi_counter(r.c, "pages_undone"), UNITS * 6);
     assert_true(bytes_of(&r) == before);
     step = step_of(2);
-    assert_int_equal(zc_step_wait(r.c, r.job.id, &step, &stepped), -EBUSY); /* there is no
-                                                                             * gradient */
+    assert_int_equal(zc_step_wait(r.c, r.job.id, &step, &stepped), -EBUSY); /* no gradient */
     zi_close(&r, 1);
     zi_stop(&d);
 }

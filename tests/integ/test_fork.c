@@ -150,8 +150,7 @@ static void handles(void **state)
         CHECK(zc_ping_wait(c) == -EPERM && strstr(zc_error(c), "is a child process"));
         CHECK(zc_poll(other, 0) == -EPERM);
         zc_close(c);
-        CHECK(zc_open(&own, &o) == 0 && zc_ping_wait(own) == 0); /* a client of the child's own
-                                                                  * works */
+        CHECK(zc_open(&own, &o) == 0 && zc_ping_wait(own) == 0); /* the child's own client works */
         zc_close(own);
         zc_close(other);
         _exit(0);

@@ -519,8 +519,7 @@ static void no_device_memory(void **state)
     if (!emulated())
         ztest_skip("the emulated GPU alone fails on request");
     asks(ZC_GPU, gpu_id());
-    zi_start(&d, options_with("emulated:16M::4:4K", "8M", NULL)); /* memory for its lanes, and no
-                                                                   * more */
+    zi_start(&d, options_with("emulated:16M::4:4K", "8M", NULL)); /* enough for its lanes only */
     sv_open(ranks, 2, &d, 0);
     assert_int_equal(ranks[0].place.gpu_params, 0);
     assert_true(ranks[0].place.gpu_why[0] != '\0');
@@ -851,10 +850,8 @@ static void asked_often(void **state)
         n++;
     assert_int_equal(rc, -EBUSY);
     assert_true(n >= 2 && n <= 16);
-    assert_int_equal(share(&b, b.job.id, &memory), 0);           /* this one has no share of the
-                                                                  * other jobs' limit */
-    assert_true(!emulated() || ftruncate(memory.mem_fd, 0) < 0); /* else the daemon would die of
-                                                                  * it */
+    assert_int_equal(share(&b, b.job.id, &memory), 0);           /* each job has its own limit */
+    assert_true(!emulated() || ftruncate(memory.mem_fd, 0) < 0); /* or the daemon dies */
     share_close(&memory);
     share_close(&held[--n]);
     assert_int_equal(share(&a, a.job.id, &held[n]), 0);

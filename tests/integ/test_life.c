@@ -391,8 +391,7 @@ static void a_kept_job(void **state)
     memcpy(ids, r[1].shards, sizeof(ids));
     push(r, 2, 2); /* for a step that is never made */
     assert_int_equal(jobs_named(&d, "job", &row), 1);
-    held = row.host_bytes; /* with the staging of both ranks; a lost rank's is freed when it is
-                            * lost */
+    held = row.host_bytes; /* with both ranks' staging; a lost rank's is freed */
 
     /* one rank is lost while it holds a pin: the job and its peer stay */
     assert_int_equal(zc_fetch_wait(r[1].c, &r[0].shards[0], 1, 1, 0, &view), 0);

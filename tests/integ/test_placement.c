@@ -84,8 +84,7 @@ struct shard {
     unsigned written; /* parts of initial values in flight; see TRAIN */
     bool live;
     uint64_t write_next;
-    unsigned micros, micro;                /* the number of micro-steps of this step, and the next
-                                            * one */
+    unsigned micros, micro;                /* micro-steps of this step; the next one */
     uint64_t next;                         /* the next element of that micro-step */
     unsigned pushes, reads, fetches, pins; /* in flight, or held */
     struct zk_xsum sum;

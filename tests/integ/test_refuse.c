@@ -173,8 +173,7 @@ static void limits(void **state)
                                            "4096",
                                            NULL };
     struct zi_daemon d = { 0 };
-    struct zi_raw a, b, c, e, admin[4]; /* this user is the daemon's own, which has
-                                         * ZSD_ADMIN_PLACES */
+    struct zi_raw a, b, c, e, admin[4]; /* ZSD_ADMIN_PLACES, for the daemon's own user */
     Zp__JobOpen q = rf_open;
     Zp__Hello hello = ZP__HELLO__INIT;
 

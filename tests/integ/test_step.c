@@ -463,15 +463,14 @@ static void skips(void **state)
     assert_int_equal(ret.applied, 0);
     push_all(r, 1, 2);
     assert_int_equal(zc_fetch_wait(r->c, r->shards, 1, 0, 0, &view), 0);
-    assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, ZC_COMMIT_NO, 0, &ret), 0); /* pins do not
-                                                                                   * delay it */
+    assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, ZC_COMMIT_NO, 0, &ret),
+                     0); /* pins are allowed */
     assert_int_equal(ret.iterations, 2);
     assert_int_equal(ret.applied, 0);
     assert_view(&view, r, 0);
     assert_int_equal(zc_release(r->c, r->shards, 1), 0);
     assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, ZC_COMMIT_NO, 0, &ret), -EEXIST);
-    assert_int_equal(zc_step_wait(r->c, r->job.id, &step, &ret), -EBUSY); /* its gradient is
-                                                                           * dropped */
+    assert_int_equal(zc_step_wait(r->c, r->job.id, &step, &ret), -EBUSY); /* no gradient */
     push_all(r, 1, 3);
     assert_int_equal(zc_step_wait(r->c, r->job.id, &step, &ret), 0);
     assert_int_equal(ret.iterations, 3);

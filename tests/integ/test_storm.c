@@ -59,18 +59,9 @@ struct client {
     unsigned nwaiting;
     uint64_t job, iterations; /* as far as the client knows */
     uint32_t units, shards;
-    uint64_t ids[UNITS];      /* its own shards */
-    unsigned written, pushed; /* shards written, and pushed in this
-                                                                * step */
-    enum {
-        OPEN,
-        DEFINE,
-        REGISTER,
-        READY,
-        DATA,
-        CLOSE
-    } stage; /* the request that would make
-                                                                * sense */
+    uint64_t ids[UNITS];                                       /* its own shards */
+    unsigned written, pushed;                                  /* shards, in this step */
+    enum { OPEN, DEFINE, REGISTER, READY, DATA, CLOSE } stage; /* would make sense next */
     unsigned number;
     uint32_t micro;
     bool begun; /* has begun this step early, or chosen not to */

@@ -192,8 +192,7 @@ static void a_slow_gpu_is_named(void **state)
     zi_start(&d, with_gpu);
     c = zi_client(&d);
     job_open(r, 1, &d, 0);
-    for (step.step = 1;; step.step++) { /* its memory is allocated by a thread, and ready after some
-                                         * step */
+    for (step.step = 1;; step.step++) { /* a thread allocates its memory */
         for (unsigned u = 0; u < UNITS; u++)
             zi_push_all(r, u, step.step, value);
         if (gpu_bytes(c) > 0)

@@ -135,8 +135,7 @@ static const struct action moves[] = {
     { STEP, ZSD_PREPARE, 0 },
     { WHERE, 0, 0 },
     { TIER, 0, 16 << 20 },
-    { BEGIN, 1, 0 }, /* the move into memory that it would begin may have begun, or not: both are
-                      * right */
+    { BEGIN, 1, 0 }, /* the move into memory may have begun, or not: both are right */
     { COMMIT, ZSD_DROP, 0 },
     { STEP, ZSD_COMMIT, 0 },
     { READ, 0, 0 },
@@ -582,8 +581,7 @@ static void run_step(struct zs_run *r, bool skip, uint32_t commit)
         if (commit != ZSD_COMMIT_NONE)
             run_committed(r, begin, commit, run_told(r, commit_rc));
     } else if (commit != ZSD_COMMIT_NONE && !run_attached(r)) {
-        struct zs_state *mem = zs_state_ref(r->mem); /* the step may have been made without anyone
-                                                      * being told */
+        struct zs_state *mem = zs_state_ref(r->mem); /* it may be there, without an answer */
 
         state_set(&r->mem, next);
         run_committed(r, begin, commit, rc);

@@ -191,8 +191,7 @@ struct zs_recovery {
     unsigned nmodels;
     uint64_t seed; /* of world, places and order */
     uint32_t page_elems;
-    bool goes_on; /* ranks then attach, read everything, step and commit; and the daemon starts
-                   * again */
+    bool goes_on;        /* ranks attach, read everything, step, commit; the daemon restarts */
     uint64_t *ret_bytes; /* bytes read and compared are added; or NULL */
     bool damaged;        /* bytes were changed: the daemon may refuse to start, or to read a page */
 };

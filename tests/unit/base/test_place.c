@@ -167,8 +167,7 @@ static void place_frozen(void **state)
 
     (void)state;
     assert_int_equal(zb_place(&job, &p), -ENOSPC);
-    assert_int_equal(p.least_host, 2 * PARAMS); /* a place for each rank takes as much as all
-                                                 * shards */
+    assert_int_equal(p.least_host, 2 * PARAMS); /* as much as all shards */
     zb_place_done(&p);
     job.host_bytes = 2 * PARAMS;
     assert_int_equal(zb_place(&job, &p), 0);

@@ -40,8 +40,8 @@ static void report_median(void **state)
                     median_cases[i].median);
         expect_near(median_cases[i].name, zbench_spread(before, median_cases[i].n),
                     median_cases[i].spread);
-        assert_memory_equal(before, median_cases[i].values, sizeof(before)); /* not sorted in
-                                                                              * place */
+        assert_memory_equal(before, median_cases[i].values,
+                            sizeof(before)); /* values stay in order */
     }
 }
 

@@ -490,8 +490,7 @@ static void close_in_a_callback(void **state)
         (void)setrlimit(RLIMIT_CORE, &no_core);
         (void)!freopen("/dev/null", "w", stderr);
         (void)signal(SIGABRT, SIG_DFL); /* cmocka handles it */
-        c = open_client(&f);            /* the child's own handle: the parent's would refuse another
-                                         * process */
+        c = open_client(&f);            /* its own: the parent's would refuse another process */
         (void)zc_ping(c, close_me, c);
         while (zc_poll(c, -1) >= 0)
             ;

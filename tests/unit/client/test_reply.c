@@ -684,9 +684,9 @@ static void events(void **state)
     } rows[] = {
         { ZP_EVENT_PEER_LOST, FAKE_JOB, -EOWNERDEAD, -EOWNERDEAD },
         { ZP_EVENT_JOB_FAILED, FAKE_JOB, -EIO, -EIO },
-        { ZP_EVENT_JOB_FAILED, FAKE_JOB + 1, -EIO, -ENOSPC }, /* another job's: the calls get their
-                                                               * own answers */
-        { 199, FAKE_JOB, -EIO, -ENOSPC },                     /* unknown: ignored */
+        { ZP_EVENT_JOB_FAILED, FAKE_JOB + 1, -EIO,
+          -ENOSPC },                      /* another job's: calls are answered */
+        { 199, FAKE_JOB, -EIO, -ENOSPC }, /* unknown: ignored */
     };
 
     (void)state;
@@ -709,8 +709,7 @@ static void events(void **state)
             assert_int_equal(
                 zc_skip(x.c, FAKE_JOB, 1, ZC_COMMIT_NO, 0, &stepped, outcome_done, &o[1]), 0);
             assert_int_equal(zc_unit_define(x.c, FAKE_JOB, &unit, outcome_done, &o[2]), 0);
-            assert_int_equal(zc_ping_wait(x.c), 0); /* not a call of the job: the event did not end
-                                                     * it */
+            assert_int_equal(zc_ping_wait(x.c), 0); /* not a call of the job: still answered */
             while (o[0].runs + o[1].runs + o[2].runs < 3)
                 assert_true(zc_poll(x.c, 5000) >= 0);
             for (unsigned k = 0; k < 3; k++) {

@@ -63,8 +63,7 @@ static void a_daemon_that_stopped(void **state)
     assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 1, ZC_COMMIT_NO, 0, &stepped), -ETIMEDOUT);
     assert_true(since_ms(begun) >= QUIET_MS && since_ms(begun) < NEVER_MS);
     assert_non_null(strstr(zc_error(x.c), "sent nothing for 1.5 s"));
-    assert_int_equal(fake_count(x.f, ZP_PING), 2); /* ours, and the one that checks whether the
-                                                    * daemon is alive */
+    assert_int_equal(fake_count(x.f, ZP_PING), 2); /* ours, and the check for life */
     assert_int_equal(o.runs, 1);
     assert_int_equal(o.rc, -ETIMEDOUT);
     /* Closing is the only call that still works. */

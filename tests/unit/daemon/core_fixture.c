@@ -11,8 +11,7 @@
 #define HANGS_NS UINT64_C(300000000000) /* a drive may stall for half a minute */
 const uint64_t unit_elems[UNITS] = { PAGE, MANY, MANY, MANY, MANY, MANY, 100 };
 
-static unsigned worlds; /* each has a file of its own, because the file of a failed one stays
-                         * locked */
+static unsigned worlds; /* each has its own file, as the file of a failed one stays locked */
 
 /* ---- allocation failures: allocations of the core on this thread are counted */
 

@@ -45,8 +45,7 @@ void sf_listen(struct server_fixture *x)
 
     if (zsd_server_open(&x->daemon, zsd_loop_uv(&x->daemon), &zsd_dispatch_ops, &err) < 0)
         fail_msg("%s", err.text);
-    x->daemon.server->most_ns = SF_NO_END; /* tests count the work of a turn, instead of timing
-                                            * it */
+    x->daemon.server->most_ns = SF_NO_END; /* tests count the work of a turn, not its time */
 }
 
 void sf_close(struct server_fixture *x)

@@ -88,8 +88,7 @@ struct big {
     struct world w;
     char catalog[80];
     uint32_t pages;
-    uint32_t blocks; /* number of one-page shards that the frozen unit is registered as; 0: one
-                      * shard */
+    uint32_t blocks; /* one-page shards of the frozen unit; 0: it is one shard */
     uint64_t step;
 };
 

@@ -196,8 +196,7 @@ static void snapshots_are_charged(void **state)
     assert_int_equal(snapshot_destroy(&s, "a"), 0);
     assert_int_equal(node(&s)->used[ZSD_LIMIT_SNAPSHOTS], 0);
     assert_int_equal(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], 0);
-    assert_int_equal(snapshot(&s, "c"), 0); /* they are destroyed with their job: budget_close()
-                                             * checks it */
+    assert_int_equal(snapshot(&s, "c"), 0); /* ends with its job: budget_close() checks */
     budget_close(&s);
 }
 

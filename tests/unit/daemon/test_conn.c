@@ -610,10 +610,8 @@ static void too_many_requests(void **state)
     assert_int_equal(x.daemon.stats.sent_stalls, 1);
     core_answer(1);
     (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
-    assert_int_equal(core_double.handled, ZSD_REQS_MAX + 1);     /* in the turn, after the core's
-                                                              * work: */
-    assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv), 0); /* so another turn follows at
-                                                                  * once */
+    assert_int_equal(core_double.handled, ZSD_REQS_MAX + 1);     /* after the core's work: */
+    assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv), 0); /* another turn follows */
     while (answered < 3000) {
         core_answer(1);
         sf_pump(&x);
@@ -863,8 +861,8 @@ static void an_idle_daemon_sleeps(void **state)
 
     (void)state;
     sf_pump(&x);
-    assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv), -1); /* a connected client alone causes
-                                                                   * no wake-ups */
+    assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv),
+                     -1); /* a client alone causes no wake-ups */
     sf_send(fd, ZP_REQUEST, ZP_FETCH, 1, NULL, 0);
     sf_pump(&x);
     assert_true(uv_backend_timeout(&x.daemon.loop->uv) >= 0); /* a request waits for a deadline */
@@ -1004,8 +1002,7 @@ static void turns_without_time(void **state)
         for (unsigned turns = 0; sf_receive(slow, &frame, NULL, 0) == 0; turns++) {
             uint64_t before = x.daemon.stats.requests;
 
-            assert_true(turns < 3 * (FLOODERS + 1)); /* each of the others has its turn and its
-                                                      * answer first */
+            assert_true(turns < 3 * (FLOODERS + 1)); /* the others have their turns first */
             (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
             assert_in_range(x.daemon.stats.requests - before, 0, 1);
         }

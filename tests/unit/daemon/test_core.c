@@ -476,8 +476,7 @@ static void core_steps_both_kinds_at_once(void **state)
     struct truth t;
 
     (void)state;
-    world_open(&w, least_host(ZB_BF16) + (3 << 19), "threads", 1); /* resident except for some
-                                                                    * state */
+    world_open(&w, least_host(ZB_BF16) + (3 << 19), "threads", 1); /* some state is streamed */
     truth_open(&t, ZB_BF16);
     assert_int_equal(job_open(&w, 0), 0);
     assert_int_equal(job_define(&w, 0, ZB_BF16), 0);

@@ -163,8 +163,7 @@ static void a_promise_shrinks_first(void **state)
     for (unsigned i = 0; i < 3; i++)
         at[i] = zsd_extent_take(core, sizes[1]);
     assert_int_equal(promise(core, &now, 0, 1, 0), 0);
-    assert_int_equal(zb_space_free_units(core->disk->extents), all - 9); /* the fourth is free
-                                                                          * again */
+    assert_int_equal(zb_space_free_units(core->disk->extents), all - 9); /* with the fourth */
     zsd_extent_unref(core, at[0], sizes[1]);
     assert_int_equal(zb_space_free_units(core->disk->extents), all - 6);
     /* a promise that grows again includes the held places beyond it */

@@ -111,8 +111,8 @@ static void a_snapshot_holds(void **state)
         at = zsd_map_take(s.w.daemon.core, ZB_PAGE_ALIGN);
         assert_true(at != ZB_NO_PLACE);
         assert_int_equal(zn_fault_install(s.w.daemon.engine, &plan), 0);
-        assert_int_equal(s.w.daemon.stats.write_holds, 0); /* a commit has no hold: it writes pages
-                                                            * itself */
+        assert_int_equal(s.w.daemon.stats.write_holds,
+                         0); /* a commit has no hold: it writes pages */
         ask(&s.w, 0, zsd_snapshot, &q);
         while (!s.w.daemon.core->disk->hold.on) {
             assert_int_equal(answers[0].rc, NONE);

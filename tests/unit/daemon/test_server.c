@@ -313,8 +313,7 @@ static void a_lock_that_lost_its_name(void **state)
         (void)write(p[1], "x", 1);
         (void)usleep(200000);
         (void)unlink(in_dir("s.lock")); /* the orderly end of a daemon */
-        (void)open(in_dir("s.lock"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600); /* and the next one's
-                                                                             * start */
+        (void)open(in_dir("s.lock"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600); /* and the next */
         _exit(0);
     }
     assert_int_equal(read(p[0], &c, 1), 1);
