@@ -67,7 +67,7 @@ def fp16_two_ranks():
 def same_bytes():
     """Twice, and where every work is late: nothing depends on when a device gets to it."""
     late = "emulated:256M:40" if DEVICE == "emulated" else DEVICE
-    env = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}  # nor with its number of threads
+    env = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}  # nor on its threads
     for dtype in ("fp32", "bf16", "fp16"):
         runs = [good(Run(["--dtype", dtype, "--device", device], 1, env, FEW), f"{dtype} on {device}")
                 for device in (DEVICE, DEVICE, late)]

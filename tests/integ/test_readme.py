@@ -28,7 +28,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.symlink(BUILD, os.path.join(folder, "build"))
         script = BEFORE + rest.replace("/tmp/", folder + "/").replace("--steps 100", "--steps 2") + AFTER
-        script = script.replace("build/bin/zshardd ", "sleep 5 && exec build/bin/zshardd ", 1)  # a script that does not wait fails
+        script = script.replace("build/bin/zshardd ", "sleep 5 && exec build/bin/zshardd ", 1)  # not waiting fails
         check("--steps 2 " in script and "sleep 5" in script and program("zctl"), script)
         env = {k: v for k, v in os.environ.items() if k not in ("ZSHARD_SOCKET", "OMPI_ALLOW_RUN_AS_ROOT")}
         done = subprocess.run(["bash", "-e", "-c", script], cwd=folder, text=True, stdout=subprocess.PIPE,

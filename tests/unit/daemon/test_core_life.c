@@ -617,7 +617,7 @@ static void a_gradient_is_read_while_it_grows(void **state)
     world_close(&w);
 }
 
-/* A write that failed halfway has left no values that may be read. */
+/* A write that failed half-way has left no values that anybody may see. */
 static void a_write_that_fails(void **state)
 {
     struct world w;

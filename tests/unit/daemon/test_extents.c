@@ -146,8 +146,7 @@ static void places_are_lent(void **state)
     world_close(&w);
 }
 
-/* A promise shrinks before its pages are released: they return to the map when the last holder
- * releases them. */
+/* A promise shrinks before its pages go: they return to the map when the last holder goes. */
 static void a_promise_shrinks_first(void **state)
 {
     struct zb_needs now = { 0 };
@@ -215,8 +214,7 @@ static void copies_equal(const struct zsd_places_copy *a, const struct zsd_place
         assert_true(a->classes[i].nfree == b->classes[i].nfree);
 }
 
-/* Whatever changes while the copy is made, also when the map grows: it has the state of its
- * beginning. */
+/* Whatever changes while the copy is made, and if the map grows: it has the state of its start. */
 static void a_copy_in_parts(void **state)
 {
     struct zb_needs now = { 0 };
@@ -270,8 +268,7 @@ static void a_copy_in_parts(void **state)
     world_close(&w);
 }
 
-/* Wherever the copy is when the map grows, it misses no place that is moved to a part already
- * copied (K1). */
+/* Wherever the copy is when the map grows, it misses no place that moves to a copied part (K1). */
 static void copied_while_it_grows(void **state)
 {
     (void)state;

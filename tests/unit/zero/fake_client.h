@@ -44,8 +44,7 @@ struct fake_config {
     enum fake_fault fault;
     uint32_t rank, nth;
     int rc;
-    uint32_t
-        dies_ms; /* after the reset, until the daemon dies; ranks see that when they poll; 0: never */
+    uint32_t dies_ms; /* from the reset until the daemon dies; ranks see that in polls; 0: never */
     /* with commit_rc: commits of this step fail on this node */
     int commit_rc;
     uint32_t commit_node;
