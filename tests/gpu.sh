@@ -13,16 +13,16 @@
 # so and exits with 77; ZSHARD_GPU=emulated rehearses it on the emulated one.
 #
 # The stages that tell the most per minute come first, so that little is lost if time runs out. Each stage takes eight minutes
-# at most (ZSHARD_STAGE_SECONDS), and a whole call at most ZSHARD_RUN_SECONDS if that is set. The call ends with one table, a
-# line for each check:
+# at most (ZSHARD_STAGE_SECONDS), and a whole call at most ZSHARD_RUN_SECONDS if that is set. A stage ends with a table, a line
+# for each check:
 #
 #   ok       FAILED                 the check passed, or failed
 #   skipped                         the check skipped itself, with the reason
 #   REFUSED                         the machine does not allow it: a sanitizer, for example
 #   ABSENT                          this tree has no such check
 #
-# Its log, which begins with commit and GPU and ends with the table, is in $OUT, or in out/gpu/ without it. The exit status is 1
-# where a check failed.
+# The stage's log, which begins with commit and GPU and ends with the table, is in $OUT, or in out/gpu/ without it. The exit
+# status is 1 where a check failed.
 #
 # CHECKS are tests of CTest, found by their labels: CONTRIBUTING.md says how to mark one. So a stage needs no line here for a
 # new test.
