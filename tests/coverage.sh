@@ -5,8 +5,8 @@ cd "$(dirname "$0")/.."
 cmake -S . -B build-coverage -G Ninja -DCMAKE_BUILD_TYPE=Debug -DZSHARD_COVERAGE=ON >/dev/null
 cmake --build build-coverage
 find build-coverage -name '*.gcda' -delete
-# A test that runs a program as another user cannot write that program's counters, and fails for it; what is
-# counted is what ran.
+# A test that runs a program as another user fails, because that program cannot write its counters. Coverage
+# is that of the code that did run.
 ctest --test-dir build-coverage -L full || echo "coverage: some tests failed when instrumented"
 lcov --quiet --capture --directory build-coverage --output-file build-coverage/all.info --rc geninfo_unexecuted_blocks=1
 lcov --quiet --extract build-coverage/all.info "$PWD/base/*" "$PWD/proto/*" "$PWD/nvme/*" \

@@ -1,5 +1,6 @@
 /*
- * folder.h - a folder of its own for a test, with whatever the test leaves in it.
+ * folder.h - a temporary folder for a test. It is removed with everything that the test leaves in
+ * it.
  */
 #ifndef FOLDER_H
 #define FOLDER_H
@@ -19,7 +20,7 @@ static inline int folder_remove_one(const char *path, const struct stat *st, int
     return remove(path);
 }
 
-/** Removes the folder and all that is in it: 0, or not. */
+/** Removes the folder and everything in it: 0, or nonzero on failure. */
 static inline int folder_remove(const char *path)
 {
     return nftw(path, folder_remove_one, 16, FTW_DEPTH | FTW_PHYS);
@@ -32,14 +33,14 @@ static inline char *folder_own(void)
     return path;
 }
 
-/** For cmocka, as the setup of a group: makes a folder and goes there. */
+/** Group setup for cmocka: makes a folder and changes into it. */
 static inline int folder_enter(void **state)
 {
     (void)state;
     return mkdtemp(folder_own()) ? chdir(folder_own()) : -1;
 }
 
-/** As the teardown: leaves it, and removes it. */
+/** Group teardown: leaves the folder and removes it. */
 static inline int folder_leave(void **state)
 {
     (void)state;

@@ -1,31 +1,31 @@
 #!/usr/bin/env bash
 # tests/gpu.sh - everything that only a real GPU proves, on a machine that may be bare and offline.
 #
-#   tests/gpu.sh pack          here: what such a machine lacks (our libraries' headers, shared libraries and
-#                              pkg-config files, cmocka, protoc-c, pkg-config), from the installed Debian
-#                              packages, into .gpu-pack/ (ignored by git)
-#   tests/gpu.sh run [STAGE...]  there: these stages, or all, and build first where nothing is built. Installs
-#                              nothing, needs no network
-#   tests/gpu.sh stages        what they are
+#   tests/gpu.sh pack          here: packs what such a machine lacks (headers, shared libraries and pkg-config
+#                              files of the libraries that we use, cmocka, protoc-c, pkg-config) from the installed
+#                              Debian packages into .gpu-pack/ (ignored by git)
+#   tests/gpu.sh run [STAGE...]  there: runs these stages, or all, and builds first where nothing is built.
+#                              Installs nothing, needs no network
+#   tests/gpu.sh stages        lists the stages
 #
-# The machine has a CUDA toolkit, CMake 3.25, gcc and g++, Python 3 with PyTorch (python3, or for the
-# tests of Python what ZSHARD_TEST_PYTHON names, such as venv/bin/python), glibc 2.36 or newer. MPI is
-# left out. Without a GPU `run` says so and exits with 77; ZSHARD_GPU=emulated rehearses it on the emulated one.
+# The machine has a CUDA toolkit, CMake 3.25, gcc and g++, Python 3 with PyTorch, and glibc 2.36 or newer. The Python tests use
+# python3, or the interpreter that ZSHARD_TEST_PYTHON names, such as venv/bin/python. MPI is left out. Without a GPU, `run` says
+# so and exits with 77; ZSHARD_GPU=emulated rehearses it on the emulated one.
 #
-# The stages come in the order of what they tell a minute: what is behind has less to say if time runs out.
-# Each takes eight minutes at most (ZSHARD_STAGE_SECONDS), all of a call no more than ZSHARD_RUN_SECONDS where that
-# is set, and ends with one table, a line for each check:
+# The stages that tell the most per minute come first, so that little is lost if time runs out. Each stage takes eight minutes
+# at most (ZSHARD_STAGE_SECONDS), and a whole call at most ZSHARD_RUN_SECONDS if that is set. A stage ends with a table, a line
+# for each check:
 #
-#   ok       FAILED                 what they say
-#   skipped                         the check itself said why
-#   REFUSED                         the machine does not let us: a sanitizer, say
-#   ABSENT                          there is no such check in this tree
+#   ok       FAILED                 the check passed, or failed
+#   skipped                         the check skipped itself, with the reason
+#   REFUSED                         the machine does not allow it: a sanitizer, for example
+#   ABSENT                          this tree has no such check
 #
-# Its log, which begins with commit and GPU and ends with the table, is in $OUT, else in out/gpu/. The exit
-# code is 1 where a check failed.
+# The stage's log, which begins with commit and GPU and ends with the table, is in $OUT, or in out/gpu/ without it. The exit
+# status is 1 where a check failed.
 #
-# CHECKS are tests of CTest, found by their labels: CONTRIBUTING.md says how to mark one. So a stage needs no
-# line here for a new test.
+# CHECKS are tests of CTest, found by their labels: CONTRIBUTING.md says how to mark one. So a stage needs no line here for a
+# new test.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -64,7 +64,7 @@ END
 libraries="uv protobuf-c uring sqlite3 jansson isal hwloc cmocka openblas"
 headers="libuv1-dev libprotobuf-c-dev liburing-dev libsqlite3-dev libjansson-dev libisal-dev
     libhwloc-dev libcmocka-dev libopenblas-pthread-dev"
-# Any machine has these, and a second one would not get on with the rest of it.
+# Every machine has these, and a second copy would conflict with the machine's own.
 everywhere='^(linux-vdso|ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.|libgcc_s|libstdc\+\+|libz\.)'
 
 pc_name() {
@@ -74,11 +74,11 @@ pc_name() {
     esac
 }
 
-needed_by() { # shared libraries that a file needs, and not every machine has
+needed_by() { # shared libraries that a file needs and that some machines lack
     ldd "$1" | awk '$3 ~ /^\// { print $1, $3 }' | grep -Ev "$everywhere" || true
 }
 
-pack_library() { # the library as it is called at run time and as it is linked, and its pkg-config file
+pack_library() { # the library under its run-time and its link-time name, and its pkg-config file
     local name=$1 real so pc
     real=$(readlink -f "$triplet/lib$name.so") || return 1
     so=$(readelf -d "$real" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')
@@ -94,7 +94,7 @@ Libs: -L\${pcfiledir}/.. -l$name
 END
 }
 
-pack_program() { # with libraries of its own, which nobody else sees
+pack_program() { # with its own copies of libraries, which no other program sees
     local name=$1 path
     path=$(command -v "$name") || return 1
     cp -L "$path" "$to/tool/$name"
@@ -107,7 +107,8 @@ END
     chmod +x "$to/bin/$name"
 }
 
-# pytest, which is Python alone, beside the PyTorch of that machine, with what it wants before Python 3.11. Left out where there is no network.
+# pytest is pure Python. It is used with that machine's own PyTorch, and brings what it needs before Python 3.11. Left out where
+# there is no network.
 pack_python() {
     python3 -m pip install -q --target "$to/python" pytest exceptiongroup tomli >/dev/null 2>&1 ||
         { rm -rf "$to/python"; echo "gpu.sh: pytest is left out: pip cannot install it here"; }
@@ -156,10 +157,10 @@ gpu_there() {
         nvidia-smi -L >/dev/null 2>&1
 }
 
-# Unpacks, and has compiler, linker, loader and CMake look there first.
+# Unpacks, and makes compiler, linker, loader and CMake look there first.
 use_pack() {
     local root=$PWD/$build/pack
-    [ -e "$pack" ] || return 0 # a machine that has all of it
+    [ -e "$pack" ] || return 0 # this machine has everything
     if [ ! -e "$root/commit" ] || [ "$pack" -nt "$root/commit" ]; then
         rm -rf "$root" && mkdir -p "$root" && tar -C "$root" -xzmf "$pack" || return 1
     fi
@@ -170,7 +171,7 @@ use_pack() {
     export LD_LIBRARY_PATH=$root/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 }
 
-# The real NCCL: what the linker knows, else the one that came with PyTorch.
+# The real NCCL: the loader's if there is one, else the one that came with PyTorch.
 find_nccl() {
     [ -z "${ZSHARD_NCCL_LIB:-}" ] && ! ldconfig -p 2>/dev/null | grep -q 'libnccl\.so\.2 ' || return 0
     ZSHARD_NCCL_LIB=$(python3 - <<'END' 2>/dev/null
@@ -185,7 +186,7 @@ END
     if [ -n "$ZSHARD_NCCL_LIB" ]; then export ZSHARD_NCCL_LIB; else unset ZSHARD_NCCL_LIB; fi
 }
 
-# cuBLASLt likewise: what the loader knows, else PyTorch's.
+# cuBLASLt: the loader's if there is one, else PyTorch's.
 find_cublaslt() {
     [ -z "${ZSHARD_CUBLASLT:-}" ] && ! ldconfig -p 2>/dev/null | grep -qE 'libcublasLt\.so\.1[23] ' || return 0
     ZSHARD_CUBLASLT=$(python3 - <<'END' 2>/dev/null
@@ -227,18 +228,18 @@ row() { # NAME RESULT SECONDS WHY
     printf '   %s\n' "${rows[-1]}"
 }
 
-left() { # seconds that the stage still has
+left() { # seconds left to the stage
     local n=$((stage_seconds - SECONDS))
     echo $((n > 1 ? n : 1))
 }
 
-run_left() { # that the call still has
+run_left() { # seconds left to the call
     echo $((run_seconds - ($(date +%s) - run_began)))
 }
 
 last_line() { grep -v '^[[:space:]]*$' "$1" | tail -n 1; }
 
-# check NAME COMMAND...: 0 is ok, 77 skipped.
+# check NAME COMMAND...: exit status 0 is ok, 77 is skipped.
 check() {
     local name=$1 begin=$SECONDS out rc
     shift
@@ -259,11 +260,11 @@ check() {
     return "$rc"
 }
 
-tests_of() { # names of CTest, by ctest's own options
+tests_of() { # names of CTest tests, selected by ctest options
     ctest --test-dir "$build" -N "$@" 2>/dev/null | sed -n 's/^ *Test *#[0-9]*: //p'
 }
 
-# One test of CTest, with what it prints; its exit code is that of a check.
+# Runs one test of CTest and prints its output. The exit status is that of a check.
 one_test() {
     local out
     out=$(mktemp)
@@ -278,7 +279,7 @@ one_test() {
 export -f one_test left
 export build stage_seconds
 
-# checks LABEL [ctest's options]
+# checks LABEL [ctest options]
 checks() {
     local label=$1 name names
     shift
@@ -306,7 +307,7 @@ stage_build() {
     check "programs start" sh -c "'$build/bin/zshardd' --version && '$build/bin/zgpt' --version && '$build/bin/zbench' help >/dev/null && echo zshardd, zgpt, zbench"
 }
 
-# Tests of every device that opens say nothing of one that does not.
+# Tests that run on every device that opens do not report a device that does not open.
 opens() { check "$device opens" "$build/bin/zbench" gpu --device "$device" --elems 64K --rounds 1; }
 
 stage_kernels() {
@@ -319,7 +320,7 @@ stage_kernels() {
 
 stage_suites() { checks gpu -E '^(test_works|test_gpu)$'; }
 
-# In the PATH, or where toolkits have it.
+# In PATH, or where toolkits install it.
 find_sanitizer() {
     local path
     for path in "$(command -v compute-sanitizer)" /usr/local/cuda*/bin/compute-sanitizer \
@@ -329,15 +330,15 @@ find_sanitizer() {
     echo compute-sanitizer
 }
 
-# A sanitizer that cannot work here says so in its first lines, whatever the program.
+# A sanitizer that cannot work here says so when it starts, whatever the program.
 sanitizer_works() {
     local out
     out=$(timeout 60 "$sanitizer" --version 2>&1) ||
         { row compute-sanitizer REFUSED 0 "${out:-it is not there}"; return 1; }
 }
 
-# Tests start themselves again as processes that they kill, and ask drivers for what these refuse: neither is
-# what a sanitizer is to report, if it can be told so.
+# Tests start themselves again as processes that they kill, and ask drivers for things that they refuse. A sanitizer should not
+# report either, if it has an option for that.
 sanitizer_options() { # TOOL
     local help
     help=$("$sanitizer" --help 2>&1)
@@ -369,8 +370,8 @@ stage_sanitize() {
 stage_nccl() { checks gpu-nccl; }
 stage_training() { checks gpu-training; }
 
-# The same tests as on the CPU, where PyTorch and pytest are: nothing is installed, so what needs transformers says
-# that it is missing and is skipped.
+# The same tests as on the CPU, if PyTorch and pytest are there. Nothing is installed: tests that need transformers are skipped,
+# with that reason.
 stage_pytorch() {
     local why python=${ZSHARD_TEST_PYTHON:-python3} sees='torch.cuda.is_available()'
     [ "$device" = cuda ] || sees=True
@@ -384,7 +385,7 @@ stage_pytorch() {
 }
 stage_memory() { checks gpu-memory; }
 
-# A row for each of the bench's; on a real GPU those that a claim is about are held to it.
+# A row for each row of the bench. On a real GPU, rows that a claim is about must reach its ratio.
 bench_rows() {
     local name ratio least low high result
     while read -r name ratio least low high; do
@@ -396,7 +397,7 @@ import json, sys
 least = {"fetch/gpu/client/copy": 0.97, "fetch/gpu/nvme-fixed/least": 0.95, "fetch/gpu/nvme/least": 0.95}
 for row in json.load(open(sys.argv[1]))["rows"]:
     case = row["case"]
-    # Kernels are to come to 0.90 of a copy, but steps of 8-bit moments: arithmetic bounds these.
+    # Kernels must reach 0.90 of a copy, except steps with 8-bit moments, which are limited by arithmetic.
     of = 0.90 if case.startswith("gpu/") and "8bit" not in case else least.get(case, 0)
     print(case, *(f"{x:.3f}" for x in (row["paired"], of, *row["interval"])))
 END
@@ -413,7 +414,7 @@ stage_bench() {
     checks gpu-bench
 }
 
-# 1.5 billion parameters, 32k tokens a step; by hand: other --tokens, --micro-steps and more rounds.
+# 1.5 billion parameters, 32k tokens a step. By hand: other --tokens and --micro-steps, and more rounds.
 gpt2() {
     local sizes="--layers 48 --heads 25 --width 1600 --seq 1024 --tokens 32K"
     [ "$device" = cuda ] || sizes="--layers 2 --heads 2 --width 32 --seq 32 --tokens 128"

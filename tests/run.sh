@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# tests/run.sh [quick|full|nightly [STAGE...]] - install what is needed, build, and run the tests. Works as root
-# on a fresh Debian 12 without a GPU; without root it uses what is installed and names what is missing. The
-# nightly run may be asked for some of its stages only.
+# tests/run.sh [quick|full|nightly [STAGE...]] - install what is needed, build, and run the tests. Works as root on a
+# fresh Debian 12 without a GPU. Without root it uses what is installed and names what is missing. The nightly run can
+# be limited to some of its stages.
 #
 #   stage     quick          full (default)              nightly
 #   release   label quick    label full                  labels full and long
@@ -10,21 +10,21 @@
 #   clang                    compiled, without -O        built; labels unit and quick, both
 #   aarch64                  label unit, run by qemu     label unit, long forms too
 #
-# full is what CI runs: about twenty minutes on two processors. nightly takes hours. The sentence "all stages
-# passed" ends both.
+# full is what CI runs: about twenty minutes on two processors. nightly takes hours. Both end with the line "all stages
+# passed".
 #
-# The Python tests have an environment of their own, which tests/venv.sh makes while the first stage is built and keeps
-# between runs. Where it cannot be made they are skipped, with that reason.
+# The Python tests have an environment of their own, which tests/venv.sh makes during the first build and keeps between
+# runs. If it cannot be made, these tests are skipped, with that reason.
 #
-# The next stages are built while the tests of a stage run, at the lowest priority: most tests wait for
-# something. More tests run at a time than there are processors, for the same reason. Each stage ends with its
-# time and its slowest tests, the run with a table of the stages and of what was skipped. A skip that
-# tests/skips.txt does not name fails the run, and so does a test of the label quick that is slow.
+# The next stages are built while the tests of a stage run, at the lowest priority, because most tests wait for
+# something. For the same reason, more tests run at a time than there are processors. Each stage ends with its time and
+# its slowest tests, the run with a table of the stages and of what was skipped. A skip that tests/skips.txt does not
+# name fails the run, and so does a slow test with the label quick.
 #
 # One test: ctest --test-dir build -R NAME --output-on-failure      (CONTRIBUTING.md has more)
 # Environment:
-#   ZSHARD_JOBS    files to compile at a time; the number of processors
-#   ZSHARD_TESTS   tests to run at a time; three times ZSHARD_JOBS
+#   ZSHARD_JOBS    files to compile at a time; default: the number of processors
+#   ZSHARD_TESTS   tests to run at a time; default: three times ZSHARD_JOBS
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-full}
@@ -49,7 +49,7 @@ python_maker=
 
 say() { printf '\n== %s (%ds)\n' "$*" "$SECONDS"; }
 
-# The end of the run, however it comes: the builds end, the table is printed.
+# At the end of the run, successful or not: ends the builds and prints the table.
 finish() {
     local status=$?
     trap - EXIT
@@ -74,17 +74,17 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-# note STAGE WHAT SECONDS: a row of the table.
+# note STAGE WHAT SECONDS: adds a row to the table.
 note() { printf '%s\t%s\t%s\n' "$1" "$2" "$3" >>"$logs/stages"; }
 
-# build PRESET: configure and compile; what it says goes into a file.
+# build PRESET: configure and compile; the output goes into a file.
 build() {
     cmake --preset "$1" >"$logs/configure-$1.log" 2>&1 &&
         cmake --build --preset "$1" -j "$jobs" >"$logs/build-$1.log" 2>&1
 }
 
-# build_all PRESET...: one after the other, a line "PRESET STATUS SECONDS" for each. The kernel may share processors by
-# session first (autogroup), so this one's session gets the lowest priority, too.
+# build_all PRESET...: one after another, with a line "PRESET STATUS SECONDS" for each. The kernel may divide
+# processors between sessions first (autogroup), so this session gets the lowest priority, too.
 build_all() {
     local preset status begin
     echo 19 2>/dev/null >/proc/self/autogroup || true
@@ -95,7 +95,7 @@ build_all() {
     done
 }
 
-# ahead PRESET...: starts these builds; they use what the tests leave idle.
+# ahead PRESET...: starts these builds in the background, on processors that the tests leave idle.
 ahead() {
     local idle=(nice -n 19)
     if chrt --idle 0 true 2>/dev/null; then
@@ -107,7 +107,7 @@ ahead() {
     builder=$!
 }
 
-# built PRESET: waits for its build, which is the next of those that were started ahead.
+# built PRESET: waits for its build, which is the next one of those started by ahead.
 built() {
     local preset status seconds begin=$SECONDS
     say "$1: build"
@@ -127,7 +127,7 @@ python_ahead() {
     python_maker=$!
 }
 
-# python_made: waits for it. Its python3 is then the tests', so that those of tests/oracle find PyTorch, too.
+# python_made: waits for it. All tests use its python3, so that those of tests/oracle find PyTorch, too.
 python_made() {
     local begin=$SECONDS
     say "environment of the Python tests"
@@ -141,7 +141,7 @@ python_made() {
     fi
 }
 
-# run_tests PRESET LABELS... [-- MORE...]: the tests that have all of these labels, and their report.
+# run_tests PRESET LABELS... [-- MORE...]: runs the tests that have all of these labels, and prints their report.
 run_tests() {
     local preset=$1 begin=$SECONDS status=0 labels=() words=()
     shift
@@ -159,11 +159,11 @@ run_tests() {
     return "$status"
 }
 
-# go_on ...: run_tests of the nightly run, where a stage that fails does not end it.
+# go_on ...: run_tests for the nightly run, where a failed stage does not end the run.
 failed=0
 go_on() { run_tests "$@" || failed=1; }
 
-# room: warns before a disk that is too full fails tests that say nothing of it.
+# room: warns when the disk is nearly full, because tests that fail for that reason do not say so.
 room() {
     local need=8 free
     [ "$mode" != nightly ] || need=24

@@ -1,5 +1,5 @@
 /*
- * send_fds.h - bytes and descriptors in one sendmsg(), as a peer of zp_stream might send them.
+ * send_fds.h - sends bytes and descriptors in one sendmsg(), as a peer of zp_stream might.
  */
 #ifndef SEND_FDS_H
 #define SEND_FDS_H
@@ -11,7 +11,7 @@
 
 #define SEND_FDS_MAX 16u
 
-/** True when all bytes were taken. */
+/** True when all bytes were sent. */
 static inline bool send_fds(int peer, const void *bytes, size_t len, const int *fds, unsigned nfds)
 {
     union {

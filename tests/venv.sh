@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# tests/venv.sh - the Python of the tests: a virtual environment with what tests/python/requirements.txt names.
+# tests/venv.sh - the Python of the tests: a virtual environment with the packages of tests/python/requirements.txt.
 #
-#   tests/venv.sh make       makes it, or says that it is there; seconds, or minutes where PyTorch must be downloaded
-#   tests/venv.sh path       prints where it is, whether or not it has been made
-#   tests/venv.sh exec WORDS...   runs the environment's python with these words, the sources' package in its path. Exit status 77 where there is none that
-#                            has the packages, with the reason: a skipped test
+#   tests/venv.sh make       makes it, or says that it exists. Takes seconds, or minutes where PyTorch must be downloaded
+#   tests/venv.sh path       prints its path, whether or not it has been made
+#   tests/venv.sh exec WORDS...   runs its python with these arguments, with the sources' package in its path. Where there is no
+#                            Python with the packages, the exit status is 77, with the reason: a skipped test
 #
-# It is kept between runs, in ~/.cache/zshard (ZSHARD_CACHE), and made anew when the requirements or the Python change.
-# Packages that the machine's own Python has in the right version are not installed again. PyTorch is the build for the
-# CPU where one is found.
+# It is kept between runs, in ~/.cache/zshard (ZSHARD_CACHE), and made again when the requirements or the Python change.
+# Packages that the machine's own Python has in the right version are not installed again. PyTorch is the CPU build where one is
+# found.
 #
 # Environment:
 #   ZSHARD_TEST_PYTHON  an interpreter that has the packages; then nothing is made
 #   ZSHARD_CACHE        where environments are kept
-#   ZSHARD_REQUIREMENTS other requirements, of an environment of their own (bench/torch)
+#   ZSHARD_REQUIREMENTS other requirements, with an environment of their own (bench/torch)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 requirements=${ZSHARD_REQUIREMENTS:-tests/python/requirements.txt}
 cpu_index=https://download.pytorch.org/whl/cpu
 
-base_python() { # the interpreter that environments are made of: not one of ours that is in the PATH
+base_python() { # the interpreter that environments are made of: not one of our own environments, even if it is in PATH
     python3 -c 'import os, sys; print(os.path.realpath(os.path.join(sys.base_prefix, "bin", "python3")))'
 }
 
@@ -30,7 +30,7 @@ venv_path() {
     echo "${ZSHARD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/zshard}/venv-$key"
 }
 
-has_torch() { # INTERPRETER: its own PyTorch is the one that is asked for
+has_torch() { # INTERPRETER: whether its own PyTorch is the requested one
     "$1" -c "
 import importlib.metadata, sys
 sys.exit(importlib.metadata.version('torch').split('+')[0] != '$(sed -n 's/^torch==//p' "$requirements")')" 2>/dev/null

@@ -1,5 +1,5 @@
 /*
- * ztest.h - what every cmocka program includes first.
+ * ztest.h - included first by every cmocka program.
  */
 #ifndef ZTEST_H
 #define ZTEST_H
@@ -22,8 +22,9 @@ static inline bool ztest_is_long(void)
     return text && text[0] != 0;
 }
 
-/** How far apart the cases of a campaign are that it runs: 1 is all of them, and `sparse` is for a
- * sanitizer outside the nightly run. Most cases use memory alike, and all run in the release build. */
+/** The stride of a campaign through its cases: 1 runs all. `sparse` is used with a sanitizer
+ * outside the nightly run: most cases use memory alike, and all of them run in the release
+ * build. */
 static inline unsigned ztest_stride(unsigned sparse)
 {
     const char *text = getenv("ZSHARD_SANITIZE");
@@ -32,7 +33,7 @@ static inline unsigned ztest_stride(unsigned sparse)
 }
 
 #ifndef ZTEST_CROSS_CMOCKA_H
-/** CMOCKA_TEST_FILTER='reader_*' runs the cases of that name alone. */
+/** CMOCKA_TEST_FILTER='reader_*' runs only the cases that match. */
 static void __attribute__((constructor)) ztest_filter(void)
 {
     const char *pattern = getenv("CMOCKA_TEST_FILTER");
@@ -42,10 +43,10 @@ static void __attribute__((constructor)) ztest_filter(void)
 }
 #endif
 
-/** Skips the running test, and says why: tests/report.py prints the reason. */
+/** Skips the running test with a reason, which tests/report.py prints. */
 #define ztest_skip(...) (print_message("skipped: " __VA_ARGS__), print_message("\n"), skip())
 
-/** A small generator (splitmix64) for tests that draw values: the seed stands in the test. */
+/** A small generator (splitmix64) for tests that draw values. The seed is written in the test. */
 static inline uint64_t ztest_random(uint64_t *state)
 {
     uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
@@ -55,8 +56,8 @@ static inline uint64_t ztest_random(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-/** Whether a test that runs on every device goes on without this one where it does not open:
- * "cuda", unless ZSHARD_GPU says that it is there (tests/gpu.sh). */
+/** Whether a test that runs on every device may go on when this one does not open: true for "cuda",
+ * unless ZSHARD_GPU says that there is one (tests/gpu.sh). */
 static inline bool ztest_device_optional(const char *name)
 {
     const char *there = getenv("ZSHARD_GPU");

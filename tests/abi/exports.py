@@ -14,7 +14,7 @@ def exported(library):
     out = subprocess.run(["nm", "-D", "--defined-only", library], check=True, text=True,
                          stdout=subprocess.PIPE).stdout
     names = {line.split()[-1].split("@")[0] for line in out.splitlines()}
-    return {n for n in names if n != "ZCLIENT_0"}  # the version's own name
+    return {n for n in names if n != "ZCLIENT_0"}  # the version node itself
 
 
 def differ(what, have, want):

@@ -84,7 +84,7 @@ def check_program(cc, d, lib):
 def main():
     cc, build = sys.argv[1], os.environ["ZSHARD_BUILD"]
     with tempfile.TemporaryDirectory() as d:
-        # Only what is the library's: programs need not be built.
+        # Only the library's component: programs need not be built.
         done = run(["cmake", "--install", build, "--prefix", os.path.join(d, "p"), "--component",
                     "library"])
         if done.returncode != 0:
@@ -93,7 +93,7 @@ def main():
         if len(found) != 1:
             print("libzclient.so.0 is not installed")
             return 1
-        # The plugin for CUDA's devices, where this build has it: the library looks for it there.
+        # The plugin for CUDA devices, if this build has it: the library looks for it there.
         plugin = os.path.join("zshard", "zk_cuda.so")
         if os.path.exists(os.path.join(build, "lib", "zk_cuda.so")) and \
                 not os.path.exists(os.path.join(found[0], plugin)):

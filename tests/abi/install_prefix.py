@@ -59,7 +59,7 @@ def main():
         programs(os.path.join(p, "bin"))
         pages(p)
         moved = os.path.join(os.path.realpath(folder), "moved")
-        os.rename(p, moved)  # what finds its library relative to itself can be moved
+        os.rename(p, moved)  # an installation that finds its library relative to itself can be moved
         programs(os.path.join(moved, "bin"))
         gpt = "--steps 1 --seed 1 --batch 1 --micro-batch 1 --seq 8 --layers 1 --heads 1 --width 8".split()
         done = run(os.path.join(moved, "bin", "zgpt"), *gpt)

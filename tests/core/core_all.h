@@ -1,5 +1,5 @@
 /*
- * core_all.h - the core as tests of it see it: what every room of the daemon shows.
+ * core_all.h - the core as its tests see it: the headers of every room of the daemon.
  */
 #ifndef CORE_ALL_H
 #define CORE_ALL_H

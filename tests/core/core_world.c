@@ -14,7 +14,7 @@ static void wrong(const char *what)
 
 void (*world_wrong)(const char *what) = wrong;
 
-/* ---- the test's side of conn.h: what is answered is kept */
+/* ---- the test's side of conn.h: answers are recorded */
 
 static struct answer *answer_begin(struct zsd_req *req, int rc)
 {
@@ -56,7 +56,7 @@ void zsd_reply(struct zsd_req *req, const ProtobufCMessage *message, int fd)
     core_runs = runs;
 }
 
-/* Nothing here has a GPU: only the first descriptor is looked at. */
+/* Nothing here has a GPU: only the first descriptor is checked. */
 void zsd_reply_fds(struct zsd_req *req, const ProtobufCMessage *message, const int *fds,
                    unsigned nfds)
 {

@@ -1,6 +1,6 @@
 /*
- * cmocka.h - of cmocka, what the tests of the kernels use: for cross builds, where cmocka itself is
- * not there for the target. The first failure ends the program.
+ * cmocka.h - the part of cmocka that the tests of the kernels use, for cross builds, where cmocka
+ * is not available for the target. The first failure ends the program.
  */
 #ifndef ZTEST_CROSS_CMOCKA_H
 #define ZTEST_CROSS_CMOCKA_H

@@ -18,7 +18,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.path.abspath(os.environ.get("ZSHARD_BUILD", "build"))
-LIMIT = 280  # seconds of a page
+LIMIT = 280  # seconds for a page
 NOT_RUN = 5
 PAGES = ["README.md", "docs/tutorial.md", "docs/how-to/install.md", "docs/how-to/configure.md", "docs/how-to/operate.md",
          "docs/how-to/keep.md", "docs/how-to/troubleshoot.md"]
@@ -28,7 +28,7 @@ timeout 60 sh -c 'until zctl ping >/dev/null 2>&1; do sleep 0.1; done'
 """
 # What a reader of the page has before its first block.
 BEFORE = {page: DAEMON for page in PAGES if page.startswith("docs/how-to/")}
-# Smaller runs: (page, what the page has, what is run).
+# Smaller runs: (page, the text of the page, what is run instead).
 INSTEAD = [
     ("README.md", "--steps 100 ", "--steps 4 "),
     ("README.md", "--seq 128 ", "--seq 16 "),
@@ -69,17 +69,17 @@ def small(page, root):
 
 
 def run(root, page, folder):
-    for name in ("README.md", "deploy", "examples"):  # what blocks read
+    for name in ("README.md", "deploy", "examples"):  # files that blocks read
         os.symlink(os.path.join(ROOT, name), os.path.join(folder, name))
     os.symlink(BUILD, os.path.join(folder, "build"))
     env = os.environ | {
         "PATH": f"{BUILD}/bin:{os.environ['PATH']}", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none", "TMPDIR": folder, "HOME": folder}
     env.pop("ZSHARD_SOCKET", None)
-    # What a page writes to /tmp is this test's own.
+    # /tmp and /backup become this test's own folder.
     text = script(root, page).replace("/tmp/", folder + "/").replace("/backup/", folder + "/")
-    # The session is a process group of its own, so that what it leaves (daemons) is ended with it, and nothing else.
-    # Its output goes to a file: a daemon that it left would hold a pipe open.
+    # The session is a process group of its own, so that daemons that it leaves are ended with it, and nothing else.
+    # Its output goes to a file: a daemon that is left would hold a pipe open.
     with open(os.path.join(folder, "output"), "w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(["bash", "-c", text], cwd=folder, env=env, start_new_session=True,
                                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)

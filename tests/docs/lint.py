@@ -34,7 +34,7 @@ NARROW = ["README.md", "deploy/*.md", "docs/README.md", "docs/tutorial.md", "doc
 HEADERS = ["client/*.h", "client/zero/zc_*.h"]
 SOURCES = ["base", "client", "daemon", "examples", "kernels", "nvme", "proto"]
 PYTHON = ["python/zshard/**/*.py"]
-# Texts of the tables of docs/CONFIG.md and others, which a test compares with the code, are in both.
+# Texts that a test compares with the code, such as the tables of docs/CONFIG.md, are in both.
 
 STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 

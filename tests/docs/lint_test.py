@@ -7,7 +7,7 @@ import tempfile
 import lint
 
 ROWS = [
-    # (file, text, what is found; None: nothing)
+    # (file, text, the finding; None: nothing)
     ("README.md", "All is well: no option has that name.\n", None),
     ("README.md", "'x' is no\noption of it\n", "README.md:1: 'is no option'"),
     ("README.md", "# A\n\n| a | b |\n|---|---|\n\nCommit each so manieth step.\n", "README.md:6: 'so manieth'"),

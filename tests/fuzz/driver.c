@@ -1,6 +1,6 @@
 /*
- * driver.c - runs a fuzz target without libFuzzer: the seeds, then mutations of them, drawn by a
- * fixed seed, so that every run is the same. With arguments it runs those files instead. An input
+ * driver.c - runs a fuzz target without libFuzzer: the seeds, then mutations of them from a fixed
+ * random seed, so that every run is the same. With arguments it runs those files instead. An input
  * that aborts is left in ./fuzz-crash.
  */
 #include <errno.h>
@@ -64,17 +64,17 @@ static void mutate(void)
         if (at < input_bytes)
             input[at] = draw(2) ? odd[draw(sizeof(odd))] : (uint8_t)draw(256);
         break;
-    case 2: /* less */
+    case 2: /* remove some bytes */
         n = zb_min_u64(n, input_bytes - at);
         memmove(input + at, input + at + n, input_bytes - at - n);
         input_bytes -= n;
         break;
-    case 3: /* more of the same */
+    case 3: /* repeat some bytes */
         n = zb_min_u64(n, input_bytes - at);
         memcpy(piece, input + at, n);
         insert(draw(input_bytes + 1), piece, n);
         break;
-    case 4: /* more of anything */
+    case 4: /* insert random bytes */
         for (size_t i = 0; i < n; i++)
             piece[i] = (uint8_t)draw(256);
         insert(at, piece, n);

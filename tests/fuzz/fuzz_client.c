@@ -1,11 +1,11 @@
 /*
- * fuzz_client.c - a daemon that answers anything.
+ * fuzz_client.c - a client whose daemon answers with anything.
  *
- * A client opens a job in good order, starts one call of every kind, and then gets the input, byte
- * for byte, as what the daemon says, and the end of the connection. However that reads, every call
- * ends exactly once, and nothing is left behind.
+ * A client opens a job in good order and starts one call of every kind. Then it receives the input,
+ * byte for byte, as the daemon's answer, and the end of the connection. Whatever that contains,
+ * every call ends exactly once, and nothing is left behind.
  *
- * The tags are those that the client gives in this order of calls, so seeds can be right answers.
+ * The tags are those that the client assigns in this order of calls, so seeds can be right answers.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -45,7 +45,7 @@ static int memory(uint64_t bytes)
     return fd;
 }
 
-/** Answers the next request, one of the first three; false: the client is gone. */
+/** Answers the next request, one of the first three; false: the client has gone. */
 static bool answer(struct zp_stream *s)
 {
     Zp__HelloReply hello = ZP__HELLO_REPLY__INIT;
@@ -97,7 +97,7 @@ static void *serve(void *arg)
         zfuzz_require(answer(s));
     (void)!send(fd, said, said_bytes, MSG_NOSIGNAL);
     (void)shutdown(fd, SHUT_WR);
-    do { /* until the client is gone, so that what it sends is no error */
+    do { /* reads until the client has gone, so that its sending does not fail */
         struct pollfd p = { .fd = fd, .events = POLLIN };
 
         (void)poll(&p, 1, 10000);
@@ -186,7 +186,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         ;
     zfuzz_require(rc == -ENOTCONN || rc == -EPROTO);
     zfuzz_require(ended == ZB_COUNT(o.done));
-    for (unsigned i = 0; i < 2; i++) /* whatever was handed out lies in the arena */
+    for (unsigned i = 0; i < 2; i++) /* every view that was returned is inside the arena */
         for (uint64_t k = 0; k < o.views[i].bytes; k++)
             zfuzz_require(((const uint8_t *)o.views[i].data)[k] == 0);
     zc_close(c);
@@ -194,7 +194,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     return 0;
 }
 
-/* ---- seeds: right answers, wrong ones and events */
+/* ---- seeds: right answers, wrong ones, and events */
 
 static size_t put(uint8_t *out, struct zp_frame frame, const ProtobufCMessage *m, const char *text)
 {
@@ -213,7 +213,7 @@ static struct zp_frame reply_to(unsigned n)
     static const uint16_t methods[] = { ZP_FETCH, ZP_SHARD_REGISTER, ZP_NORMS,
                                         ZP_SKIP,  ZP_NOTE_PUT,       ZP_PING };
 
-    /* The calls before came one by one, all in slot 0: so each of these has the slot of its number.
+    /* The calls before came one by one, all in slot 0, so each of these has the slot of its number.
      */
     return (struct zp_frame){ .method = methods[n],
                               .kind = ZP_REPLY,
@@ -258,7 +258,7 @@ size_t zfuzz_seed(unsigned i, uint8_t *out, size_t room)
         n += put(out + n, reply_to(4), NULL, "");
         n += put(out + n, reply_to(5), NULL, "");
         break;
-    case 2: /* refusals, backwards */
+    case 2: /* refusals, in reverse order */
         for (unsigned k = 6; k-- > 0;) {
             struct zp_frame frame = reply_to(k);
 

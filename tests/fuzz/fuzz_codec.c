@@ -1,8 +1,8 @@
 /*
  * fuzz_codec.c - any bytes as the body of any message.
  *
- * The first byte of an input says which type, the rest is the body. What is accepted, packed, and
- * unpacked again must pack to the same bytes.
+ * The first byte of an input selects the type, the rest is the body. An accepted body, packed and
+ * unpacked again, must pack to the same bytes.
  */
 #include <errno.h>
 #include <string.h>
@@ -15,7 +15,7 @@ static const ProtobufCMessageDescriptor *type_of(uint8_t number)
     const struct zp_method_info *info = zp_method_info(1 + (number >> 1) % (ZP_METHOD_END - 1));
 
     if (!info)
-        info = zp_method_info(ZP_HELLO); /* a number that is not used */
+        info = zp_method_info(ZP_HELLO); /* this number is not in use */
     return number & 1 && info->reply ? info->reply : info->request;
 }
 
@@ -54,7 +54,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     return 0;
 }
 
-/** One value of a field, with its key (one byte up to field 15, two behind): its length. */
+/** One value of a field, with its key (one byte up to field 15, two above); returns the length. */
 static size_t field_seed(const ProtobufCFieldDescriptor *f, uint8_t *out)
 {
     static const struct {

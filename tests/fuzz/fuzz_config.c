@@ -1,9 +1,10 @@
 /*
  * fuzz_config.c - any bytes as a DeepSpeed file.
  *
- * The file is refused with a sentence, or what it became is whole: every key has a line, numbers
- * are numbers and in their limits, batches agree, and a learning rate follows for every step. The
- * ranks follow from the length of the input. Seeds are the files of tests/configs, good and broken.
+ * The file is refused with an error message, or its result is complete: every key has a line,
+ * numbers are within their limits, batches agree, and every step has a learning rate. The number of
+ * ranks is derived from the length of the input. Seeds are the files of tests/configs, good and
+ * broken.
  */
 #include <errno.h>
 #include <glob.h>
@@ -77,7 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 
 size_t zfuzz_seed(unsigned i, uint8_t *out, size_t room)
 {
-    static glob_t files; /* until the end: every run draws one */
+    static glob_t files; /* kept until the end, because every run draws one */
     FILE *f;
     size_t n;
 

@@ -1,9 +1,9 @@
 /*
- * fuzz_stream.c - a peer that sends anything, with any descriptors, cut anywhere.
+ * fuzz_stream.c - a peer that sends anything, with any descriptors, in pieces of any length.
  *
  * An input is a list of pieces: a byte with the number of descriptors (low four bits), a byte with
- * the length, and so many bytes. Each piece is one sendmsg(). The frames that the stream hands out,
- * written again, must be the bytes that were sent, and no descriptor may be left open.
+ * the length, and that many bytes. Each piece is one sendmsg(). The frames that the stream returns,
+ * written again, must be the bytes that were sent, and no descriptor may stay open.
  */
 #include <errno.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static void send_piece(int peer, const uint8_t *bytes, size_t len, unsigned nfds
     zfuzz_require(send_fds(peer, bytes, len, fds, nfds));
 }
 
-/** Takes frames until there is none: 0, or why the stream is lost. */
+/** Takes frames until there are no more: 0, or the error that ends the stream. */
 static int take_frames(struct zp_stream *s, uint8_t *again, size_t *again_bytes)
 {
     struct zp_frame f;
@@ -57,7 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     zfuzz_require(zp_stream_new(&s, fds[0]) == 0);
     while (bytes > 2 && rc == 0) {
         size_t len = zb_min_u64(data[1] ? data[1] : 1, bytes - 2);
-        bool idle = data[0] & 0x80; /* the owner comes later */
+        bool idle = data[0] & 0x80; /* the owner reads later */
 
         send_piece(fds[1], data + 2, len, data[0] & 15);
         memcpy(sent + sent_bytes, data + 2, len);

@@ -1,5 +1,5 @@
 /*
- * zfuzz.h - what a fuzz target offers.
+ * zfuzz.h - the interface of a fuzz target.
  */
 #ifndef ZFUZZ_H
 #define ZFUZZ_H
@@ -11,13 +11,14 @@
 
 #define ZFUZZ_INPUT_MAX 4096u
 
-/** Runs one input; returns 0. Aborts when something is wrong that no input may cause. */
+/** Runs one input; returns 0. Aborts if an error occurs that no input may cause. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
-/** Writes the i-th good input, from 0; its length, at most `room`, or 0: there are no more. */
+/** Writes the ith good input, from 0. Returns its length, at most `room`, or 0: there are no
+ * more. */
 size_t zfuzz_seed(unsigned i, uint8_t *out, size_t room);
 
-/** What must hold for every input. */
+/** A condition that must hold for every input. */
 #define zfuzz_require(truth)                                                      \
     do {                                                                          \
         if (!(truth)) {                                                           \

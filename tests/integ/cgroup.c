@@ -8,10 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* What the two versions call the same. */
+/* The files and keys of the two versions. */
 static const struct names {
     const char *limit, *swap, *swap_limit, *peak, *events, *kills;
-    const char *at_limit_file, *at_limit; /* NULL key: the file is the number */
+    const char *at_limit_file, *at_limit; /* NULL key: the file holds only the number */
     const char *anon, *shmem, *kernel;    /* of memory.stat; NULL: none */
 } names[] = {
     [1] = { "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", NULL,
@@ -39,7 +39,7 @@ static bool cg_write(const struct cg_memory *cg, const char *file, const char *t
     return fclose(f) == 0;
 }
 
-/* The number of a line "key number", or the number alone (key NULL); 0: there is none. */
+/* The number of a line "key number", or a file's only number (key NULL); 0: there is none. */
 static uint64_t cg_number(const struct cg_memory *cg, const char *file, const char *key)
 {
     FILE *f = cg_open(cg, file, "re");
@@ -55,7 +55,7 @@ static uint64_t cg_number(const struct cg_memory *cg, const char *file, const ch
     return found;
 }
 
-/* Below this directory; with its memory limited. */
+/* Makes a cgroup below `parent`, with its memory limited. */
 static bool cg_make(struct cg_memory *cg, const char *parent, unsigned version, uint64_t limit)
 {
     char text[32];
@@ -75,7 +75,7 @@ static bool cg_make(struct cg_memory *cg, const char *parent, unsigned version, 
     return true;
 }
 
-/* Where the hierarchy with the memory controller is mounted: its version, or 0. */
+/* Finds the mount point of the hierarchy with the memory controller; returns its version, or 0. */
 static unsigned cg_mount(char *ret, size_t ret_bytes)
 {
     FILE *f = fopen("/proc/self/mounts", "re");
@@ -108,7 +108,7 @@ static unsigned cg_mount(char *ret, size_t ret_bytes)
     return version;
 }
 
-/* Our own place in that hierarchy, from its top: "" or "/...". */
+/* Our own path in that hierarchy: "" or "/...". */
 static void cg_own(unsigned version, char *ret, size_t ret_bytes)
 {
     FILE *f = fopen("/proc/self/cgroup", "re");
@@ -143,7 +143,7 @@ bool cg_memory_open(struct cg_memory *cg, uint64_t limit_bytes, char *why, size_
         return false;
     }
     cg_own(version, own, sizeof(own));
-    for (int i = 0; i < 2; i++) { /* in our own; else beside it */
+    for (int i = 0; i < 2; i++) { /* in our own cgroup, else next to it */
         (void)snprintf(parent, sizeof(parent), "%s%s", top, own);
         if (cg_make(cg, parent, version, limit_bytes))
             return true;

@@ -1,5 +1,6 @@
 /*
- * draw.h - what a campaign draws: one sequence for each seed. The test sets the seed, and prints it.
+ * draw.h - random draws of a campaign, one sequence for each seed. The test sets the seed, and
+ * prints it.
  */
 #ifndef DRAW_H
 #define DRAW_H

@@ -1,5 +1,5 @@
 /*
- * gpu_map.h - parameters of the daemon in GPU memory, mapped as a rank does.
+ * gpu_map.h - maps the daemon's parameters in GPU memory, as a rank does.
  */
 #ifndef GPU_MAP_H
 #define GPU_MAP_H
@@ -7,7 +7,7 @@
 #include "kernels/gpu.h"
 #include "tests/integ/zinteg.h"
 
-/** What the rank's job has there, on this device; zk_gpu_free() unmaps it. */
+/** Maps the parameters of the rank's job on this device; zk_gpu_free() unmaps them. */
 static inline struct zk_gpu_mem *gpu_map(struct zk_gpu *device, struct zi_rank *r)
 {
     struct zc_gpu_memory memory;

@@ -15,10 +15,10 @@ import time
 
 BUILD = os.path.abspath(os.environ.get("ZSHARD_BUILD", "build"))
 SANITIZED = bool(os.environ.get("ZSHARD_SANITIZE"))
-DEADLINE = 1200 if SANITIZED else 600  # seconds that any one program may take
+DEADLINE = 1200 if SANITIZED else 600  # the limit for any one program, in seconds
 LONG = bool(os.environ.get("ZSHARD_LONG"))  # the nightly run: campaigns are longer
-# How many times as long as on an idle machine something may take: tests/run.sh runs more tests at a time than there
-# are processors.
+# How many times as long as on an idle machine things may take: tests/run.sh runs more tests at a time than there are
+# processors.
 PATIENCE = float(os.environ.get("ZSHARD_PATIENCE", "1"))
 
 
@@ -132,12 +132,12 @@ class Daemon:
 
 
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-if os.environ.get("ZSHARD_SANITIZE") == "address":  # Open MPI leaves memory behind, and its plugins have no names by then
+if os.environ.get("ZSHARD_SANITIZE") == "address":  # Open MPI leaks, and its plugins are unloaded by then
     MPIRUN += ["-x", "ASAN_OPTIONS=detect_leaks=0"]
 
 
 def mpi_env():
-    # ranks share the cores: who waits must let go of them
+    # ranks share the processors: a waiting rank must yield
     return {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_base_warn_component_unused": "0"}
 
 

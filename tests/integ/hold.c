@@ -1,11 +1,11 @@
 /*
- * hold.c - something for scripts to look at: jobs on a daemon, held until standard input ends.
+ * hold.c - jobs for scripts to inspect, on a daemon, held until standard input ends.
  *
- *     hold SOCKET NAME UNITS           one job; the first shard is pinned; leaves at the end
- *     hold SOCKET NAME UNITS JOBS      as many kept jobs, NAME-0 ...; left at once
+ *     hold SOCKET NAME UNITS           one job; its first shard is pinned; it is left at the end
+ *     hold SOCKET NAME UNITS JOBS      JOBS kept jobs, NAME-0 ...; each is left at once
  *     hold SOCKET NAME UNITS JOBS durable
  *
- * Prints "held" when everything is there.
+ * Prints "held" when all of them are there.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -19,9 +19,9 @@ import time
 from harness import Daemon, Failure, check, skip, wait_until
 from resume import PAGES, KeptRun, Reference
 
-TIGHT = ["--host-bytes", "1200K"] # all but a part of the state
-CLIP = ["--clip", "0"] # else no step begins early
-STEPS_PER_KILL = 9 # about as many as there are between two kills
+TIGHT = ["--host-bytes", "1200K"] # room for everything except a part of the state
+CLIP = ["--clip", "0"] # otherwise no step begins early
+STEPS_PER_KILL = 9 # about the number of steps between two kills
 
 
 class Campaign:
@@ -53,7 +53,7 @@ class Campaign:
 
     def kill(self, kept, daemon, process):
         what = self.rng.choice(list(self.counts))
-        if self.rng.random() < 0.25: # while it starts
+        if self.rng.random() < 0.25: # during the start
             time.sleep(self.rng.random() * 0.5)
         else:
             kept.wait_for_lines(len(kept.lines()) + self.rng.randrange(1, 12), process)
@@ -94,7 +94,7 @@ class Campaign:
                     process = self.again(kept, daemon, process)
                     killed = self.kill(kept, daemon, process)
                     whole.check_losses(kept)
-                    if not killed: # it came to its end: the next one is another
+                    if not killed: # it has ended by itself: the next run is another one
                         whole.check(kept, done)
                         daemon.zctl("destroy", "--force", "kept")
                         kept.forget()

@@ -19,7 +19,7 @@ import tempfile
 from harness import MPIRUN
 
 LINK = "wire"  # both ends have this name
-ADDRESSES = ["192.0.2.1", "192.0.2.2"]  # that are no one's
+ADDRESSES = ["192.0.2.1", "192.0.2.2"]  # reserved for documentation
 ENTER = 'hostname "$0" && '
 
 
@@ -51,7 +51,7 @@ class Nodes:
         half = ranks // 2
         mca = {"plm_rsh_agent": f"sh {self.folder}/agent", "orte_tmpdir_base": self.folder,
                "btl": "tcp,self", "btl_tcp_if_include": LINK, "oob_tcp_if_include": LINK,
-               "odls_base_sigkill_timeout": "0"}  # who is told to end does not go on for seconds
+               "odls_base_sigkill_timeout": "0"}  # ranks that are told to end do not go on for seconds
         words = [word for key, value in mca.items() for word in ("--mca", key, value)]
         hosts = ",".join(f"{name}:{half}" for name in self.names)
         return [*self.enter(0), *MPIRUN, *words, "--host", hosts, "-n", str(ranks), *command]

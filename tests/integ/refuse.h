@@ -1,6 +1,6 @@
 /*
- * refuse.h - what tests share of what a real daemon refuses: each with its code and a sentence, and
- * without damage: behind every table the same job, or a new one, still works.
+ * refuse.h - shared by tests of what a real daemon refuses: each refusal has a code and an error
+ * message, and does no damage. After every table, the same job, or a new one, still works.
  */
 #ifndef ZINTEG_REFUSE_H
 #define ZINTEG_REFUSE_H
@@ -13,7 +13,7 @@
 /** Options of a small daemon. */
 extern const char *const rf_small[];
 
-/** Messages that are not refused. */
+/** Messages that the daemon accepts. */
 extern const Zp__JobOpen rf_open;
 extern const Zp__UnitDefine rf_unit;
 #define RF_RANGE(u, f, c)                                        \
@@ -21,9 +21,9 @@ extern const Zp__UnitDefine rf_unit;
         PROTOBUF_C_MESSAGE_INIT(&zp__range__descriptor), u, f, c \
     }
 
-/** The sentence must have `part`, and be one line. */
+/** The error message must contain `part`, and be one line. */
 void rf_says(const char *name, int rc, int want, const char *text, const char *part);
-/** The same of a request. */
+/** The same for a request. */
 void rf_refused(const char *name, struct zi_raw *r, unsigned method,
                 const ProtobufCMessage *message, int want, const char *part);
 

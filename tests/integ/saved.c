@@ -12,7 +12,7 @@
 static const struct zc_tensor frozen[] = {
     { "frozen", 0, 1, { 3 * PAGE }, ZC_GROUP_FROZEN },
 };
-/* What is of no tensor is not stepped: the first elements of u4. */
+/* Elements of no tensor are not stepped: the first elements of u4. */
 static const struct zc_tensor t0[] = { { "t0", 0, 1, { 7 * PAGE + 100 }, 0 } };
 static const struct zc_tensor t1[] = { { "t1", 0, 1, { 12 * PAGE }, 0 } };
 static const struct zc_tensor t3[] = { { "t3", 0, 1, { 100 }, 0 } };
@@ -139,7 +139,7 @@ void sv_step(struct zi_rank *ranks, unsigned world, uint64_t number, enum zc_com
     }
 }
 
-/* Elements of a unit as they are stored: to the end of its last block. */
+/* Elements of a unit as stored: up to the end of its last block. */
 static uint64_t padded(unsigned u)
 {
     return zb_padded_elems(sv_units[u].elems);
@@ -257,7 +257,7 @@ void sv_open(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, u
     sv_fill(ranks, world);
 }
 
-/* ---- a run to compare with */
+/* ---- a reference run */
 
 uint64_t sv_want(struct sv_dump *want, uint64_t steps)
 {

@@ -1,7 +1,7 @@
 /*
- * saved.h - a small durable job for tests of what survives: it is trained step by step, and all
- * that it holds is read, every byte of every plane, and compared. The gradients of a step follow
- * from its number, so a step that is made again has the same result.
+ * saved.h - a small durable job for tests of what survives. It is trained step by step; everything
+ * that it holds is read, every byte of every plane, and compared. The gradients of a step depend
+ * only on its number, so a repeated step has the same result.
  */
 #ifndef ZINTEG_SAVED_H
 #define ZINTEG_SAVED_H
@@ -16,11 +16,11 @@
 #define SV_WHATS     4u
 #define SV_BUFFER    (8192 * ZI_BUFFER_BYTES) /* of --ring-bytes */
 
-/* Odd sizes: less than a block, whole pages, pages and a tail; one that never changes. */
+/* Odd sizes: less than a block, whole pages, pages and a partial one; one that never changes. */
 extern const struct zc_unit *sv_units; /* SV_UNITS of them; a test may have others */
 extern const struct zc_group sv_groups[SV_GROUPS];
 
-/* Everything resident; all streamed but for the ring; and about half and half. */
+/* Everything resident; everything streamed except the ring; and about half and half. */
 struct sv_place {
     const char *name;
     uint64_t host_bytes_max;
@@ -28,19 +28,19 @@ struct sv_place {
 };
 extern const struct sv_place sv_places[SV_PLACES];
 
-/** Of the daemon. */
+/** Options of the daemon. */
 extern const char *sv_options[];
 #define SV_OPTION_NVME 3 /* the value of --nvme-bytes */
-#define SV_OPTION_PAGE 5 /* of --page-elems */
+#define SV_OPTION_PAGE 5 /* the value of --page-elems */
 
-/** Of the job; "job", AdamW and fp32 unless a test says otherwise. */
+/** Options of the job: "job", AdamW and fp32 unless a test sets others. */
 extern const char *sv_name;
 extern enum zc_optimizer sv_optimizer;
 extern enum zc_moments sv_moments;
 extern enum zc_place sv_param;
 extern const char *sv_device; /* with ZC_GPU */
 
-/* What a job holds, by unit and element: whoever has it. */
+/* What a job holds, by unit and element, whichever rank has it. */
 struct sv_dump {
     float *values[SV_UNITS][SV_WHATS];
 };
@@ -55,22 +55,22 @@ float sv_value(uint64_t element);
 void sv_fill(struct zi_rank *ranks, unsigned world);
 /** Pushes the gradients of a step. */
 void sv_push(struct zi_rank *ranks, unsigned world, uint64_t number);
-/** The same; 0, or the first refusal, and whose it is. */
+/** The same; 0, or the first refusal and the rank that it was for. */
 int sv_push_try(struct zi_rank *ranks, unsigned world, uint64_t number, unsigned *rank);
-/** Pushes the gradients of a step and makes it; it must succeed. */
+/** Pushes the gradients of a step and makes the step; it must succeed. */
 void sv_step(struct zi_rank *ranks, unsigned world, uint64_t number, enum zc_commit commit);
-/** Every rank attaches, registers its slices and says where to go on (NULL: nowhere). */
+/** Every rank attaches, registers its slices and names the point to resume from (NULL: none). */
 int sv_attach(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, unsigned place,
               bool takeover, const uint64_t *at);
-/** Every rank hangs up, without a word. */
+/** Every rank hangs up without closing its job. */
 void sv_hang_up(struct zi_rank *ranks, unsigned world);
 
 void sv_dump_take(struct sv_dump *d, struct zi_rank *ranks, unsigned world);
 void sv_dump_same(const char *when, struct sv_dump *was, struct zi_rank *ranks, unsigned world);
 void sv_dump_free(struct sv_dump *d);
 
-/** What a run of two ranks that never moves has behind each step: want[0 .. steps]. Returns the
- * bytes of its optimizer state, all in host memory. */
+/** What a run of two ranks whose data never moves has after each step: want[0 .. steps]. Returns
+ * the bytes of its optimizer state, all in host memory. */
 uint64_t sv_want(struct sv_dump *want, uint64_t steps);
 void sv_want_free(struct sv_dump *want, uint64_t steps);
 

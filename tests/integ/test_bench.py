@@ -178,10 +178,10 @@ def steps():
     check(list(rows) == ["step/fixed-1G/floor", "step/fixed-3G/floor", "step/fixed-10G/floor",
                          "step/half-resident/fixed-3G", "step/drive/floor", "step/drive/fio",
                          "step/drive/bytes-per-param"], f"{list(rows)}")
-    # nothing crosses the drive that the layout does not say, and a step that reads and writes all
-    # of its state is one that the kernel has seen; where no drive is below, it sees nothing
+    # Only bytes of the layout cross the drive, and the kernel has counted a step that reads and writes all of its
+    # state. Without a drive, the kernel counts nothing.
     check(rows["step/drive/bytes-per-param"]["value"] < 20.2, f"{rows}")
-    # 84 MB take 84 ms at 1 GB/s, and never less: the device's contents are real, its time is too
+    # 84 MB at 1 GB/s take 84 ms, and never less: the device's contents are real, and so is its time
     check(rows["step/fixed-1G/floor"]["value"] >= 83.8, f"{rows}")
     check(rows["step/half-resident/fixed-3G"]["value"] >= 13.9, f"{rows}")
     check("4 million parameters, 0.04 GB of state" in done.stderr, done.stderr)
@@ -210,7 +210,7 @@ def peers():
             check(os.listdir(d) == ["peer.sh"], f"{body}: {os.listdir(d)} were left behind")
             if code != 0:
                 continue
-            step, *moved = json.loads(done.stdout)["rows"]  # moved: a row where the kernel counts the peer's folder
+            step, *moved = json.loads(done.stdout)["rows"]  # moved: a row if the kernel counts the peer's folder
             check(step["case"] == "step/drive/ours/other" and step["reference"] == 500 and step["better"] == "lower",
                   f"{step}")
             check(bool(moved) != ("the kernel counted no transfers" in done.stderr), f"{moved} {done.stderr}")

@@ -1,7 +1,8 @@
 /*
- * The daemon keeps to its memory: in a cgroup with its budget and what it may have beside (15 %, or 128
- * MiB where that is more), with all of the budget in use by a job that trains, and one attack after the other
- * (bench/attack.h), nothing is killed. Trainer and attackers are outside of the cgroup.
+ * The daemon stays within its memory. It runs in a cgroup limited to its budget plus its allowance
+ * outside of the budget (15 %, or 128 MiB if that is more). A training job uses all of the budget,
+ * attacks follow one after another (bench/attack.h), and nothing may be killed. Trainer and
+ * attackers are outside of the cgroup.
  */
 #include "tests/integ/cgroup.h"
 #include "tests/integ/zinteg.h"
@@ -16,12 +17,12 @@
 
 #define HOST      (UINT64_C(128) << 20)
 #define RING      (UINT64_C(16) << 20)
-#define LEFT      (UINT64_C(8) << 20)   /* of the budget, for jobs of attackers */
-#define BESIDE    (UINT64_C(128) << 20) /* that is more than 15 % */
+#define LEFT      (UINT64_C(8) << 20)   /* part of the budget, for the attackers' jobs */
+#define BESIDE    (UINT64_C(128) << 20) /* the allowance: more than 15 % */
 #define ELEMS     (UINT64_C(1) << 20)
 #define UNITS     8u
 #define STAGING   (4u << 20)
-#define ATTACK_MS 200u /* of each, at least, and so many steps: */
+#define ATTACK_MS 200u /* of each attack, at least, and this many steps: */
 #define STEPS     2u
 
 static const char *const options[] = {
@@ -76,7 +77,7 @@ static void job_open(struct zi_rank *r, const struct zi_daemon *d)
         zi_write_all(r, u, value);
 }
 
-static struct cg_memory cg; /* of the test that runs */
+static struct cg_memory cg; /* of the running test */
 
 static int teardown(void **state)
 {

@@ -1,9 +1,9 @@
 /*
- * Frozen units that are kept in blockwise int8, beside units that are trained: what is read of them
- * is what the kernels make of the initial values, and what is fetched are the blocks, page by page,
- * wherever they live (host memory, NVMe, the emulated GPU), and whatever happened since: commits,
- * a daemon that was killed, another world, pages of another size, snapshots, clones. The wanted
- * bytes are made here, from the kernels alone.
+ * Frozen units that are kept in blockwise int8, together with trained units. Values read from them
+ * must be those that the kernels make of the initial values. Fetches must return the blocks, page
+ * by page, wherever they are (host memory, NVMe, the emulated GPU), and after commits, a kill of
+ * the daemon, another world, other page sizes, snapshots and clones. The expected bytes are
+ * computed here with the kernels alone.
  */
 #include "tests/integ/gpu_map.h"
 #include "tests/integ/saved.h"
@@ -19,8 +19,8 @@
 
 #define BLOCK 4096u
 
-/* Every dtype; several pages and a short last one. Those in 8 bits take as many bytes, and one more
- * of them than a rank has places in the ring of what is streamed; one has no tensor. */
+/* Every dtype; several pages and a short last one. The 8-bit units have the same size, and there is
+ * one more of them than a rank has places in the ring; one has no tensor. */
 #define COLD (13 * BLOCK - 77)
 static const struct zc_tensor t0[] = { { "t0", 0, 1, { 7 * BLOCK + 100 }, 0 } };
 static const struct zc_tensor t1[] = { { "t1", 3, 1, { COLD - 3 }, ZC_GROUP_FROZEN } };
@@ -34,12 +34,12 @@ static const struct zc_unit units[SV_UNITS] = {
 
 static const struct place {
     const char *name, *io;
-    bool streamed; /* with the smallest host memory that would work */
+    bool streamed; /* with the smallest possible host memory */
 } places[] = { { "resident", "uring", false },
                { "streamed", "uring", true },
                { "streamed, threads", "threads", true } };
 
-/* Of both signs, and of many sizes: each group has a scale of its own. */
+/* Values of both signs and many magnitudes: each group gets a scale of its own. */
 static float value(uint64_t element)
 {
     float size = 1.0f / (float)(1 + element / 256 % 50);
@@ -47,7 +47,7 @@ static float value(uint64_t element)
     return ((float)(element * 7919 % 2003) - 1001.0f) * size;
 }
 
-/* What a unit must hold: its blocks one behind the other, and its elements in its dtype. */
+/* What a unit must hold: its blocks in order, and its elements in its dtype. */
 static struct wanted {
     struct zb_layout layout;
     uint8_t *blocks;
@@ -97,7 +97,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* ---- looking */
+/* ---- comparing */
 
 static uint64_t plane_bytes(uint64_t page, uint64_t count)
 {
@@ -111,7 +111,7 @@ static void same(const char *when, unsigned u, const char *what, const void *is,
         fail_msg("%s: unit %u, %s differs", when, u, what);
 }
 
-/* Through staging, in parts: in the unit's dtype; of fp32 as masters, too. */
+/* Reads through staging, in parts: in the unit's dtype; fp32 units also as masters. */
 static void read_same(const char *when, struct zi_rank *r, unsigned u, enum zc_what what)
 {
     uint64_t page = zc_server(r->c)->page_elems, count = r->ranges[u].count;
@@ -147,9 +147,9 @@ static void blocks_same(const char *when, uint64_t page, const struct zc_range *
     }
 }
 
-static struct zk_gpu *device; /* this process's, emulated */
+static struct zk_gpu *device; /* this process's device, emulated */
 
-/* A view of memory of the GPU, as a copy. */
+/* Copies a view of GPU memory. */
 static void *peek(const struct zk_gpu_mem *mem, const struct zc_view *view)
 {
     struct zk_gpu_stream *stream = NULL;
@@ -203,7 +203,7 @@ static void all_same(const char *when, struct zi_rank *ranks, unsigned world,
         }
 }
 
-/* The rows of the shards, and the tiers, by the formula. */
+/* Compares the rows of the shards, and the tiers, with the formula. */
 static void bytes_right(struct zi_rank *ranks, unsigned world, bool streamed)
 {
     uint64_t page = zc_server(ranks[0].c)->page_elems, params = 0, on_nvme = 0;
@@ -236,7 +236,7 @@ static void bytes_right(struct zi_rank *ranks, unsigned world, bool streamed)
         assert_int_equal(zi_tier(ranks[0].c, "host").params, params);
 }
 
-/* Any elements, wherever blocks and pages end. */
+/* Reads random ranges, independent of block and page bounds. */
 static void saved_same(const char *when, const struct zi_daemon *d, const char *job,
                        const char *snapshot)
 {
@@ -269,7 +269,7 @@ static void saved_same(const char *when, const struct zi_daemon *d, const char *
         }
     }
     assert_int_equal(zc_reader_read_wait(c, reader.id, 1, ZC_MASTER, 0, 1, reader.staging),
-                     -EINVAL); /* of bf16 there is none */
+                     -EINVAL); /* bf16 units have none */
     zc_close(c);
 }
 
@@ -281,7 +281,7 @@ static void fill(struct zi_rank *ranks, unsigned world)
                 zi_write_all(&ranks[r], u, value);
 }
 
-/* Opens the job, or attaches to it; with this limit: 0, or -ENOSPC. */
+/* Opens the job, or attaches to it, with this limit: 0, or -ENOSPC. */
 static int try(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, bool attach,
                uint64_t limit)
 {
@@ -300,7 +300,7 @@ static int try(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d,
     return zi_ready(ranks, world);
 }
 
-/* streamed: with the least host memory, as the daemon names it. */
+/* streamed: with the least host memory that the daemon reports. */
 static void begin(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, bool attach,
                   bool streamed)
 {
@@ -337,7 +337,7 @@ static void live(const struct place *place)
     zi_start(&d, sv_options);
     begin(ranks, 2, &d, false, place->streamed);
     all_same("at first", ranks, 2, NULL);
-    fill(ranks, 2); /* again, before anything is saved */
+    fill(ranks, 2); /* once more, before anything is saved */
     sv_step(ranks, 2, 1, ZC_COMMIT_NO);
     all_same("a step", ranks, 2, NULL);
     sv_step(ranks, 2, 2, ZC_COMMIT_STEP);
@@ -359,7 +359,7 @@ static void live(const struct place *place)
     zi_kill(&d);
     sv_hang_up(ranks, 2);
 
-    /* another world, and pages that are others */
+    /* another world, and another page size */
     sv_options[SV_OPTION_PAGE] = "12288";
     zi_start_again(&d, sv_options);
     saved_same("the snapshot", &d, sv_name, "s");
@@ -387,7 +387,7 @@ static void wherever_they_live(void **state)
         live(&places[i]);
 }
 
-/* There they are the same blocks. */
+/* On the GPU the blocks are the same. */
 static void on_the_gpu(void **state)
 {
     static const char *options[24];
@@ -408,7 +408,7 @@ static void on_the_gpu(void **state)
     options[n++] = "emulated:16M:::4K";
     sv_param = ZC_GPU;
     sv_device = zk_gpu_info(device)->id;
-    for (unsigned world = 1; world < 4; world++) { /* the same once more, and cut anew */
+    for (unsigned world = 1; world < 4; world++) { /* the same world once more, and others */
         options[SV_OPTION_PAGE] = world < 3 ? "8192" : "12288";
         if (world == 1)
             zi_start(&d, options);
@@ -427,7 +427,7 @@ static void on_the_gpu(void **state)
         sv_hang_up(ranks, n);
         assert_int_equal(zi_fsck(&d), 0);
     }
-    zi_start_again(&d, sv_options); /* and without a GPU */
+    zi_start_again(&d, sv_options); /* the same without a GPU */
     begin(ranks, 2, &d, true, false);
     all_same("without", ranks, 2, NULL);
     zi_close(ranks, 2);
@@ -466,7 +466,7 @@ static void what_is_refused(void **state)
          "nothing of kind 3");
     zi_close(&r, 1);
 
-    /* a new job; and one that has it otherwise */
+    /* a new job; and one with another setting */
     o.name = "other";
     o.world = 1;
     assert_int_equal(zi_open(&other, &d, &o), 0);

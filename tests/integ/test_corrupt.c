@@ -1,8 +1,8 @@
 /*
- * Bytes that rot in the data file: every one of them is noticed before anybody sees it, and named.
+ * Bytes of the data file that are changed: each is detected before any client sees it, and named.
  *
- * A job has its parameters and its state on NVMe. The test finds the pages in the file by what it
- * wrote there, changes a byte, and asks for the shard in every way there is.
+ * A job has its parameters and its state on NVMe. The test finds the pages in the file by the
+ * values that it wrote, changes a byte, and asks for the shard in every possible way.
  */
 #include "tests/integ/zinteg.h"
 
@@ -40,7 +40,7 @@ static const struct zc_group groups[] = {
     { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0 }
 };
 
-/* What no other unit has: so the file says whose page lies where. */
+/* No other unit has this value: so the file shows where each page is. */
 static float value(unsigned unit, uint64_t element)
 {
     return (float)(1 + unit) * 100000 + (float)element;
@@ -72,7 +72,7 @@ static void world_open(struct world *x, const char *io)
     zi_start(&x->d, x->options);
     x->host = zi_used(&x->d, "host");
     x->nvme = zi_used(&x->d, "nvme");
-    /* gradients and the ring, and not one page of state */
+    /* gradients and the ring fit, but no page of state */
     o.host_bytes_max = STAGING + (UNITS + RING) * STAGING;
     zi_job(x->r, 1, &x->d, &o, units, UNITS);
     assert_int_equal(x->r->place.ring_bytes, RING * STAGING);
@@ -118,7 +118,7 @@ static uint8_t *file_map(const struct world *x, size_t *ret_bytes, int *ret_fd)
     return at;
 }
 
-/* Where in the file the parameters of a page lie, as they are at version 0. */
+/* The position in the file of the parameters of a page, at version 0. */
 static off_t param_at(const struct world *x, unsigned u, unsigned page)
 {
     float first[4];
@@ -138,7 +138,7 @@ static off_t param_at(const struct world *x, unsigned u, unsigned page)
     return found;
 }
 
-/* Changes one bit of one byte; the same again makes it whole. */
+/* Changes one bit of one byte; a second call restores it. */
 static void flip(const struct world *x, off_t at)
 {
     char path[160];
@@ -156,7 +156,7 @@ static void flip(const struct world *x, off_t at)
     (void)close(fd);
 }
 
-/* Every byte behind the superblock. */
+/* Every byte after the superblock. */
 static void flip_all(const struct world *x)
 {
     char path[160];
@@ -222,7 +222,7 @@ static void a_flipped_byte(void **state)
 
         world_open(&x, engines[e]);
         host = zi_used(&x.d, "host");
-        for (unsigned page = 0; page < PAGES; page++) { /* the first byte, one inside, the last */
+        for (unsigned page = 0; page < PAGES; page++) { /* the first byte, an inner one, the last */
             unsigned u = 2 * page, other = (u + 1) % UNITS;
             off_t at = param_at(&x, u, page) + (off_t)page * (PAGE * (off_t)sizeof(float) - 1) / 2;
             int rc;
@@ -232,12 +232,12 @@ static void a_flipped_byte(void **state)
             rc = zc_fetch_wait(x.r->c, &x.r->shards[u], 1, 0, ZI_FETCH_MS, views);
             assert_corrupt(&x, rc, zc_error(x.r->c), u, page, "parameters");
             assert_non_null(zi_log_line(&x.d, "is corrupt"));
-            /* a second time, with another shard, of which nothing stays pinned */
+            /* a second time, together with another shard, which must not stay pinned */
             two[0] = x.r->shards[other];
             two[1] = x.r->shards[u];
             rc = zc_fetch_wait(x.r->c, two, 2, 0, ZI_FETCH_MS, views);
             assert_corrupt(&x, rc, zc_error(x.r->c), u, page, "parameters");
-            /* two that wait for the same fill hear it both */
+            /* two fetches that wait for the same fill both get the error */
             a = ZI_CALL(x.r);
             b = ZI_CALL(x.r);
             assert_int_equal(zc_fetch(x.r->c, two + 1, 1, 0, 0, views, zi_done, &a), 0);
@@ -250,18 +250,18 @@ static void a_flipped_byte(void **state)
             assert_corrupt(&x, rc, zc_error(x.r->c), u, page, "parameters");
             rc = zc_read_wait(x.r->c, x.r->shards[u], ZC_MASTER, 0, ELEMS, x.r->job.staging);
             assert_corrupt(&x, rc, zc_error(x.r->c), u, page, "parameters");
-            /* what is whole is still there: the other pages, the other shards */
+            /* undamaged data is still available: the other pages, the other shards */
             for (unsigned p = 0; p < PAGES; p++)
                 if (p != page)
                     assert_int_equal(zc_read_wait(x.r->c, x.r->shards[u], ZC_PARAM, p * PAGE, PAGE,
                                                   x.r->job.staging),
                                      0);
             assert_fetches(&x, other);
-            flip(&x, at); /* the byte is whole again, and so is the shard */
+            flip(&x, at); /* the byte is restored, and so is the shard */
             assert_fetches(&x, u);
         }
         assert_int_equal(zi_used(&x.d, "host"), host);
-        push_all(&x, 1); /* and nothing holds up a step */
+        push_all(&x, 1); /* nothing holds up a step */
         {
             struct zc_step step = { .step = 1, .scale = 1, .groups = groups, .ngroups = 1 };
             struct zc_stepped stepped;
@@ -273,7 +273,8 @@ static void a_flipped_byte(void **state)
     }
 }
 
-/* A page of the right kind in the wrong place is as wrong as any: the checksum knows who it is. */
+/* A page of the right kind at the wrong place is detected like any other damage: its checksum
+ * includes its identity. */
 static void pages_that_changed_places(void **state)
 {
     struct world x = { 0 };
@@ -303,7 +304,7 @@ static void pages_that_changed_places(void **state)
     zi_stop(&x.d);
 }
 
-/* A page that a write never reached: what lies there is an older one of the same page. */
+/* A lost write: an older version of the same page is at its place. */
 static void a_page_of_an_older_step(void **state)
 {
     struct world x = { 0 };
@@ -318,7 +319,7 @@ static void a_page_of_an_older_step(void **state)
     world_open(&x, "uring");
     file = file_map(&x, &bytes, &fd);
     before = malloc(bytes);
-    for (uint64_t n = 1; n <= 2; n++) { /* two steps: a page comes back to where it was */
+    for (uint64_t n = 1; n <= 2; n++) { /* after two steps a page is at its first place again */
         push_all(&x, n);
         if (n == 1)
             memcpy(before, file, bytes);
@@ -340,7 +341,7 @@ static void a_page_of_an_older_step(void **state)
     zi_stop(&x.d);
 }
 
-/* A step meets it: the job is over, for all who have a part in it, and the daemon is not. */
+/* A step detects the damage: the job ends for all of its ranks, but the daemon goes on. */
 static void a_step_meets_it(void **state)
 {
     (void)state;
@@ -368,7 +369,7 @@ static void a_step_meets_it(void **state)
             fail_msg("'%s'", call.text);
         assert_int_equal(x.r->job_failed, 1);
         assert_int_equal(x.r->event_code, -EBADMSG);
-        /* nothing of it can be had any more */
+        /* nothing of the job is available any more */
         assert_int_equal(zc_fetch_wait(x.r->c, x.r->shards, 1, 0, 0, &view), -EBADMSG);
         assert_int_equal(zc_read_wait(x.r->c, x.r->shards[0], ZC_MASTER, 0, PAGE, x.r->job.staging),
                          -EBADMSG);
@@ -380,7 +381,7 @@ static void a_step_meets_it(void **state)
         assert_non_null(strstr(jobs[0].error, "is corrupt"));
         zc_rows_free(jobs);
         zi_close(x.r, 1);
-        /* a new job of that name works, in the same places */
+        /* a new job of that name works, at the same places */
         (void)zi_await_used(&x.d, x.host, x.nvme);
         o.host_bytes_max = STAGING + (UNITS + RING) * STAGING;
         zi_job(again, 1, &x.d, &o, units, UNITS);
@@ -396,14 +397,14 @@ static void a_step_meets_it(void **state)
             assert_fetches(&x, u);
         push_all(&x, 1);
         assert_int_equal(zc_step_wait(x.r->c, x.r->job.id, &step, &stepped), 0);
-        zc_on_event(x.r->c, NULL, NULL); /* its argument was a copy's */
+        zc_on_event(x.r->c, NULL, NULL); /* its argument was a copy */
         zi_close(x.r, 1);
         (void)zi_await_used(&x.d, x.host, x.nvme);
         zi_stop(&x.d);
     }
 }
 
-/* All is changed: nobody gets anything, and everybody is told. */
+/* Everything is changed: no client gets data, and each gets an error. */
 static void everything_is_corrupt(void **state)
 {
     struct world x = { 0 };
@@ -412,7 +413,7 @@ static void everything_is_corrupt(void **state)
     (void)state;
     world_open(&x, "threads");
     for (unsigned u = 0; u < RING; u++)
-        assert_fetches(&x, u); /* cached: whole in memory, and served from there */
+        assert_fetches(&x, u); /* cached: complete in memory, and served from there */
     flip_all(&x);
     for (unsigned u = 0; u < RING; u++)
         assert_fetches(&x, u);

@@ -100,7 +100,7 @@ def memory_of(layers, shape, steps):
     check(run.done.returncode == 0, f"{layers} layers:\n{run.done.stdout}")
     check("zgpt: device memory" in run.done.stdout, run.done.stdout)
     pinned = re.search(r"host memory pinned for it: ([0-9.]+) MiB", run.done.stdout)
-    if DEVICE == "emulated":  # a driver may refuse what is read-only
+    if DEVICE == "emulated":  # a driver may refuse read-only memory
         params = (12 * layers + 1) * WIDTH_SMALL**2 * 4
         check(pinned and float(pinned[1]) * MIB >= params, f"the daemon's parameters are not pinned: {run.done.stdout}")
     most = {phase: max(s["device_bytes"][phase] for s in run.steps) for phase in run.steps[0]["device_bytes"]}
@@ -144,7 +144,7 @@ def refused():
         done = subprocess.run([program("zgpt"), *MODEL, "--steps", "1", "--device", name], text=True,
                               timeout=DEADLINE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
         if name == "cuda" and done.returncode == 0:
-            continue  # there is one
+            continue  # the device exists
         check(done.returncode == 4 and done.stderr.count("\n") == 1 and "no GPU: " in done.stderr,
               f"{name} ended with {done.returncode}: {done.stderr}")
 

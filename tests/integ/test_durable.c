@@ -1,6 +1,6 @@
 /*
- * What survives: commits, restarts of the daemon, other worlds, takeovers. What a job holds is read
- * before and after, every byte of every plane, and compared.
+ * What survives: commits, restarts of the daemon, other worlds, takeovers. Everything that a job
+ * holds is read before and after, every byte of every plane, and compared.
  */
 #include "tests/integ/saved.h"
 
@@ -12,7 +12,7 @@
 
 /* ---- the tests */
 
-/* Commits, then steps that are not: the daemon is killed, and what comes back is the commit. */
+/* Steps follow a commit, then the daemon is killed: the job returns to the commit. */
 static void a_killed_daemon(void **state)
 {
     (void)state;
@@ -27,7 +27,7 @@ static void a_killed_daemon(void **state)
             sv_step(ranks, 2, k, k == 2 || k == 3 || k == 5 ? ZC_COMMIT_STEP : ZC_COMMIT_NO);
             sv_dump_take(&at[k], ranks, 2);
         }
-        for (unsigned w = 0; w < SV_WHATS; w++) /* steps do change what is compared */
+        for (unsigned w = 0; w < SV_WHATS; w++) /* steps do change the compared values */
             assert_memory_not_equal(at[5].values[1][w], at[6].values[1][w], 4096);
         zi_kill(&d);
         sv_hang_up(ranks, 2);
@@ -36,7 +36,7 @@ static void a_killed_daemon(void **state)
         assert_int_equal(ranks[0].place.iterations, 5);
         assert_int_equal(ranks[1].place.applied, 5);
         sv_dump_same("after the kill", &at[5], ranks, 2);
-        sv_step(ranks, 2, 6, ZC_COMMIT_NO); /* the step that was lost, again */
+        sv_step(ranks, 2, 6, ZC_COMMIT_NO); /* the lost step, again */
         sv_dump_same("the same step again", &at[6], ranks, 2);
         sv_step(ranks, 2, 7, ZC_COMMIT_STEP);
         sv_dump_take(&at[7], ranks, 2);
@@ -53,7 +53,7 @@ static void a_killed_daemon(void **state)
     }
 }
 
-/* An orderly end of the daemon costs no step, whoever still trains. */
+/* A daemon that ends with SIGTERM loses no step, even while ranks train. */
 static void an_ended_daemon(void **state)
 {
     (void)state;
@@ -79,7 +79,7 @@ static void an_ended_daemon(void **state)
     }
 }
 
-/* Saved by one world, gone on by another: from disk, and from the memory of a daemon that lives. */
+/* One world saves, another resumes: from disk, and from the memory of a running daemon. */
 static void other_worlds(void **state)
 {
     static const unsigned worlds[] = { 2, 1, 3, 4, 2 };
@@ -115,8 +115,8 @@ static void other_worlds(void **state)
     }
 }
 
-/* The trainers die, the daemon lives: what is in memory is newer than the commit. Both are points
- * to resume from. */
+/* The trainers die, the daemon goes on: its memory is newer than the commit. Both are points to
+ * resume from. */
 static void trainers_that_die(void **state)
 {
     (void)state;
@@ -155,7 +155,7 @@ static void trainers_that_die(void **state)
     }
 }
 
-/* Two phases: what is prepared survives beside the commit, until it is decided. */
+/* Two phases: a prepared version survives together with the commit, until it is resolved. */
 static void two_phases(void **state)
 {
     (void)state;
@@ -176,7 +176,7 @@ static void two_phases(void **state)
         assert_int_equal(point.iterations, 2);
         sv_step(&r, 1, 3, ZC_COMMIT_PREPARE);
         sv_dump_take(&at[3], &r, 1);
-        /* not decided: killed; both are there */
+        /* the daemon is killed before that: both versions are there */
         for (unsigned i = 0; i < 2; i++) {
             zi_kill(&d);
             sv_hang_up(&r, 1);
@@ -206,7 +206,7 @@ static void two_phases(void **state)
     }
 }
 
-/* The first commit that ever was, dropped: the job is as one that never committed. */
+/* A job's first prepared version is dropped: the job is like one that never committed. */
 static void a_first_that_is_dropped(void **state)
 {
     struct zi_rank r;
@@ -225,7 +225,7 @@ static void a_first_that_is_dropped(void **state)
     zi_stop(&d);
 }
 
-/* The same when the ranks have come back to it: nothing is left to resume from, and the daemon says
+/* The same after the ranks have attached again: nothing is left to resume from, and the daemon says
  * so. */
 static void a_first_that_is_dropped_on_return(void **state)
 {
@@ -256,7 +256,7 @@ static void a_first_that_is_dropped_on_return(void **state)
     zi_stop(&d);
 }
 
-/* On request, and destroyed: then every byte is free, before and after a restart. */
+/* Commits on request, then destroys the job: every byte is free, before and after a restart. */
 static void on_request_and_destroyed(void **state)
 {
     (void)state;
@@ -290,7 +290,7 @@ static void on_request_and_destroyed(void **state)
     }
 }
 
-/* Who is cut off hears it, and can do nothing any more. */
+/* A rank that was disconnected by a takeover is told, and can do nothing more. */
 static void taken_over(void **state)
 {
     struct zi_rank old[2], fresh[2];
@@ -315,7 +315,7 @@ static void taken_over(void **state)
     zi_stop(&d);
 }
 
-/* Ranks that began to attach and hang: others take over, and need not wait until those are gone. */
+/* Ranks that hang while they attach: others take over, and need not wait until they are gone. */
 static void half_attached(void **state)
 {
     struct zc_job_options o = sv_job(1);
@@ -346,7 +346,7 @@ static void half_attached(void **state)
     sv_dump_free(&at);
 }
 
-/* Memory for one job, and two that are kept: who is not attached gives way, and loses nothing. */
+/* Two kept jobs, and memory for one: a job without ranks gives way, and loses nothing. */
 static void taking_turns(void **state)
 {
     static const char *const small[] = { "--host-bytes",
@@ -382,11 +382,11 @@ static void taking_turns(void **state)
         else
             sv_dump_same("its turn again", &at[i], &r, 1);
         assert_int_equal(r.place.iterations, round / 2 * 2);
-        /* the first commits, the second is in memory only until it has to give way */
+        /* the first step commits; the second is in memory only, until the job has to give way */
         sv_step(&r, 1, round / 2 * 2 + 1, ZC_COMMIT_STEP);
         sv_step(&r, 1, round / 2 * 2 + 2, ZC_COMMIT_NO);
         sv_dump_take(&at[i], &r, 1);
-        o.name = "three"; /* while somebody is attached, there is no room */
+        o.name = "three"; /* while ranks are attached, there is no room */
         o.attach = false;
         o.staging_bytes = 3 * ZB_MIB;
         assert_int_equal(zi_open(&other, &d, &o), -ENOSPC);
@@ -399,7 +399,7 @@ static void taking_turns(void **state)
     sv_dump_free(&at[1]);
 }
 
-/* The options of the daemon, with others of a few. */
+/* The daemon's options, with some replaced. */
 static const char **options_with(const char *ring_bytes, const char *nvme_bytes)
 {
     static const char *options[16];
@@ -414,7 +414,7 @@ static const char **options_with(const char *ring_bytes, const char *nvme_bytes)
 
 #define ONE_BUFFER "98304"
 
-/* The rc of writing a unit once more, page by page, up to the first that is refused. */
+/* Writes a unit once more, page by page, up to the first refusal; returns its rc. */
 static int write_again(struct zi_rank *r, unsigned u, float value)
 {
     uint64_t page = zc_server(r->c)->page_elems, count = r->ranges[u].count;
@@ -433,8 +433,8 @@ static int write_again(struct zi_rank *r, unsigned u, float value)
     return 0;
 }
 
-/* Values may be written after a commit, too: there are places for one more version of what is
- * trained, and of nothing else. What was written is saved, though no step was made. */
+/* Values may be written after a commit, too: there are places for one more version of trained
+ * units, and of no others. Written values are saved although no step was made. */
 static void written_again(void **state)
 {
     (void)state;
@@ -449,7 +449,7 @@ static void written_again(void **state)
         zi_start(&d, options);
         sv_open(&r, 1, &d, p);
         sv_step(&r, 1, 1, ZC_COMMIT_PREPARE);
-        assert_int_equal(write_again(&r, 1, 7), -EBUSY); /* nor is there room beside both */
+        assert_int_equal(write_again(&r, 1, 7), -EBUSY); /* there is no room for a third version */
         assert_int_equal(zc_commit_wait(r.c, r.job.id, ZC_COMMIT_PREPARED, 1, 0, &point), 0);
         sv_step(&r, 1, 2, ZC_COMMIT_PREPARE);
         for (unsigned u = 0; u < SV_UNITS; u++)
@@ -480,7 +480,7 @@ static void written_again(void **state)
     }
 }
 
-/* The daemon ends while a step waits for a shard that is pinned: the step before is saved. */
+/* The daemon ends while a step waits for a pinned shard: the step before is saved. */
 static void ended_before_a_step(void **state)
 {
     struct zc_step step = {
@@ -511,8 +511,8 @@ static void ended_before_a_step(void **state)
     zi_stop(&d);
 }
 
-/* Two jobs whose room was just enough, and a daemon that takes more for pages in flight: the one
- * that finds room goes on, and does not live on what the other holds. */
+/* Two jobs that just fitted, and a daemon that then takes more for pages in flight. The job that
+ * finds room goes on, and does not use the other's places. */
 static void less_room_than_before(void **state)
 {
     struct zi_rank r, other;
@@ -546,7 +546,7 @@ static void less_room_than_before(void **state)
     zi_stop(&d);
 }
 
-/* Destroyed while its first commit is being made: it does not come back. */
+/* A job is destroyed while its first commit is in progress: it does not come back. */
 static void destroyed_in_a_commit(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -558,7 +558,7 @@ static void destroyed_in_a_commit(void **state)
         struct zc_point point;
         struct zi_call call;
         struct zi_rank r;
-        uint64_t until = zb_now_ns() + i * 300000; /* somewhere in it */
+        uint64_t until = zb_now_ns() + i * 300000; /* at various moments of it */
         int rc;
 
         sv_open(&r, 1, &d, i % 2);
@@ -581,7 +581,8 @@ static void destroyed_in_a_commit(void **state)
     zi_stop(&d);
 }
 
-/* One rank comes back alone and wants an older step: its peer trains on, and keeps what it has. */
+/* One rank attaches again alone and asks for an older step: its peer trains on, and keeps its
+ * state. */
 static void one_rank_cannot_rewind(void **state)
 {
     struct zc_job_options o = sv_job(1);
@@ -621,7 +622,8 @@ static float moment(uint64_t element)
     return (float)(element % 31) / 31;
 }
 
-/* Masters, then moments, then where it stands; and what zctl sees of it when nobody has it. */
+/* Restores masters, then moments, then the position; and checks what zctl shows while nobody is
+ * attached. */
 static void brought_from_elsewhere(void **state)
 {
     (void)state;
@@ -694,7 +696,7 @@ static void refused(void **state)
     zi_start(&d, sv_options);
     o.world = 1;
     o.keep = false;
-    assert_int_equal(zi_open(&r, &d, &o), -EINVAL); /* durable, and not kept */
+    assert_int_equal(zi_open(&r, &d, &o), -EINVAL); /* durable, but not kept */
     zc_close(r.c);
     o.keep = true;
     o.durable = false;
@@ -712,7 +714,7 @@ static void refused(void **state)
     zi_close(&r, 1);
     zi_end(&d);
     zi_start_again(&d, sv_options);
-    assert_int_equal(zi_open(&r, &d, &o), -EEXIST); /* it is saved */
+    assert_int_equal(zi_open(&r, &d, &o), -EEXIST); /* it is saved already */
     zc_close(r.c);
     o.attach = true;
     o.groups = 2;
@@ -730,13 +732,13 @@ static void refused(void **state)
     o.world = 2;
     assert_int_equal(zi_open(&r, &d, &o), 0);
     o.world = 1;
-    assert_int_equal(zi_open(&other, &d, &o), -EINVAL); /* not as its peers said */
+    assert_int_equal(zi_open(&other, &d, &o), -EINVAL); /* differs from its peers */
     zc_close(other.c);
     sv_hang_up(&r, 1);
     zi_stop(&d);
 }
 
-/* A skip needs no gradients, and no values either: but nothing can be committed then. */
+/* A skipped step needs neither gradients nor values, but then nothing can be committed. */
 static void nothing_to_commit(void **state)
 {
     for (unsigned place = 0; place < SV_PLACES; place++) {

@@ -1,7 +1,7 @@
 /*
- * Steps that begin ahead of their barrier, by a client of the library: what is refused, what is
- * undone, and that it changes nothing. The same bytes as a plain step, against plain arrays and
- * power cuts, is tests/sim's part; in training runs, test_training.py's.
+ * Steps that begin before their barrier, requested through the library: refusals, undone steps, and
+ * that neither changes any data. tests/sim compares early steps with plain steps and plain arrays,
+ * also across power cuts; test_training.py does so in training runs.
  */
 #include "tests/integ/zinteg.h"
 
@@ -59,7 +59,7 @@ static struct zc_step step_of(uint64_t number)
     return (struct zc_step){ .step = number, .scale = 1, .groups = groups, .ngroups = 1 };
 }
 
-/* Parameters in memory; all state streamed. */
+/* Parameters are in memory; all state is streamed. */
 static void job_open(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, bool early)
 {
     struct zc_job_options o = { .name = "job",
@@ -83,7 +83,7 @@ static void push_all(struct zi_rank *r, uint64_t step, float (*g)(uint64_t eleme
         zi_push_all(r, u, step, g);
 }
 
-/* Pages are stepped early, so many in all. */
+/* Waits until this many pages have been stepped early, in all. */
 static void await_early(struct zc_client *c, uint64_t pages)
 {
     uint64_t begin_ns = zb_now_ns();
@@ -126,7 +126,8 @@ static void step_both(struct zi_rank *r, unsigned world, uint64_t number, bool s
         fail_msg("step %u: %s", (unsigned)number, text);
 }
 
-/* Two ranks; a step, one that is skipped since a value of one rank is not finite, a step. */
+/* Two ranks make a step, a step that is skipped because a value of one rank is not finite, and a
+ * step. */
 static uint64_t run(bool early, const char *const *with)
 {
     struct zi_daemon d = { 0 };
@@ -176,8 +177,8 @@ static void nobody_sees_it_before_the_step(void **state)
     assert_true(run(true, lending) == plain);
 }
 
-/* A step that is given up, since a rank did not ask for it, goes on with what was made early. One
- * that a rank alone has begun is a step as any other. */
+/* A step that times out because a rank did not ask for it continues later with what was made early.
+ * A step that only one rank has begun early is like any other. */
 static void a_step_is_given_up(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -237,7 +238,7 @@ static void refused(void **state)
     zi_stop(&d);
 }
 
-/* A rank dies while pages are held: what it leaves is the step before. */
+/* A rank dies while there are held pages: the state stays that of the step before. */
 static void a_rank_that_dies(void **state)
 {
     struct zc_job_options o = { .name = "job",
@@ -261,12 +262,12 @@ static void a_rank_that_dies(void **state)
     }
     push_all(&r[0], 1, grad);
     push_all(&r[1], 1, grad);
-    zc_close(r[0].c); /* some are held, some in flight */
+    zc_close(r[0].c); /* some pages are held, others in flight */
     zc_close(r[1].c);
     for (o.rank = 0; o.rank < 2; o.rank++) {
         int rc;
 
-        while ((rc = zi_open(&r[o.rank], &d, &o)) == -EBUSY) /* it has not heard of the death yet */
+        while ((rc = zi_open(&r[o.rank], &d, &o)) == -EBUSY) /* it has not noticed the death yet */
             zc_close(r[o.rank].c);
         assert_int_equal(rc, 0);
         zi_define(&r[o.rank], units, UNITS, 2);
@@ -281,7 +282,7 @@ static void a_rank_that_dies(void **state)
     zi_stop(&d);
 }
 
-/* A job goes back to its commit while pages are held: they were of a step that is no more. */
+/* A job returns to its commit while there are held pages: their step does not exist any more. */
 static void back_to_the_commit(void **state)
 {
     struct zc_job_options o = { .name = "job",

@@ -43,7 +43,7 @@ class Embedded:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[its], start_new_session=True)
         os.close(its)
         with open(ours, encoding="utf-8") as pipe:
-            line = pipe.read()  # to its end: the daemon closes it
+            line = pipe.read()  # to the end: the daemon closes it
         check(line.endswith("\n") and line.count("\n") == 1, f"it said {line!r}: {self.log()}")
         self.said = json.loads(line)
 
@@ -57,7 +57,7 @@ class Embedded:
         check(self.said["ready"] is False and self.said["status"] == status, f"{self.said}")
         for part in parts:
             check(part in self.said["error"], f"'{part}' is not in {self.said}")
-        # The log has the same words, where it shortens nothing.
+        # The log has the same text, unless it is shortened.
         check(self.said["error"][:40].replace('"', "") in self.log().replace("\\", "").replace('"', ""),
               f"{self.said} is not in the log: {self.log()}")
 
@@ -110,7 +110,7 @@ def refused():
         Embedded(f, data=os.path.join(f, "none", "data")).refused(FAILED, "there is no directory to make it in")
         Embedded(f, "--nvme-bytes", "1P").refused(FAILED, "1.00 PiB")
         Embedded(f, "--gpu-bytes", "1G", "--gpu", "cuda:99").refused(NO_GPU, "no GPU: ")
-        plain = os.path.join(f, "plain \u00e4\n\udcff")  # what is no text comes out as text
+        plain = os.path.join(f, "plain \u00e4\n\udcff")  # bytes that are not text are shown as text
         with open(plain, "w", encoding="utf-8") as file:
             file.write("mine")
         Embedded(f, data=plain).refused(FAILED, "Not a directory", "\u00e4")

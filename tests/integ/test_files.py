@@ -20,7 +20,7 @@ from harness import Daemon, check, main, program, wait_until
 FLAGS = ("--host-bytes", "16M", "--nvme-bytes", "64M", "--page-elems", "8192", "--ring-bytes", "1M")
 TIGHT = ("--host-bytes", "7M", "--nvme-bytes", "96M", "--page-elems", "8192", "--ring-bytes", "512K")
 
-QUANTIZED = "quantized" # for frozen, where the unit is that too
+QUANTIZED = "quantized" # in place of "frozen", if the unit is quantized, too
 
 # name, elems, dtype, grad dtype, frozen, tensors: name, first, shape, group
 def units(head):
@@ -56,7 +56,7 @@ def model(seed, of=UNITS):
             for dim in shape:
                 n *= dim
             master = plane(n)
-            if frozen == QUANTIZED: # what 8 bits hold: in each group, 127 is the most
+            if frozen == QUANTIZED: # values that 8 bits can hold: the largest in each group is 127
                 master = array.array("f", (127 if i % 20 == 0 else dice.randint(-127, 127)
                                            for i in range(n)))
             if dtype == "fp32":
@@ -283,7 +283,7 @@ def the_library():
             check(f.metadata()["format"] == "pt" and sorted(f.keys()) == sorted(theirs), f"{f}")
             for name, want in theirs.items():
                 got = f.get_tensor(name)
-                if name not in ("scale", "table", "cold.weight"): # of those bf16, or less, is kept
+                if name not in ("scale", "table", "cold.weight"): # of these, bf16 or less is kept
                     check(got.dtype == numpy.float32 and (got == want.astype("f4")).all(), name)
         done(d, "export", "b", os.path.join(folder, "m"), "--shard-bytes", "200K", "--optimizer",
              "--dtype", "fp16")

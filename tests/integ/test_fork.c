@@ -1,6 +1,7 @@
 /*
- * Lives of ranks: jobs that are resumed where they are there; and ranks that fork, as data loaders make them: a child holds nothing of its parent's, and where one
- * holds the socket all the same, the daemon notices the parent's death.
+ * Jobs that are resumed where they are; and ranks that fork, as data loaders do. A child keeps
+ * nothing of its parent's; and if one still holds the socket, the daemon notices the parent's
+ * death.
  */
 #include "tests/integ/zinteg.h"
 
@@ -33,7 +34,7 @@ static void join(struct zi_rank *r, const struct zi_daemon *d, struct zc_job_opt
     assert_int_equal(zi_ready(r, 1), 0);
 }
 
-/* Rank 1, which has a child with a copy of its socket; killed by the test. */
+/* Rank 1, with a child that has a copy of its socket; the test kills the rank. */
 static void rank_with_a_child(const struct zi_daemon *d, struct zc_job_options o, bool hides,
                               volatile pid_t *child)
 {
@@ -43,7 +44,7 @@ static void rank_with_a_child(const struct zi_daemon *d, struct zc_job_options o
     o.rank = 1;
     join(&r, d, &o);
     if (hides)
-        (void)dup(zc_fd(r.c)); /* a copy that the library does not know */
+        (void)dup(zc_fd(r.c)); /* a copy that the library does not know of */
     pid = fork();
     if (pid == 0)
         for (;;)
@@ -88,9 +89,9 @@ static void killed(bool keep, bool hides)
     print_message("the peer heard of it after %llu ms\n",
                   (unsigned long long)((zb_now_ns() - begun) / 1000000));
     assert_int_equal(r.event_code, -EOWNERDEAD);
-    assert_int_equal(kill(*child, 0), 0); /* and the child lives */
+    assert_int_equal(kill(*child, 0), 0); /* the child lives */
     zc_close(r.c);
-    if (keep) { /* its place is free */
+    if (keep) { /* the rank's place is free */
         o.attach = true;
         o.rank = 1;
         assert_int_equal(zi_open(&r, &d, &o), 0);
@@ -149,7 +150,7 @@ static void handles(void **state)
         CHECK(zc_ping_wait(c) == -EPERM && strstr(zc_error(c), "is a child process"));
         CHECK(zc_poll(other, 0) == -EPERM);
         zc_close(c);
-        CHECK(zc_open(&own, &o) == 0 && zc_ping_wait(own) == 0); /* one of its own is fine */
+        CHECK(zc_open(&own, &o) == 0 && zc_ping_wait(own) == 0); /* the child's own client works */
         zc_close(own);
         zc_close(other);
         _exit(0);
@@ -215,7 +216,7 @@ static void engines(void **state)
     zi_stop(&d);
 }
 
-/* ---- resumed where it is there */
+/* ---- jobs that are resumed where they are */
 
 static uint64_t begin_or_resume(const struct zi_daemon *d, const char *job)
 {

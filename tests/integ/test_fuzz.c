@@ -1,19 +1,19 @@
 /*
- * Requests that are drawn, and then broken, at a real daemon in which a job trains at the same time.
- * Whatever they say, the daemon lives, and the job's values are bit for bit those of a run
- * without them.
+ * Random requests, some of them damaged, sent to a real daemon in which a job trains at the same
+ * time. Whatever they contain, the daemon goes on, and the job's values are bit for bit those of a
+ * run without them.
  *
  * MODEL. A body is written field by field from the descriptor of its message: numbers, names and
  * lists that may be right, among them ids of jobs and shards of the fuzzer and of its neighbour.
- * Some bodies, and a few headers, are then changed in some bytes. A few connections take turns; each
- * begins with a job of its own, mostly, so that what is asked has something to act on. Answers are
- * looked at for their form.
+ * Some bodies, and a few headers, then get some bytes changed. A few connections take turns. Most
+ * of them begin with a job of their own, so that requests have something to act on. Answers are
+ * checked for their form.
  *
- * The neighbour is a process of its own. It makes its next step when it is told to, after an equal part of
- * the requests; requests go on until it has made it. So steps and requests are always mixed, and
- * how many steps there are does not depend on who is faster.
+ * The neighbour is a process of its own. It makes its next step when it is told to, after an equal
+ * share of the requests; requests go on until it has made that step. So steps and requests are
+ * always mixed, and the number of steps does not depend on relative speed.
  *
- * ZSHARD_ROUNDS: so many requests at least. ZSHARD_SEED draws others.
+ * ZSHARD_ROUNDS: at least this many requests. ZSHARD_SEED: another sequence.
  */
 #include "tests/integ/draw.h"
 #include "tests/integ/zinteg.h"
@@ -32,9 +32,9 @@
 #include "base/util.h"
 
 #define CLIENTS       8u
-#define REQUESTS      3000u /* where ZSHARD_ROUNDS says nothing */
-#define REQUESTS_STEP 150u  /* before the neighbour's next step */
-#define UNANSWERED    256u  /* of one connection: then it hangs up */
+#define REQUESTS      3000u /* without ZSHARD_ROUNDS */
+#define REQUESTS_STEP 150u  /* before each step of the neighbour */
+#define UNANSWERED    256u  /* of one connection; at this number it hangs up */
 #define BODY_MAX      2048u
 #define DEPTH_MAX     3u
 #define LIST_MAX      4u
@@ -42,7 +42,7 @@
 #define ELEMS         (4 * PAGE)
 #define UNITS         2u
 #define STAGING       (256u << 10)
-#define HOST_BYTES    (24u << 20) /* as the option says */
+#define HOST_BYTES    (24u << 20) /* the value of the option */
 
 static const char *const options[] = {
     "--host-bytes", "24M",         "--nvme-bytes", "32M", "--page-elems", "4096", "--ring-bytes",
@@ -51,7 +51,7 @@ static const char *const options[] = {
 
 /* ---- the neighbour */
 
-/* What parent and child share. */
+/* Shared by parent and child. */
 struct shared {
     uint64_t job, shards[UNITS];
     float values[UNITS][3][ELEMS]; /* masters and moments, after the last step */
@@ -99,8 +99,8 @@ static void neighbour_step(struct zi_rank *r, uint64_t step)
     assert_int_equal(zc_release(r->c, r->shards, UNITS), 0);
 }
 
-/* Trains: a step for each byte that comes, which is sent back. In a child, or without a socket (-1)
- * `steps` of them. */
+/* Trains. In a child, each byte that comes asks for a step and is sent back after it; without a
+ * socket (-1), it makes `steps` steps. */
 static void neighbour(const struct zi_daemon *d, struct shared *shared, int fd, uint64_t steps)
 {
     static const enum zc_what planes[] = { ZC_MASTER, ZC_EXP_AVG, ZC_EXP_AVG_SQ };
@@ -163,7 +163,7 @@ struct body {
     size_t len;
 };
 
-static const struct shared *others; /* whose ids are drawn, too */
+static const struct shared *others; /* its ids are drawn, too */
 static uint64_t own_job;            /* of the connection whose turn it is */
 
 static void put_byte(struct body *b, uint8_t byte)
@@ -202,7 +202,7 @@ static uint64_t draw_number(const char *field)
     return chance(70) ? all[draw(6)] : all[draw(ZB_COUNT(all))];
 }
 
-/* Nobody joins the neighbour: who may do so may also take it over, and it would end. */
+/* No client may join the neighbour's job: it could take it over, which would end the neighbour. */
 static const char *draw_name(unsigned method)
 {
     static const char *const names[] = { "f0", "f1", "f2", "f3",   "u0",
@@ -266,7 +266,7 @@ static void put_message(struct body *b, unsigned method, const ProtobufCMessageD
     }
 }
 
-/* Some bytes of it change, come or go. */
+/* Changes, inserts or removes some bytes. */
 static void damage(struct body *b)
 {
     for (uint64_t n = 1 + draw(3); n > 0; n--) {
@@ -289,7 +289,7 @@ static void damage(struct body *b)
         case 3:
             cut = zb_min_u64(cut, BODY_MAX - b->len);
             memmove(b->bytes + at + cut, b->bytes + at, b->len - at);
-            b->len += cut; /* what lies there comes twice */
+            b->len += cut; /* these bytes are repeated */
             break;
         }
     }
@@ -305,8 +305,8 @@ struct client {
 
 static uint64_t sent, answered, refused, hung_up, set_up;
 
-/* A job of its own, that can be trained; whatever of it is refused, since an earlier one of that name is
- * there, is left out. The host budget, which requests change, is set back first: an open waits for room. */
+/* Makes a job that can be trained. Refusals because an earlier job has its name are ignored. The
+ * host budget, which requests change, is restored first, because an open waits for room. */
 static void client_begin(struct client *c, const struct zi_daemon *d, unsigned number)
 {
     Zp__TierSet tier = ZP__TIER_SET__INIT;
@@ -360,7 +360,7 @@ static void client_begin(struct client *c, const struct zi_daemon *d, unsigned n
         set_up++;
 }
 
-/* Takes what has come: false, the daemon hung up. */
+/* Handles what has come; false: the daemon hung up. */
 static bool client_listen(struct client *c)
 {
     struct zb_err err = { 0 };
@@ -391,7 +391,7 @@ static bool client_listen(struct client *c)
     return rc == -EAGAIN;
 }
 
-/* All bytes, whatever the daemon says meanwhile: false, it hung up. */
+/* Sends all bytes, and handles what the daemon sends meanwhile; false: it hung up. */
 static bool client_say(struct client *c, const uint8_t *bytes, size_t len)
 {
     int fd = zp_stream_fd(c->raw.stream);
@@ -415,7 +415,7 @@ static bool client_say(struct client *c, const uint8_t *bytes, size_t len)
     return true;
 }
 
-/* One request of any kind. */
+/* Sends one request of any kind. */
 static void client_ask(struct client *c, const struct zi_daemon *d, unsigned number)
 {
     static struct body body;
@@ -460,7 +460,7 @@ static uint64_t number_of(const char *variable, uint64_t usual)
     return text ? strtoull(text, NULL, 10) : usual;
 }
 
-/* Requests, until there were so many and the neighbour has made its steps. */
+/* Sends requests, until there were enough and the neighbour has made its steps. */
 static void fuzz(const struct zi_daemon *d, int fd, uint64_t requests, uint64_t steps)
 {
     static struct client clients[CLIENTS];
@@ -505,7 +505,7 @@ static void a_neighbour_trains_on(void **state)
     pid = neighbour_start(&d, &shared[0], &fd);
     others = &shared[0];
     fuzz(&d, fd, requests, steps);
-    (void)close(fd); /* it ends */
+    (void)close(fd); /* the neighbour ends */
     assert_int_equal(waitpid(pid, &status, 0), pid);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
         fail_msg("the neighbour failed: status %x", (unsigned)status);

@@ -1,10 +1,10 @@
 /*
- * Parameters in the daemon's GPU memory: mapped by this process, and seen there as they are where
- * they live in host memory. The same training runs first in a daemon without a GPU. Then who holds
- * on to that memory, who cannot have it, and the device failing at each of its works.
+ * Parameters in the daemon's GPU memory, mapped by this process: they must be those of the same
+ * training in a daemon without a GPU, which runs first. Further tests: clients that keep that
+ * memory mapped, jobs that cannot have it, and a device that fails at each of its works.
  *
- * On the emulated GPU, or on what ZSHARD_GPU names: there without those tests that have a device
- * fail, or a process that was forked use it.
+ * On the emulated GPU, or on the one that ZSHARD_GPU names; the latter without the tests in which a
+ * device fails, or in which a forked process uses it.
  */
 #include "tests/integ/gpu_map.h"
 #include "tests/integ/saved.h"
@@ -27,8 +27,8 @@
 #define EMULATED "emulated:16M:::4K"
 
 static struct sv_dump want[STEPS + 1]; /* after each step */
-static uint64_t state_bytes;           /* of the job */
-static struct zk_gpu *device;          /* this process's */
+static uint64_t state_bytes;           /* bytes of the job's optimizer state */
+static struct zk_gpu *device;          /* this process's device */
 
 static bool emulated(void)
 {
@@ -42,7 +42,7 @@ static const char *gpu_name(void)
     return emulated() ? EMULATED : getenv("ZSHARD_GPU");
 }
 
-/* Enough for all of a job's state, too. A real one gives memory in units of 2 MiB. */
+/* Enough for all of a job's state, too. A real GPU allocates memory in units of 2 MiB. */
 static uint64_t gpu_size(void)
 {
     return UINT64_C(1) << (emulated() ? 23 : 26);
@@ -53,7 +53,7 @@ static const char *gpu_id(void)
     return zk_gpu_info(device)->id;
 }
 
-/* gpu NULL: without one. */
+/* gpu NULL: without a GPU. */
 static const char *const *options_with(const char *gpu, const char *gpu_bytes, const char *nvme)
 {
     static const char *options[OPTIONS];
@@ -77,14 +77,14 @@ static const char *const *options_usual(void)
     return options_with(gpu_name(), emulated() ? "8M" : "64M", NULL);
 }
 
-/* From here on jobs ask for the GPU, as ranks with such a device. */
+/* From here on, jobs ask for the GPU, as ranks with this device. */
 static void asks(enum zc_place param, const char *id)
 {
     sv_param = param;
     sv_device = id;
 }
 
-/* ---- what is mapped here */
+/* ---- mapped memory */
 
 static void peek(const struct zk_gpu_mem *mem, uint64_t at, void *to, uint64_t bytes)
 {
@@ -102,7 +102,7 @@ static void peek(const struct zk_gpu_mem *mem, uint64_t at, void *to, uint64_t b
         fail_msg("copy: %s", err.text);
 }
 
-/* Every shard as rank 0 fetches it, on the device, is what it was read to be. */
+/* Fetches every shard as rank 0, on the device, and compares it with the values that were read. */
 static void fetched_same(const char *when, struct sv_dump *was, struct zi_rank *ranks,
                          const struct zk_gpu_mem *mem, uint64_t version)
 {
@@ -137,7 +137,7 @@ static void step(struct zi_rank *ranks, const struct zk_gpu_mem *mem, uint64_t n
         fetched_same("a step", &want[number], ranks, mem, number);
 }
 
-/* ---- looking */
+/* ---- comparing */
 
 static void await_params(struct zc_client *c, uint64_t bytes)
 {
@@ -181,7 +181,7 @@ static int teardown(void **state)
 
 /* ---- the tests */
 
-/* What they have, without a step. */
+/* Commits the present state, without a step. */
 static void commit(struct zi_rank *ranks, uint64_t k)
 {
     struct zi_call call = ZI_CALL(&ranks[0]);
@@ -194,7 +194,8 @@ static void commit(struct zi_rank *ranks, uint64_t k)
         fail_msg("commit: %s", call.text);
 }
 
-/* Wherever the state is, and while it moves: parameters are on the GPU, and what they would be. */
+/* Wherever the state is, and while it moves, the parameters are on the GPU and have the expected
+ * values. */
 static void trained_there(void **state)
 {
     (void)state;
@@ -223,7 +224,7 @@ static void trained_there(void **state)
         await_state(c, ranks, mem, &k, state_bytes);
         step(ranks, mem, ++k, ZC_COMMIT_STEP);
         step(ranks, mem, ++k, ZC_COMMIT_NO);
-        /* its state leaves, they stay */
+        /* the state leaves the GPU, the parameters stay */
         assert_int_equal(zc_tier_set_wait(c, "gpu", zi_least(c, "gpu")), 0);
         assert_true(zi_least(c, "gpu") >= params);
         step(ranks, mem, ++k, ZC_COMMIT_NO);
@@ -232,7 +233,7 @@ static void trained_there(void **state)
         step(ranks, mem, ++k, ZC_COMMIT_NO);
         step(ranks, mem, ++k, ZC_COMMIT_STEP);
         zi_fsck_online(c);
-        /* back again, and a commit of its own */
+        /* the state returns, and is committed on request */
         assert_int_equal(zc_tier_set_wait(c, "gpu", gpu_size()), 0);
         step(ranks, mem, ++k, ZC_COMMIT_NO);
         await_state(c, ranks, mem, &k, state_bytes);
@@ -247,7 +248,7 @@ static void trained_there(void **state)
         sv_hang_up(ranks, 2);
         assert_int_equal(zi_fsck(&d), 0);
 
-        /* the commit comes back: there, and without a GPU */
+        /* the commit is loaded again: onto the GPU, and without one */
         zi_start_again(&d, options_usual());
         assert_int_equal(sv_attach(ranks, 2, &d, place, true, NULL), 0);
         assert_true(ranks[0].place.iterations == k && ranks[0].place.gpu_params == params);
@@ -272,7 +273,7 @@ static void trained_there(void **state)
 
 static struct zc_job_options fleeting(const char *name);
 
-/* A daemon that has no data files: all is in host memory, or there. */
+/* A daemon without data files: everything is in host memory or on the GPU. */
 static void without_data_files(void **state)
 {
     struct zc_job_options o;
@@ -311,8 +312,8 @@ static void without_data_files(void **state)
     asks(0, NULL);
 }
 
-/* Steps that begin early copy parameters up from the job's memory, whether its state ever goes
- * there or not: that memory is pinned when it is ready. */
+/* Steps that begin early copy parameters up from the job's memory, even if its state is never on
+ * the GPU: that memory is pinned when the job is ready. */
 static void pinned_for_early_steps(void **state)
 {
     struct zc_job_options o;
@@ -338,14 +339,14 @@ static void pinned_for_early_steps(void **state)
     assert_true(ranks[0].place.early && ranks[0].place.gpu_params > 0);
     gpu = zi_tier(c, "gpu");
     assert_int_equal(gpu.state, 0);
-    assert_string_not_equal(gpu.detail, before.detail); /* so much is pinned */
+    assert_string_not_equal(gpu.detail, before.detail); /* the row names the pinned memory */
     zc_close(c);
     zi_close(ranks, 2);
     zi_stop(&d);
     asks(0, NULL);
 }
 
-/* Another world: shards are put together from what was saved, and go up. */
+/* Another world: shards are assembled from the saved ones, and copied up. */
 static void cut_anew(void **state)
 {
     struct zi_rank ranks[3];
@@ -368,7 +369,7 @@ static void cut_anew(void **state)
     asks(0, NULL);
 }
 
-/* What a reader gets of the snapshot is what was committed then. */
+/* A reader of the snapshot gets the values that were committed then. */
 static void read_same(struct zc_client *c, const struct zc_snapshot_row *snapshot)
 {
     const struct sv_dump *was = &want[snapshot->iterations];
@@ -390,8 +391,8 @@ static void read_same(struct zc_client *c, const struct zc_snapshot_row *snapsho
     assert_int_equal(zc_reader_close_wait(c, reader.id), 0);
 }
 
-/* While a step runs: its state is sent away from the GPU or is to come there, what is saved is
- * named, read and scrubbed, and the memory is shared once more. */
+/* During a step: its state is moved from or to the GPU, saved data is snapshot, read and scrubbed,
+ * and the memory is shared once more. */
 static void amid_steps(void **state)
 {
     struct zi_rank ranks[2];
@@ -462,8 +463,9 @@ static void amid_steps(void **state)
     asks(0, NULL);
 }
 
-/* Why they are not there: where they live then, the job trains as ever. gpu NULL: the daemon has
- * none. room: what the tier has besides what is its own; 0: as usual. */
+/* Reasons for parameters not to be on the GPU: they are elsewhere then, and the job trains as
+ * usual. gpu NULL: the daemon has none. room: what the tier has in addition to its own needs; 0:
+ * the usual size. */
 static void not_there(const char *gpu, uint64_t room, const char *id, const char *why)
 {
     struct zi_rank ranks[2];
@@ -506,7 +508,7 @@ static void elsewhere(void **state)
         not_there("emulated:16M:::4K::0", 0, gpu_id(), "the emulated GPU shares no memory");
 }
 
-/* The device gives no memory, since others have it: the job is placed without. */
+/* The device has no free memory: the job is placed without it. */
 static void no_device_memory(void **state)
 {
     struct zi_rank ranks[2];
@@ -517,7 +519,7 @@ static void no_device_memory(void **state)
     if (!emulated())
         ztest_skip("the emulated GPU alone fails on request");
     asks(ZC_GPU, gpu_id());
-    zi_start(&d, options_with("emulated:16M::4:4K", "8M", NULL)); /* its lanes, and no more */
+    zi_start(&d, options_with("emulated:16M::4:4K", "8M", NULL)); /* enough for its lanes only */
     sv_open(ranks, 2, &d, 0);
     assert_int_equal(ranks[0].place.gpu_params, 0);
     assert_true(ranks[0].place.gpu_why[0] != '\0');
@@ -526,7 +528,7 @@ static void no_device_memory(void **state)
     sv_hang_up(ranks, 2);
     zi_end(&d);
 
-    /* nor for one that comes back from there, or from its commit */
+    /* the same for a job that is resumed from there, or from its commit */
     zi_start_again(&d, options_usual());
     assert_int_equal(sv_attach(ranks, 2, &d, 0, true, NULL), 0);
     assert_true(ranks[0].place.gpu_params > 0);
@@ -548,7 +550,7 @@ static void no_device_memory(void **state)
     asks(0, NULL);
 }
 
-/* A rank that cannot see them: a durable job is made again for it, any other refuses it. */
+/* A rank that cannot map them: a durable job is placed again for it, any other job refuses it. */
 static void ranks_without(void **state)
 {
     struct zc_job_options o;
@@ -559,7 +561,7 @@ static void ranks_without(void **state)
     asks(ZC_GPU, gpu_id());
     zi_start(&d, options_with(gpu_name(), emulated() ? "8M" : "64M", "64M"));
 
-    o = sv_job(0); /* peers say the same */
+    o = sv_job(0); /* peers use the same options */
     o.world = 2;
     assert_int_equal(zi_open(&ranks[0], &d, &o), 0);
     o.rank = 1;
@@ -612,7 +614,7 @@ static struct zc_job_options fleeting(const char *name)
     return o;
 }
 
-/* A rank is killed while it has them mapped: all of it comes back. */
+/* A rank is killed while it has them mapped: all of their memory becomes free. */
 static void killed_with_it(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -662,8 +664,8 @@ static void killed_with_it(void **state)
     asks(0, NULL);
 }
 
-/* The job is over, and a process (this one) has its parameters mapped still: they count, are named,
- * and nobody gets them until it lets go. */
+/* The job has ended, but a process (this one) still has its parameters mapped: the memory is
+ * counted and reported, and no job gets it until it is unmapped. */
 static void stranded(void **state)
 {
     struct zc_job_options o;
@@ -700,7 +702,7 @@ static void stranded(void **state)
     (void)snprintf(text, sizeof(text), "pids=%d ", (int)getpid());
     assert_non_null(strstr(zi_log_line(&d, "gpu-stranded"), text));
 
-    /* what is left is less than the next job's */
+    /* less is left than the next job needs */
     assert_int_equal(zc_tier_set_wait(c, "gpu", zi_least(c, "gpu") + params - 4096), 0);
     assert_true(zi_least(c, "gpu") == gpu.rings + params);
     o = fleeting("next");
@@ -721,12 +723,13 @@ static void stranded(void **state)
     mem = gpu_map(device, &b);
     zi_close(&b, 1);
     zc_close(c);
-    zi_stop(&d); /* it waits for nobody */
+    zi_stop(&d); /* the daemon does not wait for them */
     zk_gpu_free(mem);
     asks(0, NULL);
 }
 
-/* What is on its way back is waited for: a job that follows another has its parameters there. */
+/* Memory that is being released is waited for: a job that follows another has its parameters on the
+ * GPU. */
 static void one_after_the_other(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -751,7 +754,7 @@ static void one_after_the_other(void **state)
             assert_int_equal(zc_tier_set_wait(c, "gpu", zi_least(c, "gpu")), 0);
         }
         assert_int_equal(zi_tier(c, "gpu").params, params);
-        zc_close(rank.c); /* hangs up, and lets go a moment later */
+        zc_close(rank.c); /* hangs up, and unmaps a moment later */
         (void)poll(NULL, 0, (int)i * 10);
         zk_gpu_free(mem);
     }
@@ -760,8 +763,8 @@ static void one_after_the_other(void **state)
     asks(0, NULL);
 }
 
-/* True: a job whose parameters will not fit, whatever comes back, was placed before it was certain
- * that what is on its way back stays. */
+/* True: a job whose parameters cannot fit even with the memory that is being released was placed
+ * without waiting for that. */
 static bool placed_at_once(void)
 {
     static const struct zc_unit large = {
@@ -793,7 +796,7 @@ static void waits_for_no_miracle(void **state)
 
     (void)state;
     asks(ZC_GPU, gpu_id());
-    for (unsigned i = 0; i < 5 && !ever; i++) /* a slow machine is given some more */
+    for (unsigned i = 0; i < 5 && !ever; i++) /* a slow machine gets more attempts */
         ever = placed_at_once();
     assert_true(ever);
     asks(0, NULL);
@@ -810,8 +813,8 @@ static void share_close(struct zc_gpu_memory *memory)
     (void)close(memory->mark_fd);
 }
 
-/* Who asks for it when, and how often: what is given back is forgotten, and no rank can have the
- * daemon hold more and more of it. */
+/* Requests for the memory at various times, and many of them: released memory is forgotten, and no
+ * rank can make the daemon hold more and more of it. */
 static void asked_often(void **state)
 {
     struct zc_gpu_memory held[256], memory;
@@ -841,14 +844,14 @@ static void asked_often(void **state)
         assert_int_equal(share(&a, a.job.id, &memory), 0);
         share_close(&memory);
     }
-    assert_true(zi_files(&d) < fds + 16); /* it may be closing those of the last */
+    assert_true(zi_files(&d) < fds + 16); /* it may still be closing those of the last request */
 
     while (n < ZB_COUNT(held) && (rc = share(&a, a.job.id, &held[n])) == 0)
         n++;
     assert_int_equal(rc, -EBUSY);
     assert_true(n >= 2 && n <= 16);
-    assert_int_equal(share(&b, b.job.id, &memory), 0);           /* others' are others' */
-    assert_true(!emulated() || ftruncate(memory.mem_fd, 0) < 0); /* or the daemon dies of it */
+    assert_int_equal(share(&b, b.job.id, &memory), 0);           /* each job has its own limit */
+    assert_true(!emulated() || ftruncate(memory.mem_fd, 0) < 0); /* or the daemon dies */
     share_close(&memory);
     share_close(&held[--n]);
     assert_int_equal(share(&a, a.job.id, &held[n]), 0);
@@ -868,7 +871,7 @@ static void asked_often(void **state)
 
 /* ---- the device fails */
 
-/* Writes the parameters, and trains up to five steps: 0, or how it ended. *k: the last commit. */
+/* Writes the parameters, and makes up to five steps: 0, or the error. *k: the last commit. */
 static int run_try(struct zi_rank *ranks, struct zi_daemon *d, uint64_t *k, char *text, size_t size)
 {
     struct zc_stepped stepped[2];
@@ -898,7 +901,7 @@ static int run_try(struct zi_rank *ranks, struct zi_daemon *d, uint64_t *k, char
                                 .timeout_ms = 120000 };
         unsigned rank;
 
-        rc = sv_push_try(ranks, 2, number, &rank); /* it may have failed since */
+        rc = sv_push_try(ranks, 2, number, &rank); /* it may have failed meanwhile */
         if (rc < 0) {
             (void)snprintf(text, size, "%.500s", zc_error(ranks[rank].c));
             break;
@@ -910,14 +913,14 @@ static int run_try(struct zi_rank *ranks, struct zi_daemon *d, uint64_t *k, char
         if (rc == 0 && stepped[0].commit_code == 0)
             *k = number;
         if (number == 1)
-            (void)poll(NULL, 0, 20); /* its state goes up with the next */
+            (void)poll(NULL, 0, 20); /* its state is moved up in the next step */
     }
     (void)d;
     return rc;
 }
 
-/* The device fails at this work: the job is placed without it, or ends with a sentence that names
- * it; and resumes from its last commit, as does one that is on no GPU. */
+/* The device fails at this work. The job is placed without it, or ends with an error message that
+ * names it; then it resumes from its last commit, as does a job that uses no GPU. */
 static bool fail_at(unsigned works)
 {
     struct zi_rank ranks[2], e;
@@ -945,7 +948,7 @@ static bool fail_at(unsigned works)
     sv_dump_same("who has nothing there", &want[1], &e, 1);
     assert_int_equal(e.job_failed, 0);
     zi_close(&e, 1);
-    if (rc == 0) { /* it may fail yet */
+    if (rc == 0) { /* it may still fail */
         zi_end(&d);
         zi_start_again(&d, options_with(NULL, NULL, "48M"));
     }
@@ -977,7 +980,7 @@ static void the_device_fails(void **state)
         if (!fails && works > 1000)
             break;
     }
-    assert_true(failed > 0); /* or the numbers are about nothing */
+    assert_true(failed > 0); /* else the campaign tested nothing */
 }
 
 int main(void)

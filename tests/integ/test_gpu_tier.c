@@ -1,8 +1,8 @@
 /*
  * The GPU tier, on the emulated GPU: optimizer state moves between NVMe, host memory and the GPU
- * with the steps, and is stepped where it is. Whatever moves, a job holds the bytes of one that
- * never did: the same training runs first in a daemon without a GPU. And the GPU fails, at each of
- * its works in turn.
+ * with the steps, and is stepped where it is. Whatever moves, a job has the same bytes as one whose
+ * state never moved: the same training runs first in a daemon without a GPU. Then the GPU fails at
+ * each of its works in turn.
  */
 #include "tests/integ/saved.h"
 
@@ -23,7 +23,7 @@
 
 static struct sv_dump want[STEPS + 1]; /* after each step */
 
-/* The options of every test here, and a GPU of this name. */
+/* The options of every test here, with this GPU. */
 static const char *const *options_with(const char *gpu, const char *nvme)
 {
     static const char *options[OPTIONS];
@@ -42,14 +42,14 @@ static const char *const *options_with(const char *gpu, const char *nvme)
 
 #define EMULATED "emulated:16M:::4K"
 
-/* ---- looking */
+/* ---- checks */
 
 static uint64_t on_gpu(struct zc_client *c)
 {
     uint64_t gpu, nvme;
 
     zi_where(c, sv_name, &gpu, &nvme);
-    /* made before the state comes, freed after it */
+    /* allocated before the state comes, freed after it has left */
     assert_true(zi_job_row(c, sv_name).gpu_bytes >= gpu);
     return gpu;
 }
@@ -62,13 +62,13 @@ static void step(struct zi_rank *ranks, uint64_t number, enum zc_commit commit)
     sv_dump_same("a step", &want[number], ranks, 2);
 }
 
-/* Steps until all of its state is on the GPU: the number of the last. */
+/* Steps until all of its state is on the GPU; returns the number of the last step. */
 static uint64_t steps_until_up(struct zc_client *c, struct zi_rank *ranks, uint64_t number,
                                uint64_t all)
 {
     for (unsigned i = 0; on_gpu(c) < all; i++) {
         assert_true(number < STEPS && i < 4);
-        (void)poll(NULL, 0, 50); /* memory is made by a thread: not every step finds it */
+        (void)poll(NULL, 0, 50); /* a thread allocates memory: not every step finds it ready */
         number++;
         step(ranks, number, number % 2 ? ZC_COMMIT_NO : ZC_COMMIT_STEP);
     }
@@ -104,7 +104,8 @@ static int teardown(void **state)
 
 /* ---- the tests */
 
-/* All goes up, and its host memory comes back; down to NVMe, to host memory, and up again. */
+/* All state goes up to the GPU, and its host memory is freed; then down to NVMe, to host memory,
+ * and up again. */
 static void up_and_down(void **state)
 {
     struct zc_job_options o = sv_job(0);
@@ -133,7 +134,7 @@ static void up_and_down(void **state)
     step(ranks, ++k, ZC_COMMIT_NO);
     step(ranks, ++k, ZC_COMMIT_STEP);
 
-    /* no room for it in host memory, and then none on the GPU: it goes to NVMe */
+    /* no room in host memory, and then none on the GPU: the state goes to NVMe */
     assert_int_equal(zc_tier_set_wait(c, "host", zi_least(c, "host")), 0);
     low = zi_least(c, "gpu");
     assert_int_equal(low, zi_tier(c, "gpu").rings);
@@ -149,7 +150,7 @@ static void up_and_down(void **state)
     assert_true(up == 0 && nvme == state_bytes);
     zi_fsck_online(c);
 
-    /* half of it up, from NVMe; then some into host memory, so that it is in all three */
+    /* half of it goes up, from NVMe; then some into host memory, so that it is in all three */
     assert_int_equal(zc_tier_set_wait(c, "gpu", low + state_bytes / 2), 0);
     (void)poll(NULL, 0, 50);
     step(ranks, ++k, ZC_COMMIT_STEP);
@@ -164,7 +165,7 @@ static void up_and_down(void **state)
     assert_true(up > 0 && nvme > 0 && up + nvme < state_bytes);
     zi_fsck_online(c);
 
-    /* from the GPU into host memory, as far as that is there by then */
+    /* from the GPU into host memory, as much as is available by then */
     assert_int_equal(zc_tier_set_wait(c, "host", PLENTY), 0);
     assert_int_equal(zc_tier_set_wait(c, "gpu", low), 0);
     step(ranks, ++k, ZC_COMMIT_NO);
@@ -175,8 +176,8 @@ static void up_and_down(void **state)
     zi_stop(&d);
 }
 
-/* The daemon is killed: the last commit comes back, which had been on the GPU; with and without
- * one. */
+/* The daemon is killed: the last commit, whose state was on the GPU, is loaded again, with and
+ * without a GPU. */
 static void killed(void **state)
 {
     struct zc_job_options o = sv_job(0);
@@ -202,13 +203,13 @@ static void killed(void **state)
     sv_dump_same("after the kill", &want[k], ranks, 2);
     step(ranks, ++k, ZC_COMMIT_STEP);
     zi_close(ranks, 2);
-    zi_end(&d); /* commits */
+    zi_end(&d); /* this commits */
     zi_start_again(&d, options_with(EMULATED, NULL));
     assert_int_equal(sv_attach(ranks, 2, &d, 0, true, NULL), 0);
     assert_int_equal(ranks[0].place.iterations, k);
     c = zi_client(&d);
     k = steps_until_up(c, ranks, k, state_bytes);
-    sv_hang_up(ranks, 2); /* its ranks die: it keeps what it has, and is committed at the end */
+    sv_hang_up(ranks, 2); /* its ranks die: the daemon keeps the job, and commits it at the end */
     assert_int_equal(on_gpu(c), state_bytes);
     zc_close(c);
     zi_end(&d);
@@ -220,7 +221,7 @@ static void killed(void **state)
     zi_stop(&d);
 }
 
-/* State that is bound to memory keeps its home there, with and without an NVMe tier. */
+/* State that must be in memory keeps its place there, with and without an NVMe tier. */
 static void bound_to_memory(void **state)
 {
     for (unsigned i = 0; i < 2; i++) {
@@ -263,14 +264,14 @@ static void says(struct zc_client *c, const char *part)
         fail_msg("'%s' is not in '%s'", part, gpu.detail);
 }
 
-/* Host memory that pages are copied through is pinned: page buffers from the start, a job's when
- * its first state goes up, until it ends. Where it cannot be, that is said, and the bits are the
- * same. */
+/* Host memory that pages are copied through is pinned: page buffers from the start, a job's memory
+ * from when its first state goes up until the job ends. If it cannot be pinned, that is reported,
+ * and the results are the same. */
 static void host_memory_is_pinned(void **state)
 {
     static const struct {
         const char *name;
-        bool buffers, job; /* are pinned */
+        bool buffers, job; /* whether they are pinned */
     } rows[] = {
         { EMULATED, true, true },
         { "emulated:16M:::4K:1280K", true, false },
@@ -318,7 +319,7 @@ static void host_memory_is_pinned(void **state)
     }
 }
 
-/* Two jobs share the GPU; one ends, and the other has all of it. */
+/* Two jobs share the GPU; when one ends, the other gets all of it. */
 static void shared(void **state)
 {
     struct zc_job_options o = sv_job(0);
@@ -358,8 +359,8 @@ static void shared(void **state)
     zi_stop(&d);
 }
 
-/* Values that are written when the state is on the GPU go there: here each first moment becomes the
- * second. */
+/* Values that are written while the state is on the GPU go there: here each first moment becomes
+ * the second. */
 static void values_are_written(void **state)
 {
     struct zc_job_options o = sv_job(0);
@@ -401,7 +402,7 @@ static void values_are_written(void **state)
 
 /* ---- the device fails */
 
-/* One step; false: it failed, with the sentence of one of the ranks. */
+/* Makes one step; false: it failed, with the error message of one of the ranks. */
 static bool step_try(struct zi_rank *ranks, uint64_t number, char *text, size_t size)
 {
     struct zc_step step = { .step = number,
@@ -424,7 +425,7 @@ static bool step_try(struct zi_rank *ranks, uint64_t number, char *text, size_t 
     return rc == 0;
 }
 
-/* The device fails at this work: the job's last commit comes back, and it trains on without the
+/* The device fails at this work: the job resumes from its last commit, and trains on without the
  * GPU.
  */
 static void fail_at(unsigned works)
@@ -443,9 +444,9 @@ static void fail_at(unsigned works)
     for (; k <= 5 && !failed; k += !failed) {
         failed = !step_try(ranks, k, text, sizeof(text));
         if (k == 1)
-            (void)poll(NULL, 0, 20); /* it goes up with the next */
+            (void)poll(NULL, 0, 20); /* its state goes up with the next step */
     }
-    if (!failed) { /* or where nobody lost anything */
+    if (!failed) { /* or a failure that lost no data */
         sv_hang_up(ranks, 2);
         zc_close(c);
         zi_end(&d);
@@ -485,7 +486,7 @@ static void the_device_fails(void **state)
         fail_at(works);
 }
 
-/* A job that does not step hears of it, too; one that has nothing there does not notice. */
+/* A job that does not step is told, too; one without data on the GPU does not notice. */
 static void others_hear(void **state)
 {
     struct zc_job_options o = sv_job(0);
@@ -507,7 +508,7 @@ static void others_hear(void **state)
     o.keep = o.durable = false;
     zi_job(&e, 1, &d, &o, sv_units, SV_UNITS);
     sv_fill(&e, 1);
-    sv_step(&e, 1, 1, ZC_COMMIT_NO); /* nothing of it is there before its second */
+    sv_step(&e, 1, 1, ZC_COMMIT_NO); /* its state is not there before its second step */
     sv_name = "a";
     sv_open(a, 2, &d, 0);
     sv_name = "job";

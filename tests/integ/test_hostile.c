@@ -1,6 +1,6 @@
 /*
- * A client that keeps to the protocol and means harm, beside one that works: what the one costs
- * the daemon, and that the other one does not notice.
+ * A hostile client that keeps to the protocol, while another one works: what the hostile client
+ * costs the daemon, and that the other one does not notice it.
  */
 #include "tests/integ/refuse.h"
 
@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define IDS 1024u /* of a frame, at most */
+#define IDS 1024u /* in one frame, at most */
 
-/* Lines of the log that have this text. */
+/* The number of lines of the log that contain this text. */
 static unsigned log_lines(const struct zi_daemon *d, const char *text)
 {
     FILE *f = fopen(d->log, "re");
@@ -25,7 +25,7 @@ static unsigned log_lines(const struct zi_daemon *d, const char *text)
     return n;
 }
 
-/* A release of n unknown ids. */
+/* Releases n unknown ids. */
 static void release(struct zi_raw *r, size_t n)
 {
     static uint64_t ids[2 * IDS];
@@ -46,7 +46,7 @@ static void release(struct zi_raw *r, size_t n)
     free(bytes);
 }
 
-/* One line for each frame at most, few of them, and none of the others' time. */
+/* One line for each frame at most, only a few in all, and none of the others' time. */
 static void releases_of_unknown_ids(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -62,7 +62,7 @@ static void releases_of_unknown_ids(void **state)
         if (i % 20 == 0)
             zi_raw_alive(&good);
     }
-    zi_raw_alive(&bad); /* all of them were looked at */
+    zi_raw_alive(&bad); /* all of them have been handled */
     c = zi_client(&d);
     assert_int_equal(zi_counter(c, "releases_bad"), 200 * IDS);
     assert_true(zi_counter(c, "log_lines_dropped") > 100);
@@ -77,7 +77,7 @@ static void releases_of_unknown_ids(void **state)
     zi_stop(&d);
 }
 
-/* Who reconnects to be logged about has no more lines than who stays. */
+/* A client that reconnects gets no more log lines than one that stays. */
 static void garbage_without_end(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -100,7 +100,7 @@ static void garbage_without_end(void **state)
     zi_stop(&d);
 }
 
-/* A job of one shard with values, and a whole gradient. */
+/* Makes a job of one shard with values and a complete gradient. */
 static uint64_t one_shard(struct zi_raw *r, uint64_t *ret_shard)
 {
     Zp__JobOpen open = rf_open;
@@ -127,8 +127,8 @@ static uint64_t one_shard(struct zi_raw *r, uint64_t *ret_shard)
     return unit.job;
 }
 
-/* Fetches whose answers come to more than a connection may have, in front of the step that they wait
- * for: so many wait that the step is read, and the others are refused at once. */
+/* Fetches that wait for a step are sent before it, and their answers would exceed the limit of a
+ * connection. Only as many wait as leave room to read the step; the others are refused at once. */
 static void fetches_before_their_step(void **state)
 {
     enum { MANY = 130 };

@@ -1,6 +1,7 @@
 /*
- * Clients that make the daemon remember as much as they can: descriptions and notes without end. They
- * are refused with numbers, the daemon stays in its budget, and a neighbour's results are the same.
+ * Clients that make the daemon keep as much as they can: descriptions and notes without end. They
+ * are refused with numbers, the daemon stays within its budget, and a neighbour's results are the
+ * same.
  */
 #include "tests/integ/zinteg.h"
 
@@ -14,7 +15,7 @@
 #include "base/sysmem.h"
 
 #define HOST      (UINT64_C(64) << 20)
-#define BESIDE    (UINT64_C(128) << 20) /* what the daemon may have beside its budget */
+#define BESIDE    (UINT64_C(128) << 20) /* what the daemon may have in addition to its budget */
 #define ATTACKERS 3u
 #define TENSORS   (1u << 14)
 #define ELEMS     8192u
@@ -38,7 +39,7 @@ static float gradient(uint64_t element)
     return (float)(element % 31) / 31 - 0.5f;
 }
 
-/* A job that trains: its masters after STEPS steps. */
+/* A job that trains; returns its masters after STEPS steps. */
 static void neighbour(const struct zi_daemon *d, const char *name, float *ret)
 {
     static const struct zc_group groups[] = {
@@ -66,7 +67,7 @@ static void neighbour(const struct zi_daemon *d, const char *name, float *ret)
     zi_close(&r, 1);
 }
 
-/* Describes units until that is refused. */
+/* Describes units until one is refused. */
 static void describe_without_end(struct zi_rank *r, const struct zc_tensor *tensors)
 {
     struct zc_unit unit = { .name = "u",
@@ -111,7 +112,7 @@ static void what_is_remembered_stays_in_its_budget(void **state)
         assert_int_equal(zc_note_put_wait(r[i].c, r[i].job.id, true, note, sizeof(note)), 0);
     }
     assert_true(refused);
-    if (!SANITIZED) /* a sanitizer keeps memory of its own */
+    if (!SANITIZED) /* a sanitizer uses memory of its own */
         assert_in_range(zb_sysmem_resident((int)d.pid), 1, HOST + BESIDE);
     neighbour(&d, "attacked", attacked);
     assert_memory_equal(calm, attacked, sizeof(calm));

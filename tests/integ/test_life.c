@@ -1,5 +1,5 @@
 /*
- * Who dies, who leaves and who comes back: clients, kept jobs, the daemon.
+ * Processes that die, leave and return: clients, kept jobs, the daemon.
  */
 #include "tests/integ/zinteg.h"
 
@@ -18,7 +18,7 @@
 #define ELEMS   (8 * PAGE)
 #define STAGING (UNITS * ELEMS / 2 * (unsigned)sizeof(float))
 
-/* Parameters and state of the job below are on NVMe, but for the ring. */
+/* Parameters and state of the job below are on NVMe, except for the ring. */
 static const char *const options[] = {
     "--host-bytes", "16M",          "--nvme-bytes", "16M", "--page-elems", "4096", "--ring-bytes",
     "1M",           "--timeout-ms", "120000",       NULL
@@ -113,7 +113,7 @@ enum stage {
     CONNECTED,
     OPENED,
     DEFINED,
-    READY_ASKED, /* and another rank is not */
+    READY_ASKED, /* but another rank has not */
     READY,
     WRITING,
     WRITTEN,
@@ -122,8 +122,8 @@ enum stage {
     FETCHED,
     PUSHING,
     PUSHED,
-    STEPPING,   /* it may have begun */
-    STEP_ASKED, /* and another rank has not */
+    STEPPING,   /* the step may have begun */
+    STEP_ASKED, /* but another rank has not */
     STAGES
 };
 
@@ -132,7 +132,7 @@ static const char *const stage_names[STAGES] = {
     "reading",   "fetching", "fetched", "pushing",     "pushed", "stepping", "step asked",
 };
 
-/* In a process of its own, which ends by kill -9 at the stage, in the middle of what it does. */
+/* Runs in a process of its own, which ends by kill -9 at the stage, in the middle of its work. */
 static void die_at(const struct zi_daemon *d, enum stage stage)
 {
     bool alone = stage != READY_ASKED && stage != STEP_ASKED;
@@ -243,7 +243,7 @@ static void a_client_dies(void **state)
     zi_stop(&d);
 }
 
-/* The other rank hears of it at once, whatever it waits for; and then its job is over. */
+/* The other rank is told at once, whatever it waits for; then its job ends. */
 static void a_peer_dies(void **state)
 {
     static const enum stage waits[] = { READY_ASKED, FETCHED, STEP_ASKED };
@@ -284,7 +284,7 @@ static void a_peer_dies(void **state)
         zi_pump(r, 2, 20);
         assert_false(call.over);
         begun = zb_now_ns();
-        zc_close(r[1].c); /* as its death would: without a word */
+        zc_close(r[1].c); /* like its death: without closing the job */
         assert_int_equal(zi_await(r, 1, &call), -EOWNERDEAD);
         assert_true(zb_now_ns() - begun < ZI_SOON_NS);
         assert_says(call.text, "rank 1 of job 'job'");
@@ -303,7 +303,7 @@ static void a_peer_dies(void **state)
     }
 }
 
-/* Leaving in good order is no loss; but nobody steps without the one that left. */
+/* A rank that leaves in good order is not lost; but no step is made without it. */
 static void a_peer_leaves(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -317,7 +317,7 @@ static void a_peer_leaves(void **state)
     (void)state;
     zi_start(&d, options);
     host = zi_used(&d, "host");
-    o.world = 2; /* before the job is ready, a rank may go and come again */
+    o.world = 2; /* before the job is ready, a rank may leave and come again */
     for (o.rank = 0; o.rank < 2; o.rank++)
         assert_int_equal(zi_open(&r[o.rank], &d, &o), 0);
     assert_int_equal(zc_job_close_wait(r[1].c, r[1].job.id), 0);
@@ -389,11 +389,11 @@ static void a_kept_job(void **state)
     step_all(r, 2, 1);
     before = read_master(&r[1], 1);
     memcpy(ids, r[1].shards, sizeof(ids));
-    push(r, 2, 2); /* of a step that nobody makes */
+    push(r, 2, 2); /* for a step that is never made */
     assert_int_equal(jobs_named(&d, "job", &row), 1);
-    held = row.host_bytes; /* with the staging of both: a lost rank's goes back when it does */
+    held = row.host_bytes; /* with both ranks' staging; a lost rank's is freed */
 
-    /* one rank is lost, holding a pin: the job and its peer stay */
+    /* one rank is lost while it holds a pin: the job and its peer stay */
     assert_int_equal(zc_fetch_wait(r[1].c, &r[0].shards[0], 1, 1, 0, &view), 0);
     zc_close(r[1].c);
     for (unsigned waited = 0; r[0].peer_lost == 0; waited++) {
@@ -409,10 +409,10 @@ static void a_kept_job(void **state)
     assert_says(zc_error(c), "1 ranks attached");
     zc_close(c);
 
-    /* who comes back must fit */
+    /* a rank that rejoins must match the job */
     o.world = 2;
     o.rank = 1;
-    assert_int_equal(zi_open(&r[1], &d, &o), -EEXIST); /* not as a new one */
+    assert_int_equal(zi_open(&r[1], &d, &o), -EEXIST); /* not as a new rank */
     zc_close(r[1].c);
     o.attach = true;
     bad = o;
@@ -451,11 +451,11 @@ static void a_kept_job(void **state)
     free(before);
     free(after);
 
-    /* the half gradient is gone: it is pushed again, and not added twice */
+    /* the incomplete gradient is dropped: it is pushed again, and not added twice */
     push(r, 2, 2);
     step_all(r, 2, 2);
 
-    /* nobody is there, and it is still */
+    /* without any rank, the job is still there */
     assert_int_equal(zc_job_close_wait(r[0].c, r[0].job.id), 0);
     zc_close(r[0].c);
     zc_close(r[1].c);
@@ -498,7 +498,7 @@ static void assert_gone(struct zi_rank *r)
 
 enum end_at { IDLE, WITH_PINS, READY_WAITS, STEP_WAITS, STEP_DRAINS, STEP_RUNS, ENDS };
 
-/* Brings a job to where it is to be when the signal comes. */
+/* Brings a job to the state in which the signal is to arrive. */
 static void bring(struct zi_rank *r, const struct zi_daemon *d, enum end_at at,
                   struct zi_call *call, struct zc_stepped *stepped, struct zc_view *view)
 {
@@ -523,7 +523,7 @@ static void bring(struct zi_rank *r, const struct zi_daemon *d, enum end_at at,
         assert_int_equal(zc_step(r->c, r->job.id, &step, stepped, zi_done, call), 0);
     if (at == STEP_WAITS || at == STEP_DRAINS)
         zi_pump(r, 1, 10);
-    if (at == STEP_RUNS) /* sends it, and is gone */
+    if (at == STEP_RUNS) /* sends the request, and does not wait */
         (void)zc_poll(r->c, 0);
 }
 
@@ -555,7 +555,7 @@ static void sigterm(void **state)
             else if (call.rc != -ENOTCONN && call.rc != -ECANCELED)
                 fail_msg("case %u: the call ended with %d, %s", at, call.rc, call.text);
         }
-        if (at == WITH_PINS) /* what was pinned is void, and mapped until the handle is closed */
+        if (at == WITH_PINS) /* pinned data is void, but stays mapped until the handle is closed */
             (void)*(const volatile float *)view.data;
         zc_close(r[0].c);
         zc_close(r[1].c);
@@ -563,7 +563,8 @@ static void sigterm(void **state)
     }
 }
 
-/* The last bytes of a step are not lost in the end: a kept job is stepped, or not at all. */
+/* A step that is in progress when the daemon ends is not made by halves: a kept job is stepped, or
+ * not at all. */
 static void sigterm_in_the_middle_of_a_step(void **state)
 {
     static const char *const large[] = {
@@ -596,7 +597,7 @@ static void sigterm_in_the_middle_of_a_step(void **state)
         call = ZI_CALL(r);
         assert_int_equal(zc_step(r->c, r->job.id, &step, &stepped, zi_done, &call), 0);
         (void)zc_poll(r->c, 0);
-        (void)poll(NULL, 0, (int)(1 + 4 * n)); /* it has begun, and is not over */
+        (void)poll(NULL, 0, (int)(1 + 4 * n)); /* it has begun, but not ended */
         assert_false(call.over);
         zi_term(&d);
         (void)zi_await(r, 1, &call);
@@ -609,7 +610,7 @@ static void sigterm_in_the_middle_of_a_step(void **state)
         zc_close(r->c);
         zi_clean(&d);
     }
-    assert_int_equal(finished, 4); /* what has begun is finished, and said */
+    assert_int_equal(finished, 4); /* a step that has begun is finished, and answered */
 }
 
 static void sigkill(void **state)
@@ -635,7 +636,7 @@ static void sigkill(void **state)
             assert_true(*(const float *)view.data == value(0));
         zc_close(r[0].c);
         zc_close(r[1].c);
-        zi_start_again(&d, options); /* its socket and data directory are nobody's */
+        zi_start_again(&d, options); /* its socket and data directory are not in use */
         r[0] = r[1] = (struct zi_rank){ 0 };
         bring(r, &d, IDLE, &call, &stepped, &view);
         zi_close(r, 1);

@@ -19,9 +19,9 @@ PAGES = {"zshardd.8": "zshardd", "zshardd.conf.5": "zshardd", "zctl.1": "zctl", 
 def helped(page):
     text = subprocess.run([program(PAGES[page]), "--help"], stdin=subprocess.DEVNULL, check=True, text=True,
                           stdout=subprocess.PIPE, timeout=150).stdout
-    # What is a directory of the build is none of a reader's.
+    # Paths of the build mean nothing to a reader.
     text = text.replace(ROOT, "...")
-    if page == "zshardd.conf.5":  # options as they are named in the file
+    if page == "zshardd.conf.5":  # options as named in the file
         text = text[text.index("  --socket"):]
         text = re.sub(r"^  --([a-z0-9-]+)", lambda m: "  " + m[1].replace("-", "_") + " =", text, flags=re.M)
         text = text.replace("paths = DIR:DIR...      ", 'paths = {"DIR", ...}    ')

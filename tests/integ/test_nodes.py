@@ -108,8 +108,8 @@ def groups():
 # ---- the link
 
 LINKED = ["--batch", "8", "--width", "128", "--layers", "4"]
-STEPS = (2, 8)  # of two runs: what the longer has more
-HEADERS = 0.08  # of TCP in frames of 1,500 bytes: 4.6 %, what acknowledges them, and MPI's
+STEPS = (2, 8)  # of two runs, whose difference is compared
+HEADERS = 0.08  # TCP headers in frames of 1,500 bytes: 4.6 %; acknowledgements; and MPI's headers
 
 
 def moved(flags):
@@ -210,7 +210,7 @@ TESTS = {f.__name__: f for f in (losses_mpi, losses_tcp, groups, link, plans, pl
 if __name__ == "__main__":
     if not shutil.which("mpirun"):
         skip("there is no mpirun")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # who is told to end cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a process that is told to end cleans up
     try:
         with nodes:
             sys.exit(main(TESTS))

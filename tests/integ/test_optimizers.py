@@ -17,7 +17,7 @@ from harness import Daemon, check, main, program
 from resume import KeptRun, Reference
 
 STEPS = 12
-MODEL = ("--layers", "5", "--width", "64", "--micro-batch", "6") # more than the least budget of a daemon holds
+MODEL = ("--layers", "5", "--width", "64", "--micro-batch", "6") # more than the least budget holds
 PAGES = ["--page-elems", "8192", "--ring-bytes", "4K", "--nvme-bytes", "64M"]
 MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"), "lion": ("exp_avg",),
            "sgd": ("momentum_buffer",), "adagrad": ("sum",)}

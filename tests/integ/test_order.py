@@ -12,7 +12,7 @@ from harness import Daemon, check, main, skip
 from test_training import FEW, PAGES, Run, good
 
 MICROS = 4
-BOUND = {"fp32": 1e-5, "bf16": 1e-3}  # of sums in another order; bf16 rounds them before they are exchanged
+BOUND = {"fp32": 1e-5, "bf16": 1e-3}  # for sums in another order; bf16 rounds them before they are exchanged
 
 
 def run_of(what, flags, ranks, offload):
@@ -116,7 +116,7 @@ def checkpoints_of(where, order, ranks, host):
     for kept in ("none", "block", "host", "nvme"):
         name = f"{where}, {order}, {ranks} ranks, {kept}"
         with Daemon("--host-bytes", host, "--nvme-bytes", "64M", *PAGES) as d:
-            before = written(d)  # when it measured its data file
+            before = written(d)  # while it measured its data file
             run = good(Run(base + ["--checkpoint", kept], ranks, d.env(), steps=FEW), name)
             moved = written(d) - before
             check((moved > 0) == (kept == "nvme"), f"{name}: {moved} bytes were written to NVMe")

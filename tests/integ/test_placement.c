@@ -1,27 +1,28 @@
 /*
- * Where bytes live must not change them: random jobs on a real daemon, against plain arrays.
+ * Placement must not change any byte: random jobs on a real daemon are compared with plain arrays.
  *
- * MODEL. For each round a daemon with a random page size, I/O engine, threads and page buffers; on
- * it random jobs (any optimizer and moments; units of odd sizes, any dtypes, tensors in several
- * groups, frozen ones) of one to three ranks, each a client of this process, with a host limit
- * between the least that the daemon admits and everything. The same calls are made on arrays of
- * whole units, through zk_page.h with the reference kernels, as if nothing were cut into shards and
- * pages. What the daemon hands out must be the same bytes, whenever it is looked at.
+ * MODEL. Each round has a daemon with a random page size, I/O engine, threads and page buffers. On
+ * it run random jobs (any optimizer and moments; units of odd sizes, any dtypes, tensors in several
+ * groups, frozen ones) of one to three ranks. Each rank is a client of this process, and the host
+ * limit is between the least that the daemon admits and everything. The same calls are made on
+ * arrays of whole units, through zk_page.h with the reference kernels, as if nothing were cut into
+ * shards and pages. Whatever the daemon returns must be the same bytes at any time.
  *
- * Everything is asynchronous. A rank's operations are started in a random order and as many as its
- * staging takes; what an operation must see is decided when it is started. Between two steps:
+ * Everything is asynchronous. A rank's operations are started in a random order, as many as its
+ * staging has room for. The expected result of an operation is fixed when it is started. Between
+ * two steps:
  *
  *     TRAIN ---> ASK ---> BEHIND ---> TRAIN
  *
- *     TRAIN   pushes in parts and micro-steps, fetches, releases, reads, now and then new initial
+ *     TRAIN   pushes in parts and micro-steps, fetches, releases, reads, sometimes new initial
  *             values; until every gradient is complete
  *     ASK     norms are compared; ranks ask for the step (or skip), some while others still hold
- *             pins of the old version: their bytes must not move
+ *             pins of the old version: their bytes must not change
  *     BEHIND  fetches of the next version are sent before the step is answered
  *
- * WHAT MAY BE PINNED. A rank's streamed shards of one size have three places; the test stays below,
- * so every fetch must succeed, but for those that are made to fail (PRESS): they exceed it on
- * purpose, with a short deadline.
+ * PINS. A rank has three places for its streamed shards of one size. The test pins no more than
+ * that, so every fetch must succeed. Only fetches that are meant to fail (PRESS) exceed it, with a
+ * short deadline.
  *
  * The seed is printed: ZSHARD_SEED=... repeats a run; ZSHARD_ROUNDS=... makes it longer.
  */
@@ -51,7 +52,7 @@
 #define SHARDS_FETCH 4u
 #define SEED_DEFAULT UINT64_C(20260715)
 
-/* fp32, bf16 or fp16, by their numbers. */
+/* fp32, bf16 or fp16, as the value of its enum. */
 static unsigned draw_dtype(void)
 {
     return 1 + (unsigned)draw(ZB_DTYPE_END - 1);
@@ -83,8 +84,8 @@ struct shard {
     unsigned written; /* parts of initial values in flight; see TRAIN */
     bool live;
     uint64_t write_next;
-    unsigned micros, micro;                /* micro-steps of this step, and the one that is next */
-    uint64_t next;                         /* element of it that is next */
+    unsigned micros, micro;                /* micro-steps of this step; the next one */
+    uint64_t next;                         /* the next element of that micro-step */
     unsigned pushes, reads, fetches, pins; /* in flight, or held */
     struct zk_xsum sum;
     uint64_t nonfinite;
@@ -101,7 +102,7 @@ struct op {
     uint64_t ids[SHARDS_FETCH];
     unsigned n;
     struct zc_view views[SHARDS_FETCH];
-    uint64_t version; /* of a FETCH: the least */
+    uint64_t version; /* of a FETCH: the least version */
     bool press;       /* may time out */
     uint8_t *want;    /* of a READ */
     size_t want_bytes;
@@ -119,7 +120,7 @@ struct job {
     uint64_t page;
     char name[16];
     unsigned world, ngroups, nunits, nshards, nslots;
-    bool keep, alike; /* alike: units of one size, which are in each other's way */
+    bool keep, alike; /* alike: all units have one size, so that they compete for places */
     uint64_t slot_elems;
     struct zc_job_options options;
     struct unit units[UNITS_MAX];
@@ -127,7 +128,7 @@ struct job {
     struct zi_rank ranks[WORLD_MAX];
     bool slots[WORLD_MAX][SLOTS_MAX]; /* in use */
     struct op op[OPS_MAX];
-    unsigned nops, nfetches; /* in flight; those of them that are fetches */
+    unsigned nops, nfetches; /* in flight; and how many of these are fetches */
     unsigned wanted;         /* shards that are being fetched */
     struct pin pins[PINS_MAX];
     unsigned npins;
@@ -145,7 +146,7 @@ static uint8_t *plane_at(uint8_t *plane, const struct unit *u, enum zb_plane whi
     return plane ? plane + zb_blocks_bytes(u->layout.block_bytes[which], elem) : NULL;
 }
 
-/* Elements of a shard as a page of the model: a unit's state is one long page. */
+/* Elements of a shard as a page of the model, where a unit's state is one long page. */
 static struct zk_page model_page(struct job *j, const struct shard *s, uint64_t first,
                                  uint64_t count)
 {
@@ -171,7 +172,7 @@ static void draw_tensors(struct job *j, struct unit *u)
 
         at += chance(30) ? draw(2000) : 0; /* elements of no tensor are never stepped */
         if (at >= u->def.elems && u->def.ntensors == 0)
-            at = 0; /* there must be one */
+            at = 0; /* a unit must have at least one */
         if (at >= u->def.elems)
             break;
         left = u->def.elems - at;
@@ -211,7 +212,7 @@ static void draw_unit(struct job *j, unsigned index)
     case 3:
         u->def.elems = 1 + draw(6 * j->page);
         break;
-    default: /* as large as the one before: places of one size are shared */
+    default: /* as large as the one before, so that they share places of one size */
         u->def.elems = index > 0 ? j->units[index - 1].def.elems : 1 + draw(8 * j->page);
         break;
     }
@@ -252,7 +253,7 @@ static void draw_shards(struct job *j)
         }
 }
 
-/* ---- opening: the least that the daemon names is enough, and 4096 less is not */
+/* ---- opening: the least that the daemon reports is enough, and 4096 less is not */
 
 static void job_define(struct job *j, unsigned rank)
 {
@@ -270,7 +271,7 @@ static void job_define(struct job *j, unsigned rank)
     }
 }
 
-/* Opens with this limit: 0; or -ENOSPC, and *ret_least is what the sentence names. */
+/* Opens with this limit: 0; or -ENOSPC, and *ret_least is what the error message names. */
 static int job_try(struct job *j, uint64_t limit, uint64_t *ret_least)
 {
     static const char mark[] = "the smallest host_bytes_max that would work is ";
@@ -296,8 +297,8 @@ static int job_try(struct job *j, uint64_t limit, uint64_t *ret_least)
     return rc;
 }
 
-/* The tiers' accounts are those of the reply; gradients are all there, once, and where they must be
- * in memory they are. */
+/* The tiers' accounts must be those of the reply. Gradients must be complete, counted once, and in
+ * memory where they have to be. */
 static void job_account(struct job *j, uint64_t idle_host, uint64_t idle_nvme)
 {
     const struct zc_placement *place = &j->ranks[0].place;
@@ -393,7 +394,7 @@ static void started(struct job *j, const struct op *op, int rc)
         fail_msg("operation %d: %d, %s", op->kind, rc, zc_error(j->ranks[op->rank].c));
 }
 
-/* A part of what is left of a shard from `next` on, that fits a slot. */
+/* A part that fits a slot, of a shard's elements from `next` on. */
 static uint64_t draw_part(struct job *j, const struct shard *s, uint64_t next)
 {
     uint64_t pages = j->slot_elems / j->page, part = (1 + draw(pages)) * j->page;
@@ -421,7 +422,7 @@ static bool start_write(struct job *j, struct shard *s)
     staged = slot_at(j, s->rank, (unsigned)slot);
     for (uint64_t i = 0; i < count; i++)
         staged[i] = page.first + i < u->def.elems ? draw_float(1) : 0;
-    if (j->iterations > 0) /* trained: moments stay */
+    if (j->iterations > 0) /* a trained job's moments stay */
         zk_page_set(j->ops, &u->layout, &page, ZK_MASTER, staged);
     else
         zk_page_init(j->ops, &u->layout, &page, staged);
@@ -447,7 +448,7 @@ static void write_again(struct job *j, struct shard *s)
     s->live = true;
 }
 
-/* The other version's buffer is as the present one. */
+/* Copies the present version to the other version's buffer. */
 static void param_copy(struct job *j)
 {
     for (unsigned u = 0; u < j->nunits; u++) {
@@ -519,7 +520,8 @@ static bool start_push(struct job *j, struct shard *s)
     return true;
 }
 
-/* Any rank reads anything, but a gradient only its owner, whose pushes are in line with it. */
+/* Any rank reads anything, except that only its owner reads a gradient, in order with its own
+ * pushes. */
 static bool start_read(struct job *j, struct shard *s)
 {
     struct unit *u = unit_of(j, s);
@@ -553,19 +555,19 @@ static bool start_read(struct job *j, struct shard *s)
     return true;
 }
 
-/* The first `count` elements of a shard's parameters, as they lie in the arena. */
+/* Bytes of the first `count` elements of a shard's parameters, as they are in the arena. */
 static uint64_t param_bytes(struct job *j, const struct shard *s, uint64_t count)
 {
     return zb_plane_bytes(unit_of(j, s)->layout.block_bytes[ZB_PARAM], j->page, count);
 }
 
-/* Would they, streamed, have their places in the ring in common? */
+/* Whether the two shards, if streamed, share their places in the ring. */
 static bool ring_same(struct job *j, const struct shard *s, const struct shard *t)
 {
     return s->rank == t->rank && param_bytes(j, s, s->count) == param_bytes(j, t, t->count);
 }
 
-/* Shards of those that are pinned or wanted, and are not this one. */
+/* The number of other shards that share them and are pinned or wanted. */
 static unsigned ring_others(struct job *j, const struct shard *s)
 {
     unsigned n = 0;
@@ -578,7 +580,7 @@ static unsigned ring_others(struct job *j, const struct shard *s)
     return n;
 }
 
-/* press: more than fits, on purpose. */
+/* press: more than fits, deliberately. */
 static bool start_fetch(struct job *j, uint64_t version, bool press)
 {
     unsigned rank = (unsigned)draw(j->world);
@@ -613,7 +615,7 @@ static bool start_fetch(struct job *j, uint64_t version, bool press)
     return true;
 }
 
-/* What a rank sees in the arena is the model's, at the version that it was told. */
+/* What a rank sees in the arena must be the model's, at the version that it was told. */
 static void pin_check(struct job *j, const struct pin *p)
 {
     struct unit *u = unit_of(j, p->shard);
@@ -704,14 +706,13 @@ static void release(struct job *j, unsigned i)
 {
     struct pin *p = &j->pins[i];
 
-    pin_check(j, p); /* and nobody has touched it meanwhile */
+    pin_check(j, p); /* the bytes have not changed meanwhile */
     assert_int_equal(zc_release(j->ranks[p->rank].c, &p->shard->id, 1), 0);
     p->shard->pins--;
     *p = j->pins[--j->npins];
 }
 
-/* Waits until nothing is in flight, or nothing but fetches. Those may need pins to be given back.
- */
+/* Waits until nothing is in flight, or only fetches, which may need pins to be released. */
 static void settle(struct job *j, bool but_fetches)
 {
     uint64_t until = zb_now_ns() + ZI_SOON_NS;
@@ -725,7 +726,7 @@ static void settle(struct job *j, bool but_fetches)
     }
 }
 
-/* Gives back every pin; then nothing is in progress in the daemon, whatever timed out before. */
+/* Releases every pin. Then nothing is in progress in the daemon, whatever timed out before. */
 static void let_go(struct job *j)
 {
     uint64_t until = zb_now_ns() + ZI_SOON_NS, busy;
@@ -800,7 +801,7 @@ static void train(struct job *j)
         if (n % 16 == 0)
             zi_pump(j->ranks, j->world, 0);
     }
-    if (chance(30)) { /* new initial values of a shard that nobody looks at */
+    if (chance(30)) { /* new initial values of a shard that is not pinned or being read */
         struct shard *s = draw_shard(j);
 
         settle(j, false);
@@ -827,7 +828,7 @@ static void check_norms(struct job *j)
     }
 }
 
-/* The model makes the step at once. */
+/* Makes the model's step at once. */
 static void model_step(struct job *j, const struct zc_step *step)
 {
     struct zk_scalars by_group[GROUPS_MAX];
@@ -890,7 +891,7 @@ static void step(struct job *j)
     unsigned asked = 0, behind = 0;
 
     train(j);
-    settle(j, true); /* no push may be in flight when a rank asks; a fetch may */
+    settle(j, true); /* no push may be in flight when a rank asks; fetches may */
     check_norms(j);
     for (unsigned g = 0; g < j->ngroups; g++)
         groups[g] = draw_group();
@@ -912,7 +913,7 @@ static void step(struct job *j)
     if (!skip)
         model_step(j, &step);
     j->iterations++;
-    for (;;) { /* who holds pins of the old version keeps the step waiting, unharmed */
+    for (;;) { /* ranks that hold pins of the old version delay the step; the pinned bytes stay */
         bool over = true;
 
         for (unsigned r = 0; r < j->world; r++)
@@ -935,9 +936,9 @@ static void step(struct job *j)
     j->skips += skip;
 }
 
-/* ---- the whole */
+/* ---- the test */
 
-/* Every byte of every shard, by reading. */
+/* Reads and compares every byte of every shard. */
 static void check_all(struct job *j)
 {
     for (unsigned i = 0; i < j->nshards; i++) {
@@ -969,7 +970,7 @@ static void check_all(struct job *j)
     }
 }
 
-/* Everybody leaves a kept job, in order or not, and comes back. */
+/* All ranks leave a kept job, in good order or not, and come back. */
 static void leave_and_return(struct job *j)
 {
     uint64_t ids[UNITS_MAX * WORLD_MAX];
@@ -988,7 +989,7 @@ static void leave_and_return(struct job *j)
         int rc;
 
         j->options.rank = r;
-        /* until its loss was noticed, and its staging is back */
+        /* until the daemon has noticed the loss, and freed the staging */
         for (unsigned waited = 0;; waited++) {
             rc = zi_open(&j->ranks[r], j->d, &j->options);
             if ((rc != -EBUSY && rc != -ENOSPC) || waited > 200)

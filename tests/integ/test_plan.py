@@ -16,7 +16,7 @@ import tempfile
 from harness import (SANITIZED, DEADLINE, Daemon, check, main, mpi_env, program, ranks_command,
                      wait_until)
 
-STEPS = 6  # the first has not the prefetch of those behind it, nor what is cached
+STEPS = 6  # the first one has neither the prefetch of the later ones, nor cached shards
 PAGES = ["--page-elems", "65536"]
 MODELS = {  # layers, width
     "small": (4, 128),
@@ -24,8 +24,8 @@ MODELS = {  # layers, width
     "large": (9, 320),
 }
 NVME = "1G"
-# What a daemon has of its own for any job: lists of pages, operations, and what its threads' malloc keeps
-# of them, which depends on who ran what (364 KiB were seen, with all gradients on NVMe).
+# A daemon's own memory for any job: lists of pages, operations, and what its threads' malloc keeps of
+# them, which depends on the order of work (364 KiB were seen, with all gradients on NVMe).
 OWN = 512 << 10
 
 
@@ -132,7 +132,7 @@ def held(d, name, words, begin, flags, seen=lambda: None):
     seen(): what else is to be looked at while it trains. Returns the plan."""
     durable = "--keep" in flags
     words += ["--durable", "--commit-every", flags[-1]] if durable else []
-    # whether steps may begin early is the trainer's wish, which is not seen from outside
+    # whether steps may begin early is up to the trainer, and not visible from outside
     plans = [plan(d, *words), plan(d, *words, "--early")]
     check(plans[0]["node"]["drive_read"] > 0, f"{name}: the daemon measures its drive")
     idle = process_bytes(d.process.pid)
@@ -170,7 +170,7 @@ def held(d, name, words, begin, flags, seen=lambda: None):
     if not SANITIZED:
         untouched = 0 if step["nvme_read_bytes"] > 0 else host_want["buffers"]
         near(f"{name}: memory of the daemon", memory, host_want["used"] - untouched, slack=OWN)
-    if durable:  # over steps that committed as often as was planned
+    if durable:  # over a number of steps with the planned number of commits
         every = int(flags[-1])
         whole = end[-1]["step"] // every * every
         steps = [s for s in end if whole - every < s["step"] <= whole]

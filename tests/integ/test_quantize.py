@@ -16,7 +16,7 @@ from harness import Daemon, check, main, skip
 from test_training import PAGES, Run
 
 STEPS = 200
-LAST = 20  # whose mean is the loss: batches are small, and one step's loss is mostly its batch's luck
+LAST = 20  # losses to average: batches are small, and one step's loss mostly depends on its batch
 GROUP = 256  # elements that share a scale
 FLAG = "--quantize-gather"
 

@@ -11,7 +11,7 @@ import tempfile
 from harness import BUILD, check, program
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BEFORE = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"  # where a line fails, the daemon ends, too
+BEFORE = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"  # if a line fails, the daemon ends, too
 AFTER = """
 build/bin/zctl --json jobs >jobs
 kill %1
@@ -28,7 +28,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.symlink(BUILD, os.path.join(folder, "build"))
         script = BEFORE + rest.replace("/tmp/", folder + "/").replace("--steps 100", "--steps 2") + AFTER
-        script = script.replace("build/bin/zshardd ", "sleep 5 && exec build/bin/zshardd ", 1)  # who does not wait fails
+        script = script.replace("build/bin/zshardd ", "sleep 5 && exec build/bin/zshardd ", 1)  # not waiting fails
         check("--steps 2 " in script and "sleep 5" in script and program("zctl"), script)
         env = {k: v for k, v in os.environ.items() if k not in ("ZSHARD_SOCKET", "OMPI_ALLOW_RUN_AS_ROOT")}
         done = subprocess.run(["bash", "-e", "-c", script], cwd=folder, text=True, stdout=subprocess.PIPE,

@@ -1,10 +1,11 @@
 /*
- * Every optimizer and form of moments, cut anew: a durable job is begun by some ranks with pages of
- * one size, killed, gone on with by others with pages of another size, from the data file, then by
- * yet others from the memory of the daemon. What it holds in the end is what the same steps of one
- * rank make in one life, all resident, every byte of every plane: reduced moments too, whose
- * rounding follows an element and not its page. Pages of 8-bit moments, and of a frozen unit that
- * is quantized, end with zeros, which are in the way when pages move.
+ * Every optimizer and form of moments, with shards that are cut again. A durable job is begun by
+ * some ranks with one page size and killed. Other ranks resume it with another page size, from the
+ * data file, then yet others from the memory of the daemon. The result must be that of one rank
+ * which makes the same steps in one life, with everything resident: every byte of every plane. This
+ * includes reduced moments, whose rounding depends on the element and not on its page. Pages of
+ * 8-bit moments and of a quantized frozen unit end with zeros, which must not end up inside other
+ * pages.
  */
 #include "tests/integ/saved.h"
 
@@ -17,7 +18,7 @@
 
 #define BLOCK 4096u
 
-/* Every dtype; the first and the last begin and end within pages of every size. */
+/* Every dtype; the first and the last begin and end inside pages, for every page size. */
 static const struct zc_tensor frozen[] = {
     { "frozen", 0, 1, { 13 * BLOCK - 5 }, ZC_GROUP_FROZEN },
 };
@@ -51,7 +52,7 @@ static void steps(struct zi_rank *ranks, unsigned world, uint64_t first, uint64_
         sv_step(ranks, world, k, k == 3 ? ZC_COMMIT_STEP : ZC_COMMIT_NO);
 }
 
-/* What nothing happens to. */
+/* The undisturbed run. */
 static void reference(struct sv_dump *ret)
 {
     struct zi_daemon d = { 0 };
@@ -65,7 +66,7 @@ static void reference(struct sv_dump *ret)
     zi_stop(&d);
 }
 
-/* Whoever comes with another optimizer, or other moments, is told so, and cuts nobody off. */
+/* Ranks with another optimizer, or other moments, are refused, and disconnect nobody. */
 static void refused(const struct zi_daemon *d, unsigned place, unsigned world)
 {
     for (unsigned what = 0; what < 2; what++) {
@@ -123,7 +124,7 @@ static void cut_anew(unsigned n, unsigned place)
     sv_dump_same("from memory", &at, ranks, last.world);
     steps(ranks, last.world, 6, 6);
     sv_dump_same("in the end", &want, ranks, last.world);
-    for (unsigned w = 0; w < 3; w++) /* steps do change what is compared */
+    for (unsigned w = 0; w < 3; w++) /* steps do change the compared values */
         assert_memory_not_equal(at.values[4][w], want.values[4][w], BLOCK);
     zi_close(ranks, last.world);
     zi_end(&d);

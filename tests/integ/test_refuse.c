@@ -1,5 +1,6 @@
 /*
- * What a real daemon refuses (refuse.h) of any client: frames, what is beyond its limits, another user.
+ * What a real daemon refuses (refuse.h) from any client: frames, requests beyond its limits,
+ * another user.
  */
 #include "tests/integ/refuse.h"
 
@@ -19,9 +20,9 @@
 
 enum end {
     ANSWERED, /* with `code`, and the connection goes on */
-    LAST,     /* with `code`, and the daemon hangs up */
+    LAST,     /* with `code`, then the daemon hangs up */
     HANGS_UP, /* at once */
-    SILENT,   /* nothing comes, and the connection goes on */
+    SILENT,   /* there is no answer, and the connection goes on */
 };
 
 /* clang-format off */
@@ -41,9 +42,9 @@ static const struct {
     struct zp_frame frame;
     const char *body;
     int code;
-    const char *part; /* of the sentence */
+    const char *part; /* of the error message */
     unsigned fds;     /* descriptors that come with it */
-    size_t cut;       /* bytes of the whole that are sent; 0: all */
+    size_t cut;       /* bytes of it that are sent; 0: all */
     const char *raw;  /* instead of a frame */
 } frame_cases[] = {
     { "garbage", false, HANGS_UP, .raw = "GET / HTTP/1.1\r\nHost: here\r\n\r\n" },
@@ -172,7 +173,7 @@ static void limits(void **state)
                                            "4096",
                                            NULL };
     struct zi_daemon d = { 0 };
-    struct zi_raw a, b, c, e, admin[4]; /* ZSD_ADMIN_PLACES: this user is the daemon's own */
+    struct zi_raw a, b, c, e, admin[4]; /* ZSD_ADMIN_PLACES, for the daemon's own user */
     Zp__JobOpen q = rf_open;
     Zp__Hello hello = ZP__HELLO__INIT;
 
@@ -212,7 +213,7 @@ static void limits(void **state)
 
 #define TENSORS_MAX (1u << 18) /* of a job: daemon/job/job.h */
 
-/* A job takes so many tensors and no more, over all of its units. The descriptions of so many need a
+/* The number of a job's tensors is limited, over all of its units. Descriptions of that many need a
  * part of a larger host_bytes. */
 static void tensors_without_end(void **state)
 {
@@ -248,7 +249,7 @@ static void tensors_without_end(void **state)
 
 /* ---- another user's job */
 
-/* Of another user's job a client is told what it is told of a name that nobody has. */
+/* A client gets the same answer for another user's job as for a name that is not in use. */
 static bool same_as_nothing(struct zc_client *c, const struct zc_job_options *options)
 {
     static const char *const names[] = { "mine", "none" };
@@ -277,7 +278,7 @@ static bool same_as_nothing(struct zc_client *c, const struct zc_job_options *op
     return true;
 }
 
-/* In a process of another user: its exit status. */
+/* Runs in a process of another user; returns its exit status. */
 static int stranger(const struct zi_daemon *d)
 {
     static const struct zc_unit unit = {
@@ -303,7 +304,7 @@ static int stranger(const struct zi_daemon *d)
     } while (0)
     CHECK(zc_open(&c, &options) == 0);
     CHECK(same_as_nothing(c, &o));
-    CHECK(zc_jobs_wait(c, NULL, &jobs, &n) == 0 && n == 0); /* it does not even see it */
+    CHECK(zc_jobs_wait(c, NULL, &jobs, &n) == 0 && n == 0); /* it does not even see the job */
     zc_rows_free(jobs);
     CHECK(zc_list_wait(c, NULL, &shards, &n) == 0 && n == 0);
     zc_rows_free(shards);
@@ -361,7 +362,7 @@ static void another_user(void **state)
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
-    c = zi_client(&d); /* root sees and ends both */
+    c = zi_client(&d); /* root sees and destroys both */
     assert_int_equal(zc_jobs_wait(c, NULL, &jobs, &n), 0);
     assert_int_equal(n, 2);
     assert_string_equal(jobs[1].name, "theirs");
@@ -374,7 +375,7 @@ static void another_user(void **state)
     zi_stop(&d);
 }
 
-/* Without a group, the file's mode keeps others out. */
+/* Without a group, the file mode keeps others out. */
 static void a_socket_of_ours_only(void **state)
 {
     struct zi_daemon d = { 0 };

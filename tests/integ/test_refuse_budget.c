@@ -1,5 +1,6 @@
 /*
- * What a real daemon refuses (refuse.h) for lack of room: the sentence names the smallest that would work.
+ * What a real daemon refuses (refuse.h) for lack of room: the error message names the smallest size
+ * that would work.
  */
 #include "tests/integ/refuse.h"
 
@@ -64,7 +65,7 @@ static struct zc_unit budget_unit(const struct budget_case *c, unsigned i)
     return (struct zc_unit){ i, names[i], c->elems, c->dtype, ZC_F32, false, false, NULL, 0 };
 }
 
-/* Opens the job under a daemon with this budget: the rc of open or ready, and why. */
+/* Opens the job in a daemon with this budget: the rc of open or ready, and the reason. */
 static int budget_try(const struct budget_case *c, const char *host, char *text, size_t size)
 {
     char page[16];
@@ -114,7 +115,7 @@ static int budget_try(const struct budget_case *c, const char *host, char *text,
         assert_int_equal(zi_log_line(&d, "warn grads-on-nvme") != NULL, goes);
     }
     zi_close(&r, 1);
-    (void)zi_await_used(&d, used, 0); /* and nothing of it is held */
+    (void)zi_await_used(&d, used, 0); /* and nothing of the job is held */
     zi_stop(&d);
     return rc;
 }
@@ -149,7 +150,7 @@ static void the_least_is_the_least(void **state)
         budget_case(&budget_cases[i]);
 }
 
-/* The limit that a job gave itself has a least of its own. */
+/* A job's own limit has its own least value. */
 static void the_least_of_a_job_with_a_limit(void **state)
 {
     static const char mark[] = "the smallest host_bytes_max that would work is ";
@@ -169,7 +170,7 @@ static void the_least_of_a_job_with_a_limit(void **state)
     assert_int_equal(budget_try(&c, c.host, text, sizeof(text)), -ENOSPC);
 }
 
-/* Where NVMe is what lacks, host memory is not what the sentence asks for. */
+/* If NVMe is lacking, the message does not ask for host memory. */
 static void the_least_of_nvme(void **state)
 {
     static const char mark[] = "the smallest nvme_bytes that would work is ";

@@ -1,5 +1,5 @@
 /*
- * What a real daemon refuses (refuse.h) of a job: writes, reads, fetches, pushes, steps.
+ * What a real daemon refuses (refuse.h) for a ready job: writes, reads, fetches, pushes, steps.
  */
 #include "tests/integ/refuse.h"
 
@@ -24,19 +24,19 @@ static const struct zc_unit data_units[UNITS] = {
     [LATE] = { 3, "late", RF_PAGE, ZC_F32, ZC_F32, false, false, NULL, 0 },
 };
 
-#define NO_SHARD (UNITS + 1) /* an index that the job has not */
+#define NO_SHARD (UNITS + 1) /* an index that the job does not have */
 
 struct data_case {
     const char *name;
     unsigned unit;
     uint64_t first, count, staging;
-    uint32_t a, b, c, d; /* what is left of the message */
+    uint32_t a, b, c, d; /* the other fields of the message */
     int code;
     const char *part;
 };
 
-/* a: step, b: micro, c: mode, d: dtype. In this order: a good push of the first page lies before
- * the rows from BEHIND on. */
+/* a: step, b: micro, c: mode, d: dtype. Their order matters: before the rows from BEHIND on, a good
+ * push of the first page is made. */
 static const struct data_case push_cases[] = {
     { "an unknown shard", NO_SHARD, 0, RF_PAGE, 0, 1, 0, 1, 1, -ENOENT, "no shard" },
     { "more than the shard", A, 0, 4 * RF_PAGE, 0, 1, 0, 1, 1, -EINVAL,
@@ -72,7 +72,7 @@ static const struct data_case push_cases[] = {
     { "the next micro-step too early", A, 0, RF_PAGE, 0, 1, 1, 2, 1, -EINVAL, "micro-step 0" },
 };
 
-/* a: what is read. */
+/* a: the plane that is read. */
 static const struct data_case read_cases[] = {
     { "an unknown shard", NO_SHARD, 0, RF_PAGE, 0, 2, 0, 0, 0, -ENOENT, "no shard" },
     { "nothing of that kind", A, 0, RF_PAGE, 0, 0, 0, 0, 0, -EINVAL, "kind 0" },
@@ -229,7 +229,7 @@ static int data_step(struct data *x, uint64_t step)
     return zi_raw_call(&x->r, ZP_STEP, &q.base);
 }
 
-/* The whole gradient must be what one push of micro-step 0 and one of micro-step 1 leave. */
+/* The gradient must be what one push of micro-step 0 and one of micro-step 1 leave. */
 static void check_norm(struct data *x, const float *grad, size_t n)
 {
     const struct zk_ops *ops;
@@ -252,7 +252,7 @@ static void check_norm(struct data *x, const float *grad, size_t n)
     assert_int_equal(reply->nonfinite, 0);
 }
 
-/* Initial values of all but LATE; half of a shard is not yet all of it. */
+/* Writes initial values of all units but LATE; a shard is not complete with half of them. */
 static void data_fill(struct data *x)
 {
     for (size_t n = 0; n < 3 * RF_PAGE; n++)
@@ -283,7 +283,7 @@ static void data_copies(struct data *x)
                 read_cases[i].code, x->r.text, read_cases[i].part);
 }
 
-/* One of these is a pin of ours; the others are counted and logged, and nothing else. */
+/* One of these is our own pin. The others are counted and logged, and do nothing else. */
 static void data_release(struct data *x)
 {
     uint64_t shards[] = { x->shards[A], x->shards[A], x->shards[BF16], 12345 };
@@ -319,7 +319,7 @@ static void data_fetches(struct data *x)
     assert_int_equal(data_write(x, x->shards[A], 0, RF_PAGE, 0), 0);
 }
 
-/* Leaves staging's first three pages in shard A's gradient twice: set, and added. */
+/* Pushes the first three pages of staging to shard A's gradient twice: set, and added. */
 static void data_pushes(struct data *x)
 {
     static const struct data_case first = { .count = RF_PAGE, .a = 1, .c = 1, .d = 1 };
@@ -363,7 +363,7 @@ static void data_push_zeros(struct data *x)
     assert_int_equal(data_write(x, x->shards[LATE], 0, RF_PAGE, zero.staging), 0);
 }
 
-/* What was refused has left nothing: the norm, the bytes and the step are those of what was not. */
+/* Refused requests had no effect: norm, bytes and step are those of the accepted ones. */
 static void data_check(struct data *x)
 {
     float *sum = calloc(3 * RF_PAGE, sizeof(*sum));
@@ -402,7 +402,7 @@ static void data(void **state)
     data_fill(&x);
     data_copies(&x);
     data_fetches(&x);
-    assert_int_equal(data_norms(&x, 1), 0); /* without gradients: of nothing */
+    assert_int_equal(data_norms(&x, 1), 0); /* there are no gradients */
     rf_says("step without gradients", data_step(&x, 1), -EBUSY, x.r.text, "no whole gradient");
     rf_says("step 2 first", data_step(&x, 2), -EINVAL, x.r.text, "step 2 of");
     rf_says("step 0", data_step(&x, 0), -EEXIST, x.r.text, "step 1 comes next");
@@ -413,7 +413,7 @@ static void data(void **state)
     data_close(&x);
 }
 
-/* Another job's shards are nobody else's. */
+/* Another job's shards cannot be used. */
 static void shards_of_another_job(void **state)
 {
     static const struct zc_unit unit = {
@@ -440,7 +440,7 @@ static void shards_of_another_job(void **state)
     zi_stop(&d);
 }
 
-/* A rank writes and pushes to its own shards only; it reads and fetches all. */
+/* A rank writes and pushes only to its own shards; it reads and fetches all. */
 static void shards_of_another_rank(void **state)
 {
     static const struct zc_unit unit = {
@@ -474,7 +474,7 @@ static void shards_of_another_rank(void **state)
     (void)snprintf(want, sizeof(want), "%spush to it", part);
     rf_says("push", zc_push_wait(ranks[1].c, &push), -EPERM, zc_error(ranks[1].c), want);
     assert_int_equal(zc_fetch_wait(ranks[1].c, ranks[0].shards, 1, 0, 0, &view), 0);
-    push.staged = ranks[0].job.staging; /* its own push was not taken by the other one */
+    push.staged = ranks[0].job.staging; /* the other rank's request did not count as its own */
     assert_int_equal(zc_push_wait(ranks[0].c, &push), 0);
     zi_close(ranks, 2);
     zi_stop(&d);

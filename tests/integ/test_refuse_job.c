@@ -1,5 +1,5 @@
 /*
- * What a real daemon refuses (refuse.h) until a job is ready: opening it, units, shards.
+ * What a real daemon refuses (refuse.h) before a job is ready: opening it, units, shards.
  */
 #include "tests/integ/refuse.h"
 
@@ -12,7 +12,7 @@
 
 static const char too_long[] = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
-/* What differs from rf_open: rows name a member by its offset. */
+/* Differences from rf_open: rows name a member by its offset. */
 static const struct {
     const char *name;
     const char *job;
@@ -120,7 +120,7 @@ static void jobs_of_one_name(void **state)
     q.rank = 0;
     rf_refused("a third", &c, ZP_JOB_OPEN, &q.base, -EEXIST, "taken");
     zi_raw_close(&a);
-    /* the job has ended with its lost rank: its name is free at once */
+    /* the job has ended with its lost rank: its name becomes free at once */
     for (int rc = -EEXIST, waited = 0; rc < 0; waited++) {
         rc = zi_raw_call(&c, ZP_JOB_OPEN, &q.base);
         assert_true(rc == 0 || rc == -EEXIST);
@@ -258,7 +258,7 @@ static void units_and_shards(void **state)
                    range_cases[i].part);
     }
     ranges[0] = &good;
-    s.n_ranges = 2; /* all or none: the first is not registered either */
+    s.n_ranges = 2; /* all or none: the first range is not registered either */
     rf_refused("ranges that overlap", &r, ZP_SHARD_REGISTER, &s.base, -EINVAL, "overlaps");
     ranges[1] = &rest;
     assert_int_equal(zi_raw_call(&r, ZP_SHARD_REGISTER, &s.base), 0);
@@ -274,7 +274,7 @@ static void units_and_shards(void **state)
     zi_stop(&d);
 }
 
-/* What rank 1 says must be what rank 0 said. */
+/* Rank 1 must describe units as rank 0 did. */
 static void ranks_that_differ(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -313,7 +313,7 @@ static void ranks_that_differ(void **state)
     v = u;
     v.last = false;
     assert_int_equal(zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), 0);
-    v.elems++; /* the head of a later part is not that of the first */
+    v.elems++; /* the head of a later part differs from that of the first */
     v.last = true;
     rf_refused("another head", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL, "part");
     assert_int_equal(zi_raw_call(&b, ZP_UNIT_DEFINE, &u.base), 0);

@@ -1,7 +1,7 @@
 /*
- * Optimizer state moves between host memory and NVMe with the steps: when a budget is changed, and
- * when a job goes. Whatever moves, a job holds the bytes of one that never moved: the same training
- * runs first in a daemon that is left alone.
+ * Optimizer state moves between host memory and NVMe with the steps: when a budget changes, and
+ * when a job ends. Whatever moves, a job has the same bytes as one whose state never moved: the
+ * same training runs first in an undisturbed daemon.
  */
 #include "tests/integ/saved.h"
 
@@ -17,9 +17,9 @@
 
 static struct sv_dump want[STEPS + 1]; /* after each step */
 
-/* ---- looking */
+/* ---- checks */
 
-/* Bytes of the job's planes that live on the data file. */
+/* Bytes of the job's planes on the data file. */
 static uint64_t streamed(struct zc_client *c, const char *name)
 {
     uint64_t gpu, nvme;
@@ -28,7 +28,7 @@ static uint64_t streamed(struct zc_client *c, const char *name)
     return nvme;
 }
 
-/* Until so much of state is booked. */
+/* Waits until this much state is booked. */
 static void await_state(struct zc_client *c, uint64_t bytes)
 {
     for (unsigned waited = 0; zi_tier(c, "host").state != bytes; waited++) {
@@ -50,13 +50,13 @@ static void step(struct zi_rank *ranks, uint64_t number, enum zc_commit commit)
     sv_dump_same("a step", &want[number], ranks, 2);
 }
 
-/* Steps, so that the memory that is wanted can be there before one of them, until nothing of the
- * job is streamed: the number of the last. */
+/* Steps until nothing of the job is streamed, with time for wanted memory to be allocated; returns
+ * the number of the last step. */
 static uint64_t steps_until_resident(struct zc_client *c, struct zi_rank *ranks, uint64_t number)
 {
     for (unsigned i = 0; streamed(c, sv_name) > 0; i++) {
         assert_true(number < STEPS && i < 4);
-        (void)poll(NULL, 0, 50); /* memory is made by a thread: not every step finds it */
+        (void)poll(NULL, 0, 50); /* a thread allocates memory: not every step finds it ready */
         number++;
         step(ranks, number, number % 2 ? ZC_COMMIT_NO : ZC_COMMIT_STEP);
     }
@@ -79,7 +79,7 @@ static int teardown(void **state)
 
 /* ---- the tests */
 
-/* Nothing moves before a step; then it fits, exactly; and all comes back. */
+/* Nothing moves before a step; then the state fits exactly; later all of it returns. */
 static void down_and_up(void **state)
 {
     struct zi_rank ranks[2];
@@ -100,7 +100,7 @@ static void down_and_up(void **state)
     low = zi_least(c, "host");
     assert_int_equal(low, zi_tier(c, "host").used - all);
     assert_int_equal(tier_set(c, low - 1), -ENOSPC);
-    assert_int_equal(zi_tier(c, "host").target, PLENTY); /* as it was */
+    assert_int_equal(zi_tier(c, "host").target, PLENTY); /* as before */
     assert_int_equal(zi_tier(c, "host").moving, 0);
     assert_int_equal(tier_set(c, low), 0);
     assert_int_equal(zi_tier(c, "host").target, low);
@@ -136,7 +136,7 @@ static void down_and_up(void **state)
     zi_stop(&d);
 }
 
-/* Two jobs share what a budget leaves; one ends, and the other has all of it. */
+/* Two jobs share what a budget leaves; when one ends, the other gets all of it. */
 static void a_job_goes(void **state)
 {
     struct zi_rank a[2], b[2];
@@ -158,7 +158,7 @@ static void a_job_goes(void **state)
     step(a, 2, ZC_COMMIT_STEP);
     step(b, 2, ZC_COMMIT_NO);
     zi_await_target(c, "host");
-    for (int i = 0; i < 2; i++) { /* each has its half, as far as pages go */
+    for (int i = 0; i < 2; i++) { /* each has its half, rounded to pages */
         uint64_t has = zi_job_row(c, i == 0 ? "job" : "b").host_state;
 
         assert_true(has <= all / 2 && has > 0);
@@ -166,7 +166,7 @@ static void a_job_goes(void **state)
     zi_fsck_online(c);
     zi_close(b, 2);
     assert_int_equal(zc_job_destroy_wait(c, "b"), 0);
-    await_state(c, all); /* it is booked as soon as it is free */
+    await_state(c, all); /* memory is booked as soon as it is free */
     (void)steps_until_resident(c, a, 2);
     assert_int_equal(zi_tier(c, "host").state, all);
     zi_fsck_online(c);
@@ -175,7 +175,8 @@ static void a_job_goes(void **state)
     zi_stop(&d);
 }
 
-/* The daemon is killed when some has moved: the last commit comes back, in the budget it has then.
+/* The daemon is killed when some state has moved: the last commit is loaded again, in the new
+ * budget.
  */
 static void killed_in_between(void **state)
 {
@@ -203,7 +204,7 @@ static void killed_in_between(void **state)
     c = zi_client(&d);
     step(ranks, 3, ZC_COMMIT_NO);
 
-    /* its ranks die while it shrinks: who attaches goes on with what is in memory */
+    /* its ranks die while it shrinks: those that attach continue with what is in memory */
     assert_int_equal(tier_set(c, zi_least(c, "host")), 0);
     sv_hang_up(ranks, 2);
     assert_int_equal(sv_attach(ranks, 2, &d, 0, true, NULL), 0);
@@ -218,7 +219,7 @@ static void killed_in_between(void **state)
     zi_stop(&d);
 }
 
-/* A job that is not durable has places on the data file only for what is there. */
+/* A job that is not durable has places on the data file only for pages that are there. */
 static void not_durable(void **state)
 {
     struct zc_job_options o = sv_job(0);
@@ -238,7 +239,7 @@ static void not_durable(void **state)
     assert_int_equal(nvme, 0);
     step(ranks, 1, ZC_COMMIT_NO);
     assert_int_equal(tier_set(c, zi_least(c, "host")), 0);
-    assert_true(zi_used(&d, "nvme") > 0); /* promised before it is needed */
+    assert_true(zi_used(&d, "nvme") > 0); /* promised before they are needed */
     step(ranks, 2, ZC_COMMIT_NO);
     zi_await_target(c, "host");
     step(ranks, 3, ZC_COMMIT_NO);
@@ -256,7 +257,8 @@ static void not_durable(void **state)
     zi_stop(&d);
 }
 
-/* State that is to stay in memory does, and says what would do. */
+/* State that must stay in memory does, and the refusal names the smallest budget that would
+ * work. */
 static void offloaded_to_host(void **state)
 {
     struct zc_job_options o = sv_job(0);
@@ -281,9 +283,9 @@ static void offloaded_to_host(void **state)
     zi_stop(&d);
 }
 
-/* ---- a job comes, and the others have all of the memory */
+/* ---- a new job, when others have all of the memory */
 
-/* Two ranks that have stepped twice, with all of their state in memory, and nothing free. */
+/* Two ranks have stepped twice; all of their state is in memory, and nothing is free. */
 static struct zc_client *begin_full(struct zi_rank *a, struct zi_daemon *d)
 {
     struct zc_client *c;
@@ -316,7 +318,7 @@ static void open_begin(struct zi_rank *b, const struct zi_daemon *d, const struc
     zi_pump(b, 1, 0);
 }
 
-/* Until state is to move, or nothing is. */
+/* Waits until state is to move, or none is. */
 static void await_moving(struct zc_client *c, bool moves)
 {
     for (unsigned waited = 0; waited < ZI_WAIT_MS / 10; waited++) {
@@ -327,7 +329,7 @@ static void await_moving(struct zc_client *c, bool moves)
     fail_msg("%s", moves ? "nobody gives up state" : "state is still to move");
 }
 
-/* It waits for the next steps of who is there, and both train. */
+/* A new job waits for the next steps of the others; then both train. */
 static void a_job_comes(void **state)
 {
     struct zc_job_options o = comer("b");
@@ -366,7 +368,8 @@ static void a_job_comes(void **state)
     zi_stop(&d);
 }
 
-/* What nobody can give is refused at once, with numbers, and nobody gives up anything for it. */
+/* A request that no job can make room for is refused at once, with numbers, and no job gives up
+ * anything for it. */
 static void nobody_can_give_that(void **state)
 {
     static const struct zc_tensor tensor = { "t", 0, 1, { 4 << 20 }, 0 };
@@ -399,7 +402,7 @@ static void nobody_can_give_that(void **state)
     assert_non_null(strstr(zc_error(b.c), "the smallest host_bytes that would work"));
     assert_int_equal(zi_tier(c, "host").moving, 0);
     zi_close(&b, 1);
-    await_state(c, has); /* what was given for the staging is booked again */
+    await_state(c, has); /* what was given up for the staging is booked again */
     (void)steps_until_resident(c, a, 3);
     zi_fsck_online(c);
     zi_close(a, 2);
@@ -407,8 +410,8 @@ static void nobody_can_give_that(void **state)
     zi_stop(&d);
 }
 
-/* Kept jobs run one after another in memory for one: each gets what the one before it leaves, which
- * is saved, and the budget is what was set. */
+/* Kept jobs run one after another in memory for one. Each gets the memory of the one before, which
+ * is saved, and the budget is unchanged. */
 static void one_after_another(void **state)
 {
     static const char *const names[] = { "b", "c", "d" };
@@ -442,7 +445,7 @@ static void one_after_another(void **state)
     zi_stop(&d);
 }
 
-/* Who waits dies, or gives up: then nothing moves for it any more. */
+/* A waiting job dies, or gives up: then nothing moves for it any more. */
 static void who_waits_goes(void **state)
 {
     struct zc_job_options o = comer("b");
@@ -473,7 +476,7 @@ static void who_waits_goes(void **state)
     await_moving(c, false);
     zc_close(b.c);
     await_state(c, has);
-    k = steps_until_resident(c, a, 3); /* what is booked and not used yet is given at once */
+    k = steps_until_resident(c, a, 3); /* booked memory that is not used yet is given up at once */
 
     open_begin(&b, &d, &o, &call); /* and one that dies while it waits for its place */
     await_moving(c, true);

@@ -62,7 +62,7 @@ def daemon_killed():
         behind = int(kept.said().split("resumes after step ")[1].split()[0])
         check(behind % 5 == 0 and made - behind <= 6, f"{made} steps were made; behind {behind}")
         whole.check(kept)
-        d.kill() # what was committed at the end is there, with nothing more to do
+        d.kill() # the commit at the end is there, and nothing more is needed
         d.again()
         os.remove(kept.weights)
         kept.good(d, resume=True)
@@ -107,7 +107,7 @@ def half_dead():
         check(row["iterations"] == 60 and row["attached"] == 0, f"the job: {row}")
         check(kept.exported() == whole.weights, "other weights")
         os.remove(kept.weights)
-        kept.good(d, resume=True) # nothing to do, and nothing has changed
+        kept.good(d, resume=True) # nothing is left to do, and nothing has changed
         check(kept.exported() == whole.weights, "other weights behind the old ranks' end")
 
 

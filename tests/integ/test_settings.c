@@ -1,24 +1,26 @@
 /*
- * How a job is served must not change it: a long training, cut into lives whose settings are drawn.
+ * Settings of the service must not change the result: a long training is cut into lives with random
+ * settings.
  *
- * MODEL. What a step is follows from its number alone (gradients, micro-steps, scalars, and whether
- * a value is not finite, which skips it), so a step that is made again has the same result. The
- * reference is made first, on arrays of whole units with the reference kernels: norms of each step,
- * a sum of the parameters of each version, and all planes in the end. Then the same is trained by a
- * durable job in lives of random length. Drawn anew for each life: ranks, host and GPU memory,
- * kernels, compute threads, I/O engine and depth, page buffers, whether parameters are asked to be
- * on the GPU (then they are looked at there), and how the life before it ends:
+ * MODEL. A step depends on its number alone (gradients, micro-steps, scalars, and whether a value
+ * is not finite, which skips it), so a step that is made again has the same result. The reference
+ * is made first, on arrays of whole units with the reference kernels: norms of each step, a
+ * checksum of the parameters of each version, and all planes at the end. Then a durable job makes
+ * the same training in lives of random length. Each life draws: ranks, host and GPU memory,
+ * kernels, compute threads, I/O engine and depth, page buffers, whether parameters are requested on
+ * the GPU (then they are checked there), and how the life before it ends:
  *
- *     leave   the ranks close, the daemon stays       goes on where it was
- *     end     the daemon ends in good order           likewise
+ *     leave   the ranks close, the daemon stays       resumes from memory
+ *     end     the daemon ends in good order           resumes where it ended
  *     kill    the daemon is killed                    resumes from the last commit
  *
- * often amid a step; and for each step the order of pushes, their parts, whether it begins early,
- * which units are fetched before, amid and behind it, whether it commits, and now and then another
- * budget of host memory or of an emulated GPU, in which state moves with the step. The page
- * size is the run's: a job on disk keeps it. In the end every byte of every plane is compared.
+ * often in the middle of a step. Each step draws the order of pushes, their parts, whether it
+ * begins early, which units are fetched before, during and after it, whether it commits, and
+ * sometimes another budget of host memory or of an emulated GPU, with which state moves during the
+ * step. The page size is fixed for a run, because a job on disk keeps it. At the end every byte of
+ * every plane is compared.
  *
- * ZSHARD_GPU names another GPU than the emulated one. The seed is printed: ZSHARD_SEED=... repeats
+ * ZSHARD_GPU names a GPU other than the emulated one. The seed is printed: ZSHARD_SEED=... repeats
  * a run; ZSHARD_STEPS=... makes each longer.
  */
 #include "tests/integ/draw.h"
@@ -49,7 +51,7 @@
 #define GPU_EMULATED "emulated:16M:::4K"
 #define SEED_DEFAULT UINT64_C(20261121)
 
-/* ---- the GPU: an emulated one, or what ZSHARD_GPU names */
+/* ---- the GPU: an emulated one, or the one that ZSHARD_GPU names */
 
 static const char *gpu_name(void)
 {
@@ -58,7 +60,8 @@ static const char *gpu_name(void)
     return name && *name && strcmp(name, "emulated") != 0 ? name : GPU_EMULATED;
 }
 
-/* Enough for some of the state. A real one gives memory in units of 2 MiB, so it is all or nothing.
+/* Enough for some of the state. A real GPU allocates memory in units of 2 MiB, so there it is all
+ * or nothing.
  */
 static uint64_t gpu_bytes(void)
 {
@@ -72,7 +75,7 @@ struct kind {
     enum zc_dtype dtype, grad_dtype;
     enum zc_optimizer optimizer;
     enum zc_moments moments;
-    unsigned weight; /* of the steps */
+    unsigned weight; /* its part of the steps */
 };
 
 static const struct kind kinds[] = {
@@ -88,7 +91,8 @@ static const struct kind kinds[] = {
     { "lion, fp32, moments 8bit", ZC_F32, ZC_F32, ZC_LION, ZC_MOMENTS_Q8, 1 },
 };
 
-/* Blocks and tails, a hole with a frozen tensor in it, a frozen unit, one of few elements. */
+/* Blocks and partial ones, a hole with a frozen tensor in it, a frozen unit, one of few
+ * elements. */
 static const struct zc_tensor embed[] = { { "a", 0, 1, { 7000 }, 0 },
                                           { "b", 7000, 1, { 2000 }, 1 } };
 static const struct zc_tensor block[] = { { "a", 0, 1, { 5001 }, 0 },
@@ -105,7 +109,7 @@ static const struct zc_unit shapes[UNITS] = {
     { .name = "layer.1", .elems = 8193, .tensors = layer, .ntensors = 1 },
 };
 
-/* A gradient that is not finite: which, where and when. */
+/* A gradient that is not finite: value, unit, position and step. */
 struct bad {
     uint64_t step, elem;
     unsigned unit;
@@ -115,27 +119,27 @@ struct bad {
 struct train {
     const struct kind *kind;
     uint64_t salt, steps;
-    struct bad bad; /* step 0: drawn, about one of 16 steps has one */
+    struct bad bad; /* step 0: random, in about one of 16 steps */
     const struct zk_ops *ref;
     struct zc_unit units[UNITS];
     struct zb_layout layouts[UNITS];
     struct zk_segment segments[UNITS][3];
     unsigned nsegments[UNITS];
-    /* the reference, and where it is */
+    /* the reference, at its present step */
     uint8_t *param[UNITS], *state[UNITS], *grad[UNITS];
     uint64_t iterations, applied;
-    /* what it was behind each step */
+    /* what it had after each step */
     struct zc_norm *norms;   /* [step] */
     uint64_t *applied_at;    /* [step] */
     uint64_t (*sums)[UNITS]; /* [version] */
     void *pushed[UNITS];     /* the gradients of a micro-step */
     float *floats;
     uint64_t skips, fetches, early, pages_early,
-        moved;              /* of lives: what was made early, NVMe bytes */
-    unsigned budgets;       /* that were set between two steps */
+        moved;              /* totals of lives: pages made early, NVMe bytes */
+    unsigned budgets;       /* how often one was set between two steps */
     uint64_t spilled;       /* steps of lives with gradients on NVMe */
-    uint64_t on_gpu;        /* and with state on the GPU */
-    uint64_t params_on_gpu; /* and with parameters there */
+    uint64_t on_gpu;        /* and steps with state on the GPU */
+    uint64_t params_on_gpu; /* and steps with parameters there */
 };
 
 static uint64_t mix(uint64_t a, uint64_t b)
@@ -174,7 +178,7 @@ static struct bad bad_of(const struct train *t, uint64_t step)
     return b;
 }
 
-/* An fp32 plane takes bf16 pushes, too. */
+/* An fp32 plane also accepts bf16 pushes. */
 static enum zc_dtype pushed_dtype(const struct train *t, uint64_t step, unsigned u)
 {
     return t->kind->grad_dtype == ZC_F32 && mix(step, u) % 3 == 0 ? ZC_BF16 : t->kind->grad_dtype;
@@ -216,9 +220,9 @@ static struct zc_step step_of(const struct train *t, uint64_t number, struct zc_
                              .timeout_ms = 120000 };
 }
 
-/* Some steps are made by classes of tensors, some of which are left alone. */
+/* Some steps are given by classes of tensors, and leave some of these unchanged. */
 #define CLASSES 3u
-#define TENSORS 7u /* that are trained */
+#define TENSORS 7u /* the number of trained tensors */
 
 struct by_classes {
     struct zc_class classes[CLASSES];
@@ -244,7 +248,7 @@ static bool classes_of(const struct train *t, uint64_t number, struct by_classes
     return mix(number, 99) % 3 == 0;
 }
 
-/* Every rank says so. */
+/* Every rank sends them. */
 static void say_classes(struct zi_rank *ranks, unsigned world, const struct train *t,
                         struct zc_step *step)
 {
@@ -274,7 +278,7 @@ static struct zk_page ref_page(const struct train *t, unsigned u, uint64_t first
     };
 }
 
-/* Of parameters as they are stored: sums of parts add to the sum of the whole. */
+/* A checksum of stored parameters. Checksums of parts add up to that of the whole. */
 static uint64_t sum_of(const struct train *t, const void *params, uint64_t first, uint64_t count)
 {
     uint64_t sum = 0;
@@ -376,7 +380,7 @@ static struct zk_scalars scalars_of(const struct train *t, const struct zc_group
     return zk_prepare((enum zb_optimizer)t->kind->optimizer, &p, number);
 }
 
-/* Tensor by tensor, each by itself; *tensor counts over all units. */
+/* Steps each tensor by itself; *tensor counts over all units. */
 static void ref_unit_by_classes(struct train *t, unsigned u, const struct by_classes *by,
                                 const struct zk_scalars *by_class, unsigned *tensor)
 {
@@ -451,7 +455,7 @@ static void ref_step(struct train *t)
     t->applied_at[number] = t->applied;
 }
 
-/* ---- the same, served */
+/* ---- the same in a daemon */
 
 struct life {
     struct train *t;
@@ -460,9 +464,10 @@ struct life {
     unsigned world;
     uint32_t page;
     bool gpu;                  /* the daemon has one */
-    struct zk_gpu_mem *params; /* the job's, mapped here; NULL: they are not on the GPU */
+    struct zk_gpu_mem *params; /* the job's, mapped here; NULL: not on the GPU */
     uint64_t iterations;
-    /* that the daemon admits: at all, and with all gradients in memory; by ranks */
+    /* the least that the daemon admits: at all, and with all gradients in memory; by number of
+     * ranks */
     uint64_t host_least[WORLD_MAX + 1], host_grads[WORLD_MAX + 1];
 };
 
@@ -493,7 +498,7 @@ static int life_open(struct life *l, const struct zc_job_options *options)
     return zi_ready(l->ranks, l->world);
 }
 
-/* How little host memory would do, as the daemon says. */
+/* The least host memory, as the daemon reports it. */
 static uint64_t life_probe(struct life *l, enum zc_place grads)
 {
     static const char mark[] = "the smallest host_bytes_max that would work is ";
@@ -518,8 +523,8 @@ static void life_least(struct life *l)
     }
 }
 
-/* Everything resident, all but gradients streamed, as little as there may be, or anything between;
- * and how it is said. */
+/* Everything resident, all but gradients streamed, the least possible, or anything between; and a
+ * name for it. */
 static uint64_t draw_host(const struct life *l, const char **ret_name)
 {
     static const char *const names[] = { "resident", "streamed", "gradients too", "mixed" };
@@ -552,7 +557,7 @@ static void life_fill(struct life *l)
         }
 }
 
-/* ---- parameters on the GPU, as this process sees them there */
+/* ---- parameters on the GPU, as this process maps them */
 
 static struct zk_gpu *device; /* NULL: it does not open here */
 
@@ -594,7 +599,7 @@ static void params_let_go(struct life *l)
     l->params = NULL;
 }
 
-/* What is pinned, in host memory: there, or in a buffer that the next call uses. */
+/* Pinned parameters in host memory: in place, or copied to a buffer that the next call reuses. */
 static const void *view_data(const struct life *l, const struct zc_view *view)
 {
     static uint64_t buffer[STAGING / sizeof(uint64_t)];
@@ -613,7 +618,7 @@ static const void *view_data(const struct life *l, const struct zc_view *view)
     return buffer;
 }
 
-/* A unit's parameters, whole, must be those of the version that is said. */
+/* A unit's parameters must be completely those of this version. */
 static void fetch_one(struct life *l, uint64_t version)
 {
     struct train *t = l->t;
@@ -648,7 +653,8 @@ static void fetch_some(struct life *l, uint64_t version)
         fetch_one(l, version);
 }
 
-/* The parts of a shard's gradient, in order; staged where only this unit's are. */
+/* Pushes the parts of a shard's gradient, in order, from a part of staging that only this unit
+ * uses. */
 static unsigned push_shard(struct life *l, unsigned r, unsigned u, unsigned micro,
                            struct zi_call *calls)
 {
@@ -678,7 +684,7 @@ static unsigned push_shard(struct life *l, unsigned r, unsigned u, unsigned micr
     return n;
 }
 
-/* One micro-step's gradients of every rank, in any order. */
+/* One micro-step's gradients of every rank, in a random order. */
 static void push_micro(struct life *l, unsigned micro)
 {
     static struct zi_call calls[WORLD_MAX * UNITS * PARTS_MAX];
@@ -701,8 +707,8 @@ static void push_micro(struct life *l, unsigned micro)
             fail_msg("push: %d, %s", calls[i].rc, calls[i].text);
 }
 
-/* Each rank's part of the norm; ret_bad: ranks that have what is not finite. True: it is to be
- * skipped, as every rank finds. */
+/* Checks each rank's part of the norm; ret_bad: ranks with nonfinite values. True: the step is to
+ * be skipped, which every rank finds. */
 static bool check_norms(struct life *l, uint64_t number, unsigned *ret_bad)
 {
     struct zc_norm all = { .nonfinite = 0 };
@@ -738,7 +744,7 @@ static void step_begin(struct life *l, const struct zc_step *step)
     l->t->early++;
 }
 
-/* A step or a skip by every rank, and fetches of what comes behind it. */
+/* Every rank asks for the step or skip, and some fetch the version after it. */
 static void step_end(struct life *l, const struct zc_step *step, bool skip, bool serve)
 {
     struct zc_stepped stepped[WORLD_MAX];
@@ -761,7 +767,7 @@ static void step_end(struct life *l, const struct zc_step *step, bool skip, bool
     }
 }
 
-/* Returns how many ranks had what is not finite. */
+/* Returns the number of ranks with nonfinite values. */
 static unsigned life_step(struct life *l, bool early, enum zc_commit commit)
 {
     struct zc_group groups[GROUPS];
@@ -777,7 +783,7 @@ static unsigned life_step(struct life *l, bool early, enum zc_commit commit)
         step_begin(l, &step);
     for (unsigned m = 0; m < micros_of(l->t, number); m++) {
         push_micro(l, m);
-        fetch_some(l, version); /* nothing of the step is seen */
+        fetch_some(l, version); /* no effect of the step is visible */
     }
     skip = check_norms(l, number, &bad);
     step_end(l, &step, skip, chance(50));
@@ -787,8 +793,8 @@ static unsigned life_step(struct life *l, bool early, enum zc_commit commit)
     return bad;
 }
 
-/* A step that the life's end finds begun: gradients have come, maybe it was said ahead, maybe it
- * was asked for. Where the next life goes on says whether it was made. */
+/* A step that is incomplete when the life ends: gradients have come, it may have begun early, it
+ * may have been asked for. The point where the next life resumes shows whether it was made. */
 static void life_step_torn(struct life *l, bool early, bool asked)
 {
     static struct zc_stepped stepped[WORLD_MAX]; /* the calls end when the ranks are closed */
@@ -812,7 +818,7 @@ static void life_step_torn(struct life *l, bool early, bool asked)
     zi_pump(l->ranks, l->world, (unsigned)draw(4));
 }
 
-/* All of it, or the smallest that would work and up to `more`. */
+/* All of it, or the least that works and up to `more`. */
 static void draw_tier(struct life *l, const char *tier, uint64_t bytes, uint64_t more, bool all)
 {
     struct zc_client *c = l->ranks[0].c;
@@ -824,8 +830,8 @@ static void draw_tier(struct life *l, const char *tier, uint64_t bytes, uint64_t
     l->t->budgets++;
 }
 
-/* Another budget of the running daemon, of host memory or of the GPU: all of it, or whatever is
- * enough. Its next steps move state as that says. */
+/* Sets another budget of the running daemon, of host memory or of the GPU: all of it, or a random
+ * one that is enough. Its next steps move state accordingly. */
 static void draw_budget(struct life *l, bool all)
 {
     if (l->gpu && chance(50))
@@ -834,7 +840,7 @@ static void draw_budget(struct life *l, bool all)
         draw_tier(l, "host", HOST_BYTES, ZB_MIB, all);
 }
 
-/* Steps of lives with state on the GPU. */
+/* Counts steps of lives with state on the GPU. */
 static void count_gpu(struct life *l)
 {
     struct zc_tier_row *rows;
@@ -847,7 +853,7 @@ static void count_gpu(struct life *l)
     zc_rows_free(rows);
 }
 
-/* Every byte of every plane against the reference, which is where the job is. */
+/* Compares every byte of every plane with the reference at the job's step. */
 static void check_all(struct life *l, const char *when)
 {
     struct train *t = l->t;
@@ -963,7 +969,7 @@ static void life_attach(struct life *l)
 
 enum ending { LEAVE, END, KILL };
 
-/* What the settings of this life came to. */
+/* Adds the counters of this life to the totals. */
 static void life_count(struct life *l)
 {
     struct zc_job_row row = zi_job_row(l->ranks[0].c, "job");
@@ -1021,9 +1027,9 @@ static void lives(struct train *t)
                                                                     : ZC_COMMIT_NO);
             count_gpu(&l);
         }
-        draw_tier(&l, "host", HOST_BYTES, ZB_MIB, true); /* the next life draws what it gets */
+        draw_tier(&l, "host", HOST_BYTES, ZB_MIB, true); /* the next life draws its own */
         if (how != LEAVE || l.iterations == t->steps)
-            life_count(&l); /* since the daemon's start */
+            life_count(&l); /* the counters since the daemon's start */
         if (l.iterations == t->steps)
             break;
         if (chance(50))
@@ -1047,7 +1053,7 @@ static void lives(struct train *t)
                   (unsigned long long)t->on_gpu, (unsigned long long)t->params_on_gpu, count[LEAVE],
                   count[END], count[KILL], t->budgets, (unsigned long long)t->fetches,
                   (unsigned long long)t->moved / ZB_KIB);
-    if (t->steps >= SURE_STEPS) /* or the draws were about nothing */
+    if (t->steps >= SURE_STEPS) /* else the random settings tested nothing */
         assert_true(t->applied < t->steps && t->pages_early > 0 && t->moved > 0 && t->spilled > 0 &&
                     t->on_gpu > 0 && (!device || t->params_on_gpu > 0));
 }
@@ -1073,7 +1079,8 @@ static void settings_change_nothing(void **state)
 
 /* ---- a gradient that is not finite */
 
-/* The first element of the first unit, which is rank 0's, and the last of the last, rank 1's. */
+/* The first element of the first unit, which is rank 0's, and the last element of the last, rank
+ * 1's. */
 static const struct {
     const char *name;
     unsigned unit;
@@ -1086,7 +1093,7 @@ static const struct {
     { "minus infinity at last", UNITS - 1, 8192, -INFINITY },
 };
 
-/* Two steps, the bad one, and two more: where the bad one never was, the state is the same. */
+/* Two steps, the bad one, and two more: without the bad one, the state is the same. */
 static void bad_case(struct life *l, size_t b, unsigned streamed, bool early)
 {
     struct train *t = l->t;

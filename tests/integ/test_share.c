@@ -1,7 +1,7 @@
 /*
  * Two jobs in one daemon on a device of a fixed rate, each in a process of its own that steps all
- * the time: the bytes that each moves are as their shares, also when these change meanwhile. How
- * near they come is zbench share's affair; here the machine may be busy.
+ * the time. The bytes that each moves must be in proportion to their shares, also when these change
+ * meanwhile. zbench share measures how exact that is; here the machine may be busy.
  */
 #include "tests/integ/zinteg.h"
 
@@ -21,8 +21,8 @@
 #define WINDOW_MS   2000u
 #define WINDOWS_MAX 3
 
-/* Everything is streamed through 6 page buffers; a step moves 24 MiB and takes 0.6 s alone. So slow a
- * device stays what both wait for, even under TSan. */
+/* Everything is streamed through 6 page buffers. A step moves 24 MiB and takes 0.6 s without
+ * competition. So slow a device remains the bottleneck of both, even under TSan. */
 static const char *const options[] = {
     "--host-bytes", "32M",  "--nvme-bytes", "128M",         "--page-elems", "16384", "--ring-bytes",
     "1200K",        "--io", "fixed",        "--fixed-rate", "40M",          NULL
@@ -95,7 +95,7 @@ static void pause_ms(unsigned ms)
         assert_int_equal(errno, EINTR);
 }
 
-/** What part of the bytes goes to job a, over some time. */
+/** The fraction of the bytes that job a gets, over some time. */
 static double part_of(struct zc_client *c)
 {
     uint64_t a, b;
@@ -110,7 +110,8 @@ static double part_of(struct zc_client *c)
     return (double)a / (double)(a + b);
 }
 
-/** In one of some windows: on a busy machine a trainer may lack the time to ask for its share. */
+/** In at least one of several windows: on a busy machine a trainer may lack the time to use its
+ * share. */
 static void part_is(struct zc_client *c, double least, double most)
 {
     double part = 0;
@@ -170,7 +171,7 @@ static void bytes_are_as_shares(void **state)
     zi_stop(&d);
 }
 
-/** Ranks of one job say the same; who attaches finds what is there. */
+/** Ranks of one job must agree; a rank that attaches gets the present share. */
 static void ranks_agree(void **state)
 {
     struct zc_job_options job = { .name = "j",
@@ -196,7 +197,7 @@ static void ranks_agree(void **state)
     assert_int_equal(zi_open(&ranks[1], &d, &job), -EINVAL);
     zc_close(ranks[1].c);
     assert_int_equal(zc_job_share_wait(c, "j", 9), 0);
-    job.share = 7; /* as the first rank said, whatever it was changed to */
+    job.share = 7; /* the first rank's value, whatever it was changed to */
     assert_int_equal(zi_open(&ranks[1], &d, &job), 0);
     assert_int_equal(row_of(c, "j").share, 9);
     zi_close(ranks, 2);

@@ -1,6 +1,6 @@
 /*
- * Snapshots, rollback, clones: what they hold, byte for byte, across restarts and kills; what they
- * take of the data file; what is refused.
+ * Snapshots, rollback, clones: what they hold, byte for byte, across restarts and kills; how much
+ * of the data file they take; what is refused.
  */
 #include "tests/integ/saved.h"
 
@@ -32,7 +32,7 @@ static size_t count(struct zc_client *c, const char *job)
     return n;
 }
 
-/* Everything adds up, and df tells of every byte. ret: of the job's row. */
+/* Checks that everything adds up, and that df accounts for every byte. Returns the job's row. */
 static struct zc_df_row sound(struct zc_client *c, const char *when)
 {
     struct zc_message *problems = NULL;
@@ -78,8 +78,8 @@ static void dumps_free(struct sv_dump *at)
         sv_dump_free(&at[k]);
 }
 
-/* Back to a snapshot, and on from there; a clone of another trains on, and the original has what it
- * had. */
+/* Rolls back to a snapshot, and trains on from there. A clone of another snapshot trains on, and
+ * the original is unchanged. */
 static void back_and_on(void **state)
 {
     (void)state;
@@ -141,7 +141,7 @@ static void back_and_on(void **state)
         zi_close(copy, 1);
         zi_close(ranks, 2);
 
-        /* the memory of both goes, and what was snapshot is as it was */
+        /* both lose their memory, and snapshots are unchanged */
         assert_int_equal(zc_rollback_wait(c, "copy", NULL, &row), 0);
         assert_int_equal(row.iterations, 6);
         assert_int_equal(zc_rollback_wait(c, sv_name, "four", &row), 0);
@@ -166,7 +166,8 @@ static void back_and_on(void **state)
     }
 }
 
-/* A hundred snapshots, of which three stay: they take three versions, whatever comes and goes. */
+/* A hundred snapshots, of which three are retained: they take three versions, whatever comes and
+ * goes. */
 static void retained(void **state)
 {
     const struct zc_snapshot next = { .job = "job", .retain = 3 };
@@ -194,7 +195,7 @@ static void retained(void **state)
     df = sound(c, "a hundred snapshots");
     assert_int_equal(df.committed, row.bytes);
     assert_int_equal(df.prepared + df.working + df.shared, 0);
-    /* what is frozen is in the commit already */
+    /* frozen units are in the commit already */
     assert_int_equal(df.snapshots, rows[0].own_bytes + rows[1].own_bytes + rows[2].own_bytes);
     assert_int_equal(rows[2].bytes - rows[2].own_bytes, 3 * 4096 * sizeof(float));
     zc_rows_free(rows);
@@ -209,8 +210,8 @@ static void retained(void **state)
     zi_stop(&d);
 }
 
-/* Killed at random points of snapshots, clones, rollbacks and steps: what is there afterwards is
- * whole, and as it was. */
+/* The daemon is killed at random points of snapshots, clones, rollbacks and steps: what is there
+ * afterwards is complete and unchanged. */
 static void killed(void **state)
 {
     const char *seed_text = getenv("ZSHARD_SEED"), *rounds_text = getenv("ZSHARD_ROUNDS");
@@ -242,7 +243,7 @@ static void killed(void **state)
         seed = seed * 6364136223846793005u + 1442695040888963407u;
         for (unsigned k = 0; k < 3; k++)
             calls[k] = ZI_CALL(NULL);
-        /* two of them fail when the daemon goes: their answers do not matter */
+        /* two of these fail when the daemon dies: their answers do not matter */
         (void)zc_snapshot(c, &take, &row[0], zi_done, &calls[0]);
         (void)zc_clone(c, "job", NULL, "copy", &row[1], zi_done, &calls[1]);
         (void)zc_rollback(c, "job", round % 3 == 2 ? "step-1" : NULL, &row[2], zi_done, &calls[2]);
@@ -277,7 +278,7 @@ static void killed(void **state)
     dumps_free(at);
 }
 
-/* A sum over a file of the data directory. */
+/* A checksum of a file of the data directory. */
 static uint64_t file_sum(const struct zi_daemon *d, const char *name)
 {
     char path[160];
@@ -294,7 +295,7 @@ static uint64_t file_sum(const struct zi_daemon *d, const char *name)
     return sum;
 }
 
-/* Some bytes of every page of the file are flipped. */
+/* Flips some bytes of every page of the file. */
 static void flip(const struct zi_daemon *d, uint64_t from, uint64_t to)
 {
     char path[160], byte;
@@ -313,7 +314,8 @@ static void flip(const struct zi_daemon *d, uint64_t from, uint64_t to)
     assert_int_equal(fclose(f), 0);
 }
 
-/* zshardd --fsck: changes nothing, refuses what a daemon has, and sees a page that went bad. */
+/* zshardd --fsck changes nothing, refuses files that a daemon has open, and finds a damaged
+ * page. */
 static void offline(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -347,7 +349,8 @@ static void offline(void **state)
     zi_clean(&d);
 }
 
-/* Of the next commit: it waits for that, for its deadline, or hears that the job has gone. */
+/* A snapshot of the next commit: it waits for the commit or its deadline, or is told that the job
+ * has gone. */
 static void of_the_next(void **state)
 {
     const struct zc_snapshot next = { .job = "job", .next = true, .timeout_ms = 120000 };
@@ -372,7 +375,7 @@ static void of_the_next(void **state)
     assert_string_equal(row.name, "step-2");
     assert_int_equal(row.iterations, 2);
 
-    /* what is prepared is no commit before it is resolved */
+    /* a prepared version is not a commit before it is resolved */
     call = ZI_CALL(&asks);
     assert_int_equal(zc_snapshot(asks.c, &next, &row, zi_done, &call), 0);
     sv_step(&r, 1, 3, ZC_COMMIT_PREPARE);
@@ -382,7 +385,7 @@ static void of_the_next(void **state)
     assert_int_equal(zi_await(&asks, 1, &call), 0);
     assert_string_equal(row.name, "step-3");
 
-    /* the client goes: no snapshot of the commit that comes then */
+    /* the client goes: no snapshot of the next commit is made */
     call = ZI_CALL(NULL);
     assert_int_equal(zc_snapshot(asks.c, &next, &row, zi_done, &call), 0);
     zi_pump(&asks, 1, 20);
@@ -430,7 +433,7 @@ static void refused(void **state)
     assert_int_equal(zc_clone_wait(c, "job", "one", "job", &row), -EEXIST);
     assert_int_equal(zc_snapshot_destroy_wait(c, "job", "none"), -ENOENT);
 
-    /* one more version each, until there is no room; training goes on all the same */
+    /* one more version for each, until there is no room; training goes on nevertheless */
     for (uint64_t k = 2; k < SV_STEPS_MAX && rc == 0; k++) {
         sv_step(&r, 1, k, ZC_COMMIT_STEP);
         rc = snapshot(c, NULL, 0);
@@ -441,11 +444,11 @@ static void refused(void **state)
     assert_non_null(strstr(zc_error(c), "are free"));
     rc = zc_clone_wait(c, "job", "one", "copy", &row);
     assert_int_equal(rc, -ENOSPC);
-    assert_int_equal(snapshot(c, "two", 2), 0); /* the oldest make room */
+    assert_int_equal(snapshot(c, "two", 2), 0); /* the oldest ones make room */
     assert_int_equal(count(c, "job"), 2);
     zi_close(&r, 1);
 
-    /* not durable: nothing to name */
+    /* the job is not durable: there is nothing to snapshot */
     o.name = "fleeting";
     o.durable = o.keep = false;
     zi_job(&r, 1, &d, &o, sv_units, SV_UNITS);
@@ -458,8 +461,8 @@ static void refused(void **state)
     zi_stop(&d);
 }
 
-/* Who reads the commit of a job that is destroyed keeps its places: they are nobody else's, however
- * much a new job of the same cut takes. */
+/* A reader of the commit of a destroyed job keeps its places: no other job gets them, however much
+ * a new job of the same cut takes. */
 static void read_and_destroyed(void **state)
 {
     for (unsigned place = 0; place < SV_PLACES; place++) {

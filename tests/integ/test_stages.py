@@ -15,7 +15,7 @@ BLOCK = 4096  # elements: slices are whole blocks
 LAYOUTS = {"fp32": (4, 4, 8), "bf16": (2, 4, 10)}
 DAEMON = ["--host-bytes", "64M", "--nvme-bytes", "64M", "--page-elems", "8192"]
 
-# Stage and where things live; all but groups have the losses of the first, bit for bit.
+# Stage and placement. All except groups have the losses of the first, bit for bit.
 MODES = [
     "--stage 3",
     "--stage 0",
@@ -31,10 +31,10 @@ MODES = [
     "--stage 3 --offload nvme",
 ]
 
-# Each rank gathers by itself: no bytes between ranks.
+# Each rank gathers alone: no bytes between ranks.
 ALONE_MODES = ["--stage 3 --offload host --gather-alone", "--stage 3 --offload nvme --gather-alone"]
 
-# The first 2 blocks are frozen: parameters and nothing else. All have the losses of the first.
+# The first 2 blocks are frozen: they have only parameters. All have the losses of the first.
 FROZEN_MODES = [mode + " --freeze 2" for mode in (
     "--stage 3",
     "--stage 0",
@@ -86,11 +86,11 @@ def check_bytes(mode, ranks, dtype, run):
     want = expected(stage, ranks, dtype, embedded, frozen)
     if "--offload" not in mode:
         if stage == 1 and flag("--batch") > flag("--micro-batch") * ranks:
-            want[1] += expected(2, ranks, dtype, embedded, frozen)[1]  # the sum of its slice, so far
+            want[1] += expected(2, ranks, dtype, embedded, frozen)[1]  # the accumulated sum of its slice
         check(own == want, f"{mode}, {dtype}, {ranks} ranks: {own}, and the formulas say {want}")
         check(daemon == [0, 0, 0], f"{mode}: the daemon has {daemon}, and there is none")
         return
-    cut = expected(3, ranks, dtype, embedded, frozen)  # what is with the daemon is slices
+    cut = expected(3, ranks, dtype, embedded, frozen)  # the daemon holds slices
     whole = [w if stage < least else 0 for w, least in zip(want, (3, 2, 1))]
     check(daemon == cut, f"{mode}, {dtype}, {ranks} ranks: the daemon has {daemon}, not {cut}")
     check(own == whole, f"{mode}, {dtype}, {ranks} ranks: {own}, not {whole}")

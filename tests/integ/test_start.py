@@ -68,7 +68,7 @@ def mounted(path, options):
 # ---- the configuration
 
 CONFIGS = [
-    # name, the file, parts of the sentence
+    # name, the file, parts of the error message
     ("an unknown key", "host_bytes = 4M\nhostbytes = 4M\n", ":2: ", "'hostbytes'"),
     ("a size without a number", "host_bytes = lots\n", ":1: host_bytes", "'lots'"),
     ("a unit that is none", "host_bytes = 4X\n", ":1: host_bytes", "'4X'"),
@@ -124,7 +124,7 @@ def command_line():
     check(start("--version").returncode == 0, "--version")
 
 
-# ---- a data directory that is not ours alone, and one that is damaged
+# ---- a data directory that others can write to, and damaged ones
 
 def replaced(path, make):
     os.remove(path)
@@ -138,7 +138,7 @@ def written(path, at, data):
 
 
 DAMAGE = [
-    # what is done to the directory, what --fsck says
+    # the change of the directory, what --fsck says
     ("the data file is gone", lambda d: os.remove(d + "/pages.zsd"), "pages.zsd is missing"),
     ("the catalog is gone", lambda d: os.remove(d + "/catalog.zsd"), "catalog.zsd is missing"),
     ("another file", lambda d: written(d + "/pages.zsd", 0, b"text"), "is not a zshard data file"),
@@ -189,7 +189,7 @@ def not_ours():
             os.chmod(data, 0o700)
             os.chown(data, NOBODY["user"], NOBODY["group"])
             refused(start(*in_(f)), NOT_OURS, "belongs to user 65534", f"chown 0 '{data}'")
-            done = start("--fsck", "--data", data)  # which only looks, may look there
+            done = start("--fsck", "--data", data)  # it only reads, so it may
             refused(done, FAILED, "no daemon has saved anything there")
 
 
@@ -205,7 +205,7 @@ def sockets():
         refused(start(*in_(f, "--socket", plain)), FAILED, "is not a socket: remove it")
         with open(plain, encoding="utf-8") as file:
             check(file.read() == "mine", "a file that is not a socket was changed")
-        with socket.socket(socket.AF_UNIX) as other: # of a program that knows nothing of us
+        with socket.socket(socket.AF_UNIX) as other: # of another program
             path = os.path.join(f, "other")
             other.bind(path)
             other.listen()
@@ -246,7 +246,7 @@ def data_directory():
         refused(start(*in_(f, "--data", plain)), FAILED, plain, "Not a directory")
         refused(start(*in_(f, "--data", os.path.join(f, "none", "data"))), FAILED,
                 "there is no directory to make it in")
-        if os.geteuid() == 0: # for others, permissions count
+        if os.geteuid() == 0: # permissions do not apply to root
             os.chmod(f, 0o755)
             private = os.path.join(f, "private")
             os.mkdir(private, 0o755)
@@ -300,7 +300,7 @@ def a_full_file_system():
         with open(os.path.join(m, "fill"), "wb") as file:
             file.write(bytes(5 << 20))
         refused(start(*in_(f, "--data", m, "--nvme-bytes", "auto")), FAILED, "is full")
-        path = os.path.join(m, "pages.zsd") # nothing is left behind that takes room
+        path = os.path.join(m, "pages.zsd") # nothing that takes up room is left
         check(not os.path.exists(path) or os.path.getsize(path) == 0, "a data file was left behind")
         with Daemon("--host-bytes", "8M", "--nvme-bytes", "0") as d: # without that tier
             check(d.zctl("tiers")[1]["budget"] == 0, "there is no NVMe tier")

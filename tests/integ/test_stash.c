@@ -1,7 +1,7 @@
 /*
- * zgpt's checkpoints in a real daemon (examples/gpt/stash_daemon.h), in host memory and on NVMe:
- * drawn sequences of calls, with a device that copies from and to slots behind the calls, against
- * what each entry was made of. Then the daemon is killed.
+ * zgpt's checkpoints in a real daemon (examples/gpt/stash_daemon.h), in host memory and on NVMe.
+ * Random sequences of calls, with a device that copies from and to slots after the calls, are
+ * compared with what each entry was made of. Then the daemon is killed.
  */
 #include "tests/integ/zinteg.h"
 
@@ -44,9 +44,9 @@ static void check(const float *from, uint32_t entry, uint32_t round)
     }
 }
 
-/* What a device has still to do with a slot: fill it, or look at it. */
+/* A pending copy of the device for a slot: it fills the slot, or reads it. */
 struct copy {
-    unsigned left; /* so often it is asked before; 0: nothing is to be done */
+    unsigned left; /* done when it is asked this many times; 0: nothing is pending */
     bool fills;
     float *at;
     uint32_t entry, round;
@@ -80,7 +80,7 @@ static bool device_busy(void *arg, unsigned slot)
 struct fixture {
     struct gpt_stash *stash;
     struct device device;
-    uint32_t round[ENTRIES]; /* 0: it is not kept */
+    uint32_t round[ENTRIES]; /* 0: not kept */
     uint32_t rounds;
     uint64_t seed;
 };
@@ -92,7 +92,7 @@ static uint32_t draw(struct fixture *x, uint32_t below)
 
 static void copy_later(struct fixture *x, unsigned slot, bool fills, float *at, uint32_t entry)
 {
-    if (x->device.copies[slot].left > 0) /* a device makes copies in their order */
+    if (x->device.copies[slot].left > 0) /* a device makes copies in order */
         copy_do(&x->device.copies[slot]);
     x->device.copies[slot] = (struct copy){ 1 + draw(x, 4), fills, at, entry, x->round[entry] };
 }
@@ -105,7 +105,7 @@ static float *take(struct fixture *x, uint32_t entry, unsigned *slot)
     return at;
 }
 
-/* As a pass does: one is read, and maybe another one made meanwhile. */
+/* As a pass does: takes an entry, and may make another one meanwhile. */
 static void pass(struct fixture *x, uint32_t in, uint32_t out)
 {
     bool later = x->stash->busy != NULL;
@@ -181,7 +181,7 @@ static void what_is_kept_comes_back(void **state)
     }
 }
 
-/* From then on nothing is made or taken, and there is a sentence. */
+/* From then on nothing is made or taken, and there is an error message. */
 static void a_daemon_that_dies(void **state)
 {
     struct fixture x = { .seed = 1 };

@@ -1,6 +1,6 @@
 /*
- * Fetches, steps, skips, norms and notes of a real daemon, where ranks and the ring get in each
- * other's way. That every byte is right is test_placement.c's part.
+ * Fetches, steps, skips, norms and notes in a real daemon, when ranks and the ring block each
+ * other. test_placement.c checks that every byte is right.
  */
 #include "tests/integ/zinteg.h"
 
@@ -19,7 +19,7 @@
 #define STAGING 65536u
 #define SHARDS  5u
 #define ELEMS   (2 * PAGE)
-#define RING    3u /* places for one rank's shards of one size */
+#define RING    3u /* places for shards of one size, for each rank */
 
 static const char *const options[] = {
     "--host-bytes", "16M",          "--nvme-bytes", "16M", "--page-elems", "4096", "--ring-bytes",
@@ -53,8 +53,8 @@ static struct zc_step step_of(uint64_t number)
     return (struct zc_step){ .step = number, .scale = 1, .groups = groups, .ngroups = 1 };
 }
 
-/* A job of all units with initial values; streamed: its parameters all live on NVMe, and the ring
- * has RING places for each rank. */
+/* Opens a job of all units with initial values. streamed: its parameters are all on NVMe, and the
+ * ring has RING places for each rank. */
 static void job_open(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d,
                      bool streamed)
 {
@@ -144,13 +144,13 @@ static void a_ring_that_is_full(void **state)
     assert_int_equal(zc_fetch_wait(r->c, r->shards, RING, 0, 5000, views), 0);
     assert_int_equal(zc_fetch_wait(r->c, &r->shards[RING], 1, 0, 100, &late), -ETIMEDOUT);
     assert_says(zc_error(r->c), "waits for room in the ring: rank 0 pins 3 shards");
-    /* and leaves nothing behind that others would wait for */
+    /* and leaves nothing that others would wait for */
     assert_int_equal(zc_skip_wait(r->c, r->job.id, 1, ZC_COMMIT_NO, 2000, &stepped), 0);
     call = ZI_CALL(r);
     assert_int_equal(zc_fetch(r->c, &r->shards[RING], 1, 0, 0, &late, zi_done, &call), 0);
     zi_pump(r, 1, 50);
     assert_false(call.over);
-    for (unsigned i = 0; i < RING; i++) /* what is pinned stays as it is */
+    for (unsigned i = 0; i < RING; i++) /* pinned shards stay as they are */
         assert_view(&views[i], r, i);
     assert_int_equal(zc_release(r->c, &r->shards[1], 1), 0);
     assert_int_equal(zi_await(r, 1, &call), 0);
@@ -194,7 +194,7 @@ static void pins_are_counted(void **state)
     zi_stop(&d);
 }
 
-/* ---- the step and who is in its way */
+/* ---- the step and what delays it */
 
 static void ask(struct zi_rank *ranks, unsigned world, struct zi_call *calls,
                 struct zc_stepped *stepped, uint64_t number, uint32_t timeout_ms)
@@ -226,7 +226,7 @@ static void a_step_waits_for_pins(void **state)
     assert_int_equal(zi_await(r, 2, &calls[1]), -ETIMEDOUT);
     assert_says(calls[0].text, holder);
     assert_says(calls[1].text, holder);
-    assert_view(&view, &r[0], 2); /* nothing of it has begun */
+    assert_view(&view, &r[0], 2); /* the step has not begun */
     ask(r, 2, calls, stepped, 1, 10000);
     zi_pump(r, 2, 50);
     assert_false(calls[0].over || calls[1].over);
@@ -240,8 +240,8 @@ static void a_step_waits_for_pins(void **state)
     zi_stop(&d);
 }
 
-/* A fetch that holds a part of what it wants when the step is asked for gets the rest: the step
- * waits for its pins anyway. */
+/* A fetch that has a part of its shards when the step is asked for gets the rest: the step waits
+ * for its pins anyway. */
 static void a_fetch_under_way_when_the_step_comes(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -258,8 +258,7 @@ static void a_fetch_under_way_when_the_step_comes(void **state)
         push_all(r, 1, number);
         two[0] = r->shards[number % SHARDS];
         two[1] = r->shards[(number + 1 + number % 3) % SHARDS];
-        assert_int_equal(zc_fetch_wait(r->c, two, 1, 0, 5000, views),
-                         0); /* is cached from now on */
+        assert_int_equal(zc_fetch_wait(r->c, two, 1, 0, 5000, views), 0); /* it is cached */
         assert_int_equal(zc_release(r->c, two, 1), 0);
         fetch = ZI_CALL(r);
         assert_int_equal(zc_fetch(r->c, two, 2, 0, 5000, views, zi_done, &fetch), 0);
@@ -274,7 +273,7 @@ static void a_fetch_under_way_when_the_step_comes(void **state)
     zi_stop(&d);
 }
 
-/* Fetches of the next version are sent right behind the step, and wait for it. */
+/* Fetches of the next version are sent right after the step, and wait for it. */
 static void fetches_behind_the_step(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -296,7 +295,7 @@ static void fetches_behind_the_step(void **state)
                 0);
         }
         for (unsigned left = SHARDS; left > 0; zi_pump(r, 1, 0)) {
-            for (unsigned u = 0; u < SHARDS; u++) { /* in the order in which they come */
+            for (unsigned u = 0; u < SHARDS; u++) { /* in order of arrival */
                 if (!fetches[u].over)
                     continue;
                 assert_int_equal(fetches[u].rc, 0);
@@ -333,7 +332,7 @@ static void ranks_that_do_not_agree(void **state)
     bad[1].groups = other_groups;
     bad[2].commit = true;
     bad[3].step = 2;
-    bad[4].scale = -0.0; /* another value all the same */
+    bad[4].scale = -0.0; /* nevertheless another value */
     good.timeout_ms = 10000;
     first = ZI_CALL(&r[0]);
     assert_int_equal(zc_step(r[0].c, r[0].job.id, &good, &stepped[0], zi_done, &first), 0);
@@ -352,7 +351,7 @@ static void ranks_that_do_not_agree(void **state)
     assert_int_equal(zi_await(r, 2, &first), 0);
     assert_int_equal(ret.applied, 1);
 
-    /* one that does not come */
+    /* a step that is not made */
     push_all(r, 2, 2);
     good = step_of(2);
     good.timeout_ms = 100;
@@ -459,18 +458,19 @@ static void skips(void **state)
     job_open(r, 1, &d, false);
     assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, ZC_COMMIT_NO, 0, &ret), -EINVAL);
     assert_int_equal(zc_skip_wait(r->c, r->job.id, 1, ZC_COMMIT_NO, 0, &ret),
-                     0); /* without a gradient */
+                     0); /* there is no gradient */
     assert_int_equal(ret.iterations, 1);
     assert_int_equal(ret.applied, 0);
     push_all(r, 1, 2);
     assert_int_equal(zc_fetch_wait(r->c, r->shards, 1, 0, 0, &view), 0);
-    assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, ZC_COMMIT_NO, 0, &ret), 0); /* whoever pins */
+    assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, ZC_COMMIT_NO, 0, &ret),
+                     0); /* pins are allowed */
     assert_int_equal(ret.iterations, 2);
     assert_int_equal(ret.applied, 0);
     assert_view(&view, r, 0);
     assert_int_equal(zc_release(r->c, r->shards, 1), 0);
     assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, ZC_COMMIT_NO, 0, &ret), -EEXIST);
-    assert_int_equal(zc_step_wait(r->c, r->job.id, &step, &ret), -EBUSY); /* its gradient is gone */
+    assert_int_equal(zc_step_wait(r->c, r->job.id, &step, &ret), -EBUSY); /* no gradient */
     push_all(r, 1, 3);
     assert_int_equal(zc_step_wait(r->c, r->job.id, &step, &ret), 0);
     assert_int_equal(ret.iterations, 3);
@@ -525,7 +525,7 @@ static void notes(void **state)
         }
         note_fill(note, sizes[i], 200 + i);
         assert_int_equal(zc_note_put_wait(r[0].c, r[0].job.id, true, note, sizes[i]), 0);
-        if (i > 0) /* until the step, the one before is what there is */
+        if (i > 0) /* until the step, the previous note is there */
             assert_note(&r[1], true, sizes[i - 1], 200 + i - 1);
         for (unsigned rank = 0; rank < 2; rank++) {
             calls[rank] = ZI_CALL(&r[rank]);
@@ -554,7 +554,7 @@ static float grad_with_holes(uint64_t element)
     return element == 5 ? NAN : element == 4096 + 7 ? -INFINITY : grad_of_seven(element);
 }
 
-/* The sum of every rank's part is the sum of all, to the bit; what is not finite is counted. */
+/* The sum of every rank's part is the sum of all, to the bit; nonfinite values are counted. */
 static void norms(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -608,7 +608,7 @@ static void norms(void **state)
     zi_stop(&d);
 }
 
-/* A push that is sent behind a read of the gradient does not show in what is read. */
+/* A push that is sent after a read of the gradient does not affect that read. */
 static void a_read_before_a_push(void **state)
 {
     enum { PAGES = 48, COUNT = PAGES * PAGE };
@@ -679,7 +679,7 @@ static void a_rank_that_is_not_ready(void **state)
     zi_stop(&d);
 }
 
-/* A rank writes to the parameters only if it said that its driver wants it so. */
+/* A rank may map the parameters writable only if it declared that its driver needs it. */
 static void who_may_write_parameters(void **state)
 {
     static const char *const small[] = { "--host-bytes", "64M", "--nvme-bytes", "0", NULL };
@@ -709,8 +709,8 @@ static void who_may_write_parameters(void **state)
     zi_stop(&d);
 }
 
-/* A rank that is told that ready takes too long asks again, while the job's memory is still being
- * made: it gets the arena when that is there, and not before. */
+/* A rank whose ready times out asks again while the job's memory is still being allocated. It gets
+ * the arena when that is complete, and not before. */
 static void ready_again_while_memory_is_made(void **state)
 {
     static const char *const large[] = { "--host-bytes", "1G", "--nvme-bytes", "0", NULL };

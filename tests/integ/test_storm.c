@@ -1,16 +1,16 @@
 /*
- * A storm of requests: clients that say what is well formed and mostly out of place, several at a
- * time, and hang up in the middle of it. Whatever they say, every request is answered exactly once,
- * the daemon lives, and in the end it holds what it held in the beginning.
+ * A storm of requests: several clients send requests that are well formed but mostly out of place,
+ * and hang up in the middle. Every request is answered exactly once, the daemon goes on, and at the
+ * end it holds what it held at the beginning.
  *
- * Two of the jobs are durable: they are committed, taken over, made again for other worlds, copied,
- * rolled back, destroyed; and now and then the daemon itself is ended or killed, and starts again
- * with what it has saved; fsck finds no fault. What was asked of a daemon that is killed
- * is answered by nobody.
+ * Some of the jobs are durable: they are committed, taken over, placed again for other worlds,
+ * cloned, rolled back, destroyed. Sometimes the daemon itself is ended or killed, and starts again
+ * with what it has saved; fsck must find nothing. Requests to a daemon that is killed get no
+ * answer.
  *
- * MODEL. A few connections; each knows what would make sense next (open, define, register, ready,
- * then data and steps) and does that about every second time; otherwise anything. Numbers are drawn
- * from what is right, from its neighbours, and from the ends of their types.
+ * MODEL. There are a few connections. Each knows which request would make sense next (open, define,
+ * register, ready, then data and steps), and sends that about every second time; otherwise it sends
+ * any other. Numbers are drawn from right values, their neighbours, and the limits of their types.
  */
 #include "tests/integ/draw.h"
 #include "tests/integ/zinteg.h"
@@ -28,10 +28,10 @@
 #define PAGE        4096u
 #define STAGING     (64u << 10)
 #define HOST_MAX \
-    (7 * STAGING) /* of all jobs but one: state is streamed, and some is stepped early */
+    (7 * STAGING) /* of all jobs but one, so that state is streamed, and some is stepped early */
 #define HOST_BYTES (UINT64_C(8) << 20) /* of the daemon */
 #define JOBS       5u
-#define DURABLE    3u /* the first job that is; the one before is kept */
+#define DURABLE    3u /* the first durable job; the one before is kept */
 
 static const char *const options[] = { "--host-bytes",
                                        "8M",
@@ -47,7 +47,7 @@ static const char *const options[] = { "--host-bytes",
                                        "error",
                                        NULL };
 
-/* A request that was not answered yet. */
+/* A request without an answer yet. */
 struct waiting {
     uint64_t tag;
     unsigned method;
@@ -57,14 +57,14 @@ struct client {
     struct zi_raw raw;
     struct waiting waiting[WAITING_MAX];
     unsigned nwaiting;
-    uint64_t job, iterations; /* as far as it knows */
+    uint64_t job, iterations; /* as far as the client knows */
     uint32_t units, shards;
-    uint64_t ids[UNITS];                                       /* its own */
-    unsigned written, pushed;                                  /* of them, this step */
-    enum { OPEN, DEFINE, REGISTER, READY, DATA, CLOSE } stage; /* what would make sense */
+    uint64_t ids[UNITS];                                       /* its own shards */
+    unsigned written, pushed;                                  /* shards, in this step */
+    enum { OPEN, DEFINE, REGISTER, READY, DATA, CLOSE } stage; /* would make sense next */
     unsigned number;
     uint32_t micro;
-    bool begun; /* said what this step will be, or chose not to */
+    bool begun; /* has begun this step early, or chosen not to */
     uint32_t world;
     uint64_t committed, reader;
 };
@@ -73,7 +73,7 @@ static uint64_t answered, refused, hung_up, restarts, early, undone, good[ZP_MET
 
 /* ---- values */
 
-/* Near what is right, mostly. */
+/* Mostly near the right value. */
 static uint64_t near(uint64_t right)
 {
     static const uint64_t odd[] = { 0,
@@ -230,7 +230,7 @@ static void say_ready(struct client *c)
     send_it(c, ZP_READY, &q.base);
 }
 
-/* Ahead of the step of say_train(), with its values; or nearly so. */
+/* Begins the step of say_train() early, with its values; or nearly so. */
 static void say_begin(struct client *c)
 {
     Zp__StepBegin q = ZP__STEP_BEGIN__INIT;
@@ -249,8 +249,8 @@ static void say_begin(struct client *c)
     send_it(c, ZP_STEP_BEGIN, &q.base);
 }
 
-/* What a trainer does: all of its shards are written, then, most times, it says what the step will
- * be, pushes, and asks for it. */
+/* What a trainer does: writes all of its shards; then usually announces the step, pushes, and asks
+ * for the step. */
 static void say_train(struct client *c)
 {
     Zp__Write w = ZP__WRITE__INIT;
@@ -283,7 +283,7 @@ static void say_train(struct client *c)
         g.eps = 1e-8;
         q.n_groups = 1;
         q.groups = groups;
-        q.commit = durable(c) ? c->iterations % 3 : 0; /* as its peer says */
+        q.commit = durable(c) ? c->iterations % 3 : 0; /* the same as its peer's */
         send_it(c, ZP_STEP, &q.base);
         c->pushed = 0;
         c->begun = false;
@@ -409,7 +409,7 @@ static void say_commit(struct client *c)
         send_it(c, ZP_PROGRESS, &p.base);
 }
 
-/* A durable job, or one that was cloned. */
+/* The name of a durable job, or of a clone. */
 static void draw_saved(char *name, size_t size)
 {
     if (chance(85))
@@ -510,7 +510,7 @@ static void say_share(struct client *c)
     send_it(c, ZP_JOB_SHARE, &q.base);
 }
 
-/* Mostly all of it again: jobs are to fit. */
+/* Mostly all of it again, because jobs must fit. */
 static void say_tier(struct client *c)
 {
     Zp__TierSet q = ZP__TIER_SET__INIT;
@@ -557,7 +557,7 @@ static void say_anything(struct client *c)
     all[draw(ZB_COUNT(all))](c);
 }
 
-/* false: what comes next depends on an answer. */
+/* false: the next request depends on an answer. */
 static bool say_sense(struct client *c)
 {
     static void (*const data[])(struct client *) = { say_look, say_copy,  say_fetch,
@@ -626,7 +626,7 @@ static void learn(struct client *c, const struct zp_frame *frame, const uint8_t 
         c->stage = DATA;
         c->iterations = ((const Zp__ReadyReply *)m)->iterations;
         if (c->iterations > 0)
-            c->written = UNITS; /* it has values */
+            c->written = UNITS; /* the job has values */
         break;
     case ZP_READER_OPEN:
         c->reader = ((const Zp__ReaderOpenReply *)m)->reader;
@@ -650,7 +650,7 @@ static void learn(struct client *c, const struct zp_frame *frame, const uint8_t 
     }
 }
 
-/* A reply must be to something that was asked, and is then asked no more. */
+/* A reply must be to an open request, and closes it. */
 static void on_frame(struct client *c, const struct zp_frame *frame, const uint8_t *body)
 {
     unsigned i;
@@ -674,7 +674,7 @@ static void on_frame(struct client *c, const struct zp_frame *frame, const uint8
     }
     refused++;
     assert_true(frame->code < 0 && frame->body_bytes > 0 && frame->body_bytes < 480);
-    if (frame->code == -EBADMSG) /* nobody harms the data files */
+    if (frame->code == -EBADMSG) /* the data files are not damaged */
         fail_msg("method %u finds what is saved corrupt", frame->method);
     if (frame->code == -EOWNERDEAD || frame->code == -ECANCELED || frame->code == -ESTALE)
         c->stage = CLOSE;
@@ -717,7 +717,7 @@ static void all_listen(struct client *clients)
         client_listen(&clients[i]);
 }
 
-/* Every request ends by itself: here is the time to see it. */
+/* Every request ends by itself: waits for that. */
 static void client_drain(struct client *c)
 {
     uint64_t until = zb_now_ns() + ZI_SOON_NS;
@@ -747,14 +747,14 @@ static uint64_t counter(const struct zi_daemon *d, const char *name)
     return found;
 }
 
-/* Of the daemon's run that ends now. */
+/* Adds the counters of the daemon's run, which ends here. */
 static void count_early(const struct zi_daemon *d)
 {
     early += counter(d, "pages_early");
     undone += counter(d, "pages_undone");
 }
 
-/* The daemon ends, or is killed, and is there again: everybody begins anew. */
+/* The daemon ends, or is killed, and starts again; every client starts over. */
 static void restart(struct zi_daemon *d, struct client *clients)
 {
     bool kill = chance(50);
@@ -765,7 +765,7 @@ static void restart(struct zi_daemon *d, struct client *clients)
     else
         zi_term(d);
     for (unsigned i = 0; i < CLIENTS; i++)
-        if (kill || chance(50)) { /* who hangs up while it ends */
+        if (kill || chance(50)) { /* some clients hang up while it ends */
             zi_raw_close(&clients[i].raw);
             clients[i].raw.stream = NULL;
         }
@@ -780,7 +780,7 @@ static void restart(struct zi_daemon *d, struct client *clients)
     restarts++;
 }
 
-/* Everything that outlives its clients goes; a rank may be on its way out yet. */
+/* Destroys everything that outlives its clients; a rank may still be leaving. */
 static void destroy_all(const struct zi_daemon *d)
 {
     struct zc_client *c = zi_client(d);
@@ -799,7 +799,7 @@ static void destroy_all(const struct zi_daemon *d)
     zc_close(c);
 }
 
-/* What was never in its place so far; NULL: nothing. How much is depends on who is fast. */
+/* A request that never succeeded so far; NULL: all have. How many do depends on timing. */
 static const char *never_good(void)
 {
     static const unsigned reached[] = {
@@ -816,7 +816,7 @@ static const char *never_good(void)
     return NULL;
 }
 
-/* It was not only noise yet: a storm goes on until it was, for a while. */
+/* Whether the storm was only noise so far: it goes on, for a limited time, until it was not. */
 static bool only_noise(const struct zi_daemon *d)
 {
     return never_good() || early + counter(d, "pages_early") <= undone + counter(d, "pages_undone");
@@ -849,7 +849,7 @@ static void storm(void **state)
             say_anything(who);
         else if (!say_sense(who))
             all_listen(clients);
-        if (draw(1500) == 0) { /* in the middle of whatever it does */
+        if (draw(1500) == 0) { /* in the middle of anything */
             zi_raw_close(&who->raw);
             client_open(who, &d, who->number);
             hung_up++;

@@ -1,7 +1,7 @@
 /*
- * What `zctl top` is made of, from a real daemon: a slow drive is named as what bounds it, ranks
- * that do not come or do not release are named, and what is counted adds up. The drive is memory
- * that answers at a fixed rate, so how fast it is does not depend on the machine.
+ * What `zctl top` shows of a real daemon: a slow drive is named as the bottleneck, ranks that are
+ * late or do not release are named, and counters add up. The drive is memory with a fixed rate, so
+ * its speed does not depend on the machine.
  */
 #include "tests/integ/zinteg.h"
 
@@ -61,7 +61,7 @@ static struct top_sample look(struct zc_client *c)
     return s;
 }
 
-/* What two looks come to. */
+/* The verdict on two samples. */
 static struct top_verdict verdict(struct top_sample *from, struct top_sample *to,
                                   struct top_view *ret)
 {
@@ -74,7 +74,7 @@ static struct top_verdict verdict(struct top_sample *from, struct top_sample *to
     return why;
 }
 
-/* All parameters and all state live on the drive. */
+/* All parameters and all state are on the drive. */
 static void job_open(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d,
                      uint64_t host_bytes_max)
 {
@@ -95,7 +95,7 @@ static void push_all(struct zi_rank *ranks, unsigned world)
             zi_push_all(&ranks[r], u, 1, value);
 }
 
-/* Least that a job of one rank needs: its staging, its gradients, the ring of three shards. */
+/* The least that a job of one rank needs: its staging, its gradients, the ring of three shards. */
 static uint64_t least_host(void)
 {
     return STAGING + UNITS * ELEMS * sizeof(float) + 3 * ELEMS * sizeof(float);
@@ -125,11 +125,11 @@ static void a_slow_drive_is_named(void **state)
     push_all(r, 1);
     call = ZI_CALL(r);
     assert_int_equal(zc_step(r->c, r->job.id, &first_step, &stepped, zi_done, &call), 0);
-    zi_pump(r, 1, 50); /* it runs */
+    zi_pump(r, 1, 50); /* the step runs */
     a = look(c);
     zi_pump(r, 1, LOOK_MS);
     b = look(c);
-    assert_false(call.over); /* what follows is of a step that runs */
+    assert_false(call.over); /* what follows applies to a running step */
     why = verdict(&a, &b, &v);
     if (why.bound != TOP_NVME && why.bound != TOP_NVME_READ && why.bound != TOP_NVME_WRITE)
         fail_msg("%s: %s", top_bound_name(why.bound), why.text);
@@ -159,7 +159,7 @@ static void a_slow_drive_is_named(void **state)
     zi_stop(&d);
 }
 
-/* Of the job's state: what is neither in host memory nor on the drive. */
+/* The part of the job's state that is neither in host memory nor on the drive. */
 static uint64_t gpu_bytes(struct zc_client *c)
 {
     uint64_t gpu, nvme;
@@ -168,7 +168,7 @@ static uint64_t gpu_bytes(struct zc_client *c)
     return gpu;
 }
 
-/* A step of state that is on the GPU: its pages are with the GPU, and not with compute threads. */
+/* A step of state on the GPU: its pages wait for the GPU, and not for compute threads. */
 static void a_slow_gpu_is_named(void **state)
 {
     const char *with_gpu[ZB_COUNT(options) + 4];
@@ -192,7 +192,7 @@ static void a_slow_gpu_is_named(void **state)
     zi_start(&d, with_gpu);
     c = zi_client(&d);
     job_open(r, 1, &d, 0);
-    for (step.step = 1;; step.step++) { /* its memory is made by a thread, behind some step */
+    for (step.step = 1;; step.step++) { /* a thread allocates its memory */
         for (unsigned u = 0; u < UNITS; u++)
             zi_push_all(r, u, step.step, value);
         if (gpu_bytes(c) > 0)
@@ -219,7 +219,7 @@ static void a_slow_gpu_is_named(void **state)
     zi_stop(&d);
 }
 
-/* ---- what is counted adds up */
+/* ---- counters add up */
 
 static void check_job_row(struct zc_client *c, const struct zc_top_job *j)
 {
@@ -240,7 +240,7 @@ static void check_tiers(struct zc_client *c, const struct zc_top *top)
 
     assert_int_equal(zc_tiers_wait(c, &rows, &n), 0);
     assert_int_equal(n, top->ntiers);
-    for (size_t i = 0; i < n; i++) { /* where the memory is, only tiers looks up */
+    for (size_t i = 0; i < n; i++) { /* only `tiers` looks up where the memory is */
         assert_memory_equal(&rows[i], &top->tiers[i], offsetof(struct zc_tier_row, node_bytes));
         assert_string_equal(rows[i].name, top->tiers[i].name);
         assert_string_equal(rows[i].detail, top->tiers[i].detail);
@@ -264,7 +264,7 @@ static void it_adds_up(void **state)
     zi_start(&d, options);
     c = zi_client(&d);
     job_open(r, 1, &d, least_host());
-    for (unsigned i = 0; i < 5; i++) { /* the first one reads it, the others find it */
+    for (unsigned i = 0; i < 5; i++) { /* the first fetch reads it, the others find it cached */
         assert_int_equal(zc_fetch_wait(r->c, r->shards, 1, 0, ZI_FETCH_MS, &view), 0);
         assert_int_equal(zc_release(r->c, r->shards, 1), 0);
     }
@@ -309,7 +309,7 @@ static void it_adds_up(void **state)
     zi_stop(&d);
 }
 
-/* ---- ranks that keep the others waiting */
+/* ---- ranks that delay the others */
 
 static void a_late_rank_is_named(void **state)
 {

@@ -107,7 +107,7 @@ def ranks_that_were_told_other_values():
     for flags, says in ((("--seed", "6"), "--seed: not the same on all ranks"),
                         (("--steps", "7"), "--steps: not the same on all ranks"),
                         (("--data", "README.md"), "the contents of the files of --data: not the same on all ranks")):
-        # of a flag that is given twice, the last one holds: so rank 1 is told another value by a shell
+        # If a flag is given twice, the last one counts: so a shell gives rank 1 another value.
         told = Trained(["--offload", "none"], as_torchrun(
             dict(os.environ), under=lambda rank, flags=flags: ["sh", "-c", 'exec "$@" ' + " ".join(flags if rank else ()), "sh"]))
         for rank, (code, out) in enumerate(told.ended):

@@ -20,8 +20,8 @@ import time
 from harness import (DEADLINE, LONG, Daemon, check, main, mpi_env, program, ranks_command, skip, wait_until)
 
 STEPS = 20
-FEW = STEPS if LONG else 8  # where runs are compared bit for bit: what differs, differs soon
-# More blocks than the ring has places, units of three shapes, a tail page in each.
+FEW = STEPS if LONG else 8  # for comparisons bit for bit: a difference shows early
+# More blocks than the ring has places, units of three shapes, each with a partial page at its end.
 MODEL = ("--seed 5 --batch 6 --micro-batch 3 --seq 32 --layers 5 --heads 2 --width 64 --lr 1e-3 "
          "--clip 1 --data LICENSE").split()
 PAGES = ["--page-elems", "8192", "--ring-bytes", "4K"]  # small pages, and one buffer for them
@@ -236,7 +236,7 @@ def name_taken():
         t.wait_for_steps(before + 2)
 
 
-# ---- who dies
+# ---- processes that die
 
 class Trainers:
     """A daemon and two ranks that train until something happens to them."""
@@ -345,7 +345,7 @@ def daemon_ended():
 GROUPS = {
     "runs": (placement_fp32, placement_bf16, placement_two_ranks, dtypes, fp16_goes_on, placement_fixed_rate, overlaps,
              least_is_least, nvme_too_small, host_only_refused, no_daemon, name_taken),
-    "deaths": (rank_killed, daemon_killed, daemon_ended)}  # in seconds that are counted: they run alone
+    "deaths": (rank_killed, daemon_killed, daemon_ended)}  # these measure seconds: they run alone
 TESTS = {f.__name__: f for group in GROUPS.values() for f in group}
 
 if __name__ == "__main__":

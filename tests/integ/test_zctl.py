@@ -69,7 +69,7 @@ def no_daemon():
                       ["snapshots"], ["scrub"], ["fsck"], ["df"]):
             for how in ([], ["-o", "json"]):
                 refused(zctl(path, *how, *words), 3, path, "Is zshardd running?")
-        with socket.socket(socket.AF_UNIX) as dead: # a socket that nobody listens on
+        with socket.socket(socket.AF_UNIX) as dead: # a socket without a listener
             dead.bind(path)
         refused(zctl(path, "ping"), 3, "Is zshardd running?")
 
@@ -95,7 +95,7 @@ def empty_daemon():
         refused(zctl(d.socket, "ls", "nothing"), 4, "no job 'nothing'")
         refused(zctl(d.socket, "-o", "json", "jobs", "nothing"), 4, "no job 'nothing'")
         refused(zctl(d.socket, "destroy", "nothing"), 4, "no job 'nothing'")
-        # a socket that is named beats the environment
+        # a socket given on the command line takes precedence over the environment
         done = zctl("/nowhere", "--socket", d.socket, "ping")
         check(done.returncode == 0, f"{done}")
 
@@ -162,7 +162,7 @@ def tables_are_fixed():
             for c in commands:
                 lines = zctl(d.socket, c).stdout.splitlines()
                 check(lines[0].split() == before[c], f"{c}: {lines[0]} after {before[c]}")
-                if c != "tiers": # which has its details below the table
+                if c != "tiers": # its details are below the table
                     check(all(len(line) <= 100 for line in lines), f"{c}: {lines}")
                 check(all(len(line) <= 100 for line in lines[:3]), f"{c}: {lines}")
                 check(json.loads(zctl(d.socket, c, "--json").stdout)["schema"] == 2, c)
@@ -182,7 +182,7 @@ def nodes():
             check(host["numa"] == "node 0, preferred; spills", f"{host}")
             check(host["node_bytes"] + host["spilled_bytes"] >= host["params"] + host["staging"] > 0
                   and host["node_bytes"] > 0 and host["nodes"].startswith("0:"), f"{host}")
-    except Exception as e: # a container may refuse it: then the daemon says so and ends
+    except Exception as e: # a container may refuse it: then the daemon reports that and ends
         if "memory cannot be bound" not in str(e):
             raise
 
@@ -192,7 +192,7 @@ def kept_jobs():
         idle = d.used()
         with holding(d, "kept", "1", "60"):
             pass
-        jobs = rows(d, "jobs") # more than one answer holds
+        jobs = rows(d, "jobs") # more than one reply can hold
         wait_until("ranks to leave", lambda: all(j["attached"] == 0 for j in rows(d, "jobs")), 2)
         check([j["name"] for j in jobs] == [f"kept-{i}" for i in range(60)], f"{jobs}")
         check(all(j["keep"] for j in jobs), f"{jobs}")
@@ -207,7 +207,7 @@ def kept_jobs():
 
 def many_shards():
     with Daemon("--host-bytes", "256M", "--nvme-bytes", "0", "--page-elems", "4096") as d:
-        with holding(d, "many", "650"): # more than three answers hold
+        with holding(d, "many", "650"): # more than three replies can hold
             shards = rows(d, "ls", "many")
             check([s["unit"] for s in shards] == [f"unit-{i}" for i in range(650)], "rows are lost")
             check(len({s["id"] for s in shards}) == 650, "ids are not one each")
@@ -259,7 +259,7 @@ def output_that_breaks():
                                   stderr=subprocess.PIPE, timeout=150, check=False)
             check(done.returncode == 1 and "write the output" in done.stderr, f"{words}: {done}")
             reads, writes = os.pipe()
-            os.close(reads)  # as `zctl tiers | head` does
+            os.close(reads)  # like `zctl tiers | head`
             done = subprocess.run([program("zctl"), *words], env=d.env(), stdout=writes, text=True,
                                   stderr=subprocess.PIPE, timeout=150, check=False)
             os.close(writes)

@@ -25,7 +25,8 @@
 
 /* ---- the daemon */
 
-/* Those that run, for zi_teardown(): copies, as a test that failed has left its own. pid 0: free.
+/* The running daemons, for zi_teardown(). They are copies, because a failed test has abandoned its
+ * own. pid 0: free.
  */
 static struct zi_daemon running[DAEMONS_MAX];
 
@@ -58,7 +59,7 @@ static void log_print(const struct zi_daemon *d)
         (void)fclose(log);
 }
 
-/* In the child: goes into the cgroup that it is to begin in. */
+/* In the child: enters the cgroup that the daemon is to start in. */
 static bool daemon_enter(const struct zi_daemon *d)
 {
     FILE *f = d->cgroup_procs ? fopen(d->cgroup_procs, "we") : NULL;
@@ -82,7 +83,7 @@ static void daemon_run(const struct zi_daemon *d, const char *const *options, in
     _exit(127);
 }
 
-/* Reads its line; false: it ended before. */
+/* Reads its ready line; false: it ended before that. */
 static bool daemon_await_ready(struct zi_daemon *d, int out)
 {
     struct pollfd p = { .fd = out, .events = POLLIN };
@@ -222,7 +223,7 @@ int zi_fsck(const struct zi_daemon *d)
 
     (void)snprintf(command, sizeof(command), "%s --fsck --data %s >%s/fsck 2>&1", ZSHARDD_PATH,
                    d->data, d->dir);
-    status = system(command); /* NOLINT: names of our own */
+    status = system(command); /* NOLINT: our own names */
     assert_true(WIFEXITED(status));
     return WEXITSTATUS(status);
 }
@@ -439,8 +440,8 @@ void zi_close(struct zi_rank *ranks, unsigned n)
     }
 }
 
-/* The parts of a shard that fit into staging, one after the other; ends at the first that is
- * refused. */
+/* Writes or pushes the parts of a shard that fit into staging, one after another, up to the first
+ * refusal. */
 static int shard_parts(struct zi_rank *r, unsigned u, uint64_t step,
                        float (*value)(uint64_t element))
 {
@@ -634,7 +635,7 @@ void zi_fsck_online(struct zc_client *c)
     zc_rows_free(problems);
 }
 
-/* ---- a client that says what it likes */
+/* ---- a client that sends whatever it likes */
 
 void zi_raw_connect(struct zi_raw *r, const struct zi_daemon *d)
 {
@@ -676,7 +677,7 @@ static void raw_flush(struct zi_raw *r)
         if (poll(&p, 1, ZI_WAIT_MS) <= 0)
             fail_msg("the daemon does not read");
         if (zp_stream_write(r->stream) < 0)
-            return; /* it hung up: the next receive says so */
+            return; /* it hung up: the next receive reports that */
     }
 }
 
@@ -688,7 +689,7 @@ void zi_raw_send(struct zi_raw *r, unsigned method, const ProtobufCMessage *mess
     raw_flush(r);
 }
 
-/* The next frame: 1; 0 the daemon hung up. */
+/* The next frame: 1; 0: the daemon hung up. */
 static int raw_next(struct zi_raw *r, struct zp_frame *frame, const uint8_t **body)
 {
     struct pollfd p = { .fd = zp_stream_fd(r->stream), .events = POLLIN };

@@ -23,8 +23,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS = 2
-PATIENCE = 100  # seconds that PyTorch's ranks may take; about five are enough
-HOW = (("ddp", 0), ("fsdp2", 3))  # and the stage that is like it
+PATIENCE = 100  # seconds for PyTorch's ranks; about five are enough
+HOW = (("ddp", 0), ("fsdp2", 3))  # with the stage that corresponds to it
 TOLERANCE = 1e-5
 CASES = [{"name": "two micro-steps", "batch": 8, "micro_batch": 2}]
 COMMON = {"seed": 5, "seq": 40, "layers": 3, "heads": 4, "width": 64, "lr": 1e-3, "weight_decay": 0.1, "clip": 1.0,
@@ -95,8 +95,9 @@ def train_all(rank, case, path, meeting, out):
             json.dump(found, f)
         os.rename(out + ".new", out)
     dist.barrier()
-    # No destructors: DDP's reducer joins gloo's threads with the interpreter locked, and one of them may still wait
-    # for that lock to free the tensors of the last exchange (seen with 2.13: one run in three or four never ended).
+    # No destructors: DDP's reducer joins gloo's threads while it holds the interpreter lock, and one of them may
+    # still wait for that lock to free the tensors of the last exchange (with 2.13, one run in three or four never
+    # ended).
     os._exit(0)
 
 

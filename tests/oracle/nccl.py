@@ -19,7 +19,7 @@ import tempfile
 
 TOLERANCE = 1e-5
 STEPS = 20
-DEADLINE = 200  # seconds of one run: NCCL over sockets is slow
+DEADLINE = 200  # seconds for one run: NCCL over sockets is slow
 
 
 def version():
@@ -44,7 +44,7 @@ def environment(rank, ranks, port, device, nccl):
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1] - 1  # ranks meet at the next one
+        return s.getsockname()[1] - 1  # ranks meet at the next port
 
 
 def run(zgpt, ranks, device, nccl, log):

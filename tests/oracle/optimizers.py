@@ -27,7 +27,7 @@ ELEMS = 400
 NEARNESS = 1.25
 CHANGE = 0.1
 EPS_SEEN = 1e-6
-SLACK = 1.001  # for terms of second order: errors are below a thousandth of what they are of
+SLACK = 1.001  # for second-order terms: errors are below a thousandth of their value
 U = 2.0**-24
 
 try:
@@ -55,7 +55,7 @@ SETTINGS = [
 ]
 
 
-# ---- who steps
+# ---- steps by our kernels and by PyTorch
 
 def ours(name, k, p, grads):
     """The parameters after each step, by our kernels."""
@@ -110,7 +110,7 @@ def theirs(name, k, p, grads, dtype):
     return after
 
 
-# ---- the bound: E_x is how far x of fp32 can be from the truth
+# ---- the bound: E_x is how far fp32's x can be from the exact value
 
 class Walk:
     """The textbook's formulas in float64, and with bounds how far fp32 can be off them."""
@@ -225,7 +225,7 @@ def unseen(name, k, p, grads, truth, bound):
     names = []
     for key, value in k.items():
         if value and key != "nesterov" and not (key == "eps" and value < EPS_SEEN):
-            # what is next to 1 is changed in its distance from that
+            # values close to 1 are changed in their distance from 1
             other = 1 - (1 - value) * (1 + CHANGE) if key.startswith("beta") else value * (1 + CHANGE)
             off, _ = walk(name, k | {key: other}, p, grads)
             if not ((off - truth).abs() > 2 * bound).any():

@@ -56,7 +56,7 @@ except ImportError as why:
     sys.exit(SKIPPED)
 
 
-# ---- the batches: examples/gpt/model/rng.h and data.h, written again
+# ---- the batches: a second implementation of examples/gpt/model/rng.h and data.h
 
 def philox(seed, stream, position):
     c = [position & 0xffffffff, position >> 32, stream & 0xffffffff, stream >> 32]

@@ -1,10 +1,10 @@
 /*
- * steps.c - fp32 parameters through many steps of one optimizer, for optimizers.py.
+ * steps.c - makes many steps of one optimizer on fp32 parameters, for optimizers.py.
  *
  *     steps OPTIMIZER STEPS ELEMS [NAME=VALUE...]      names of struct zk_params
  *
- * From standard input: ELEMS floats of parameters, and as many gradients for each step. To standard
- * output: the parameters after each step.
+ * Reads from standard input ELEMS floats of parameters, then as many gradients for each step.
+ * Writes the parameters after each step to standard output.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -21,9 +21,9 @@ import zshard
 
 LOSS_SCALE = 256.0
 # Relative, of losses. In bf16 two units in the last place: torch adds up the uses of a tied weight in bf16, we in fp32.
-NOISE_BOUND = 1e-5  # a cell that is as sensitive as this is no test
+NOISE_BOUND = 1e-5  # a cell this sensitive is not a test
 BOUNDS = {"fp32": 1e-6, "bf16": 2**-6, "fp16": 2**-9}
-PARAM_BOUND = 1e-5  # of a tensor's largest, fp32, with an eps of EPS_PARAMS
+PARAM_BOUND = 1e-5  # relative to a tensor's largest value; fp32, with an eps of EPS_PARAMS
 EPS_PARAMS = 1e-4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DEVICE = os.environ.get("ZSHARD_TEST_DEVICE", "cpu")
@@ -36,7 +36,7 @@ class Cell:
     model: str = "plain"
     world: int = 1
     store: str = "none"  # none, host, nvme
-    optimizer: str = "before"  # torch.optim's built before shard, or after it; or ours ("zt")
+    optimizer: str = "before"  # torch.optim's, built before or after shard; or ours ("zt")
     eps: float = 1e-8
     checkpoint: str = "no"  # no, yes, reentrant
     compile: str = "no"  # no, or a backend
@@ -47,13 +47,13 @@ class Cell:
     clip: str = "no"  # no, torch, zt
     between: str = "nothing"  # nothing, eval, generate, save, exception
     steps: int = 20
-    # Of runs that die or resume
+    # For runs that die or resume
     keep: bool = False  # the job is kept, and each step is committed
     job: str = ""
     resume: bool = False
     die_at: int = -1  # before this step's optimizer
     die_rank: int = -1  # -1: all
-    die_daemon: bool = False  # kill -9 of the daemon, by rank 0, in the place of the ranks
+    die_daemon: bool = False  # rank 0 kills the daemon (kill -9), instead of ranks
 
     @property
     def name(self) -> str:
@@ -73,15 +73,15 @@ def valid(c: dict[str, Any]) -> bool:
     if cell.between == "generate" and ("decoder" not in entry.kinds or cell.dtype != "fp32"):
         return False
     if cell.between == "save" and (not entry.needs or cell.trained == "lora"):
-        return False  # whose files Transformers reads
+        return False  # Transformers does not read its files
     if cell.checkpoint != "no" and not entry.checkpoints:
         return False
     if cell.model == "experts" and cell.world > 1 and cell.store == "none":
         return False  # without a daemon, gathers are collective
     if cell.checkpoint == "reentrant" and cell.trained != "all":
-        return False  # plain torch loses the gradients of what has no input that needs one
+        return False  # plain torch loses the gradients of modules whose inputs need none
     if cell.trained == "lora" and cell.model == "gpt2":
-        return False  # no Linear in its blocks
+        return False  # its blocks have no Linear
     return cell.dtype == "fp32" or cell.eps == EPS_PARAMS
 
 
@@ -234,7 +234,7 @@ class Run:
 
     def between(self, step: int) -> None:
         """What comes between two steps and must change nothing."""
-        alone = 0 if self.cell.store == "none" else self.rank  # with a daemon ranks need not do the same
+        alone = 0 if self.cell.store == "none" else self.rank  # with a daemon, ranks may do different things
         if self.cell.between == "eval" and step % 5 == 2 + alone:
             self.model.eval()
             with torch.no_grad():
@@ -284,7 +284,7 @@ class Run:
         block = list(self.model.get_submodule(zoo.ZOO[self.cell.model].blocks))[-1]  # type: ignore[arg-type]
         hooks = [module.register_forward_pre_hook(raises) for module in block.modules() if module is not block]
         try:
-            for _ in range(4):  # an expert may not be asked
+            for _ in range(4):  # an expert may not be used in a pass
                 zoo.loss_of(self.model, self.batch(zoo.batches(self.cell.model, 55, DTYPES[self.cell.dtype])))
         except Boom:
             pass
@@ -353,7 +353,7 @@ def check(cell: Cell, losses: list[list[float]], params: dict[str, torch.Tensor]
     bound = max(BOUNDS[cell.dtype], zoo.ZOO[cell.model].bound)
     assert all(len(row) == len(plain.losses) for row in losses)
     worst, step, rank = apart(list(zip(*losses, strict=True)), plain.losses)
-    if worst > bound and cell.dtype == "fp32":  # a ReLU or a router that decides otherwise moves torch, too
+    if worst > bound and cell.dtype == "fp32":  # a ReLU or a router that decides differently
         bound = min(max(bound, 2 * noise_of(cell)), NOISE_BOUND)
     assert worst <= bound, (
         f"loss of rank {rank} in step {step}: {losses[rank][step]!r}, plain torch has {plain.losses[step][rank]!r} "

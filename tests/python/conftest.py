@@ -15,7 +15,7 @@ LONG = bool(os.environ.get("ZSHARD_LONG"))
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: only where ZSHARD_LONG is set, as in the nightly run")
-    # Embedded daemons of these tests end with them: none of the machine's is used, and no file of the user's.
+    # Embedded daemons of these tests end with them. They use neither a daemon of the machine nor files of the user.
     folder = tempfile.mkdtemp(prefix="zshard-test-")
     config._zshard_folder = folder  # type: ignore[attr-defined]
     for name, value in (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Combination = dict[str, Any]
-TRIES = 60  # combinations that are drawn for each one that is taken
+TRIES = 60  # random combinations tried for each one that is accepted
 
 
 def pairs_of(made: Combination) -> set[tuple[Any, ...]]:

@@ -21,14 +21,14 @@ from zshard._engine import Comm, Engine
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "integ"))
 from harness import wait_until  # type: ignore[import-not-found]  # noqa: E402
 
-BLOCK = 4096  # elements: a page, and what slices are padded to
+BLOCK = 4096  # elements of a page; slices are padded to it
 PARTS = (0.5, 0.25, 0.1, 0.0)
-STATE = {"fp32": (4, 12), "bf16": (2, 14), "fp16": (2, 16)}  # bytes of a parameter; of its gradient and state
+STATE = {"fp32": (4, 12), "bf16": (2, 14), "fp16": (2, 16)}  # bytes: of a parameter; of its gradient and state
 GRAIN = 4 * BLOCK  # bytes: the least that can be filled, a block of frozen fp32
 BUFFERS = 3 * 18 * BLOCK  # page buffers of a daemon with --ring-bytes 256K
 CONNECTION = 64 << 10
 JOB = "filler"
-CELL = "cell-"  # of the names of jobs that end with their ranks
+CELL = "cell-"  # prefix of the names of jobs that end with their ranks
 
 
 def padded(elems: int) -> int:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SECONDS = 120 * float(os.environ.get("ZSHARD_PATIENCE", "1"))  # for a cell, or the start
-GRACE = 10.0  # when one rank has failed
+SECONDS = 120 * float(os.environ.get("ZSHARD_PATIENCE", "1"))  # for a cell, or for the start
+GRACE = 10.0  # after one rank has failed
 
 
 class RankFailed(Exception):
@@ -38,7 +38,7 @@ class Result:
     hashes: list[str]
     off: dict[str, float]
     seconds: float
-    nvme_bytes: int  # written to NVMe; of a kept job, read
+    nvme_bytes: int  # written to NVMe; for a kept job: read
 
 
 def on_gpu(rank: int) -> dict[str, str]:

@@ -112,7 +112,7 @@ def test_a_step(engine: Any) -> None:
     done = engine.step(0.5)
     assert (done.iterations, done.applied, done.skipped) == (1, 1, False)
     assert abs(done.grad_norm - 20**0.5) < 1e-6
-    assert abs(values(engine.gather(1), 1)[0] - 1.5) < 1e-6  # AdamW's first step is of length lr
+    assert abs(values(engine.gather(1), 1)[0] - 1.5) < 1e-6  # the length of AdamW's first step is lr
     engine.release(1)
     assert list(engine.read(1, "master", 0, 12))[10:] == [2.0, 2.0]
     assert engine.sum([1.0, 2.0]) == [1.0, 2.0] and engine.loss_scale == 1.0

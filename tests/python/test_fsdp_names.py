@@ -197,7 +197,7 @@ def test_mixed_precision(name: str) -> None:
     assert out.dtype == root.get("output_dtype", outer)
     assert {w for _, w in model.seen} == {inner} and model.head.weight.dtype == outer
     out.float().pow(2).mean().backward()
-    for n, p in model.named_parameters():  # masters are the values from before, not roundings of them
+    for n, p in model.named_parameters():  # masters keep the original values, not rounded ones
         assert torch.equal(zt.state_of(p, "master"), before[n])
     opt.step()
     opt.zero_grad()
@@ -306,7 +306,7 @@ def test_refused(name: str) -> None:
         call()
 
 
-# torch has more; they appear there from release to release.
+# torch has more methods, and gets more from release to release.
 FSDP2_METHODS = (
     "reshard", "unshard", "set_is_last_backward", "set_requires_gradient_sync", "set_requires_all_reduce",
     "set_reshard_after_forward", "set_reshard_after_backward", "set_modules_to_forward_prefetch",

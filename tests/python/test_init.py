@@ -82,7 +82,7 @@ def test_daemon_is_started_and_used(place: str, capfd: pytest.CaptureFixture[str
         assert [row["name"] for row in daemon.client.jobs()] == ["run"]
     with pytest.raises(zshard.NoSpace, match="takes about 100.0 GiB .* 75.0 GiB of NVMe.* host memory .* NVMe free"):
         _init.context().store("auto", state_bytes=100 << 30)
-    # 128 MiB each: in host memory there is room for what fits there, with what is saved of it on NVMe.
+    # 128 MiB each: host memory has room for the state and its saved version on NVMe only up to that.
     assert _init.context().store("host", state_bytes=110 << 20)["offload_param"] == "host"
     for offload, mib in (("host", 140), ("nvme", 180)):
         with pytest.raises(zshard.NoSpace, match=f"takes about {mib}.0 MiB"):
@@ -100,7 +100,7 @@ def test_auto_without_a_daemon(place: str, monkeypatch: pytest.MonkeyPatch, capf
     with pytest.raises(zshard.NoSpace, match="without a daemon it takes 1024.0 TiB"):
         _init.context().store("auto", state_bytes=1 << 50)
     _init.init("a", durable=True)
-    with pytest.raises(zshard.NotConnected):  # an explicit wish
+    with pytest.raises(zshard.NotConnected):  # the store was requested explicitly
         _init.context().store("auto")
 
 

@@ -18,7 +18,7 @@ import pytest
 import zshard
 from zshard._engine import Comm, Engine
 
-LATE = 30.0  # seconds after which rank 1 comes by itself
+LATE = 30.0  # seconds after which rank 1 comes anyway
 SOON = 10.0
 
 # ---- ranks
@@ -63,7 +63,7 @@ def rank_gathers(engine: Engine, go: Path) -> None:
     reduced(engine)
     engine.step(0.1)
     engine.close()
-    assert signal.set_wakeup_fd(-1) == -1  # it was given back
+    assert signal.set_wakeup_fd(-1) == -1  # it was restored
 
 
 def rank_steps(engine: Engine, go: Path) -> None:

@@ -22,8 +22,8 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "bench", "torch"))
 from measure import MIB, Memory, written_bytes  # noqa: E402
 from pool import SECONDS  # noqa: E402
 
-STATE = 16  # bytes of a parameter in fp32: itself, its gradient, two moments
-TIMES = 4  # as large as the budget
+STATE = 16  # bytes for each fp32 parameter: itself, its gradient, two moments
+TIMES = 4  # size of the model, relative to the budget
 BUILD = os.environ.get("ZSHARD_BUILD", "build")
 
 

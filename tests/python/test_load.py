@@ -118,7 +118,7 @@ def test_values_are_transformers(name: str, tmp_path: Path) -> None:
     got = _load.from_pretrained(cls, tmp_path, dtype=dtype)
     assert type(got) is type(want) and not got.training
     a, b = dict(want.named_parameters()), dict(got.named_parameters())
-    assert list(a) == list(b)  # tied ones once, under the same name
+    assert list(a) == list(b)  # tied parameters once, under the same name
     for n, p in b.items():
         assert p.device.type == "meta" and p.dtype == a[n].dtype
         assert torch.equal(pieces(p, n), a[n]), n

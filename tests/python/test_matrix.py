@@ -68,10 +68,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "exception": {"between": "exception"},
 }
 
-# What is known not to work, and why: cells are expected to fail.
+# Cells that are known not to work, with the reason: they are expected to fail.
 BROKEN: dict[str, str] = {}
 
-# What `full` runs.
+# The cells that `full` runs.
 CORE = [
     Cell(),
     Cell(eps=cells.EPS_PARAMS),
@@ -129,7 +129,7 @@ class Lab:
         self.jobs = 0
         self.filler: Any = None
         self.sizes: dict[tuple[str, str], list[tuple[int, bool]]] = {}
-        self.parts: dict[tuple[str, str, str, int], int] = {}  # which of PARTS a cell finds room for
+        self.parts: dict[tuple[str, str, str, int], int] = {}  # which of PARTS a cell has found room for
 
     def daemon(self, kind: str) -> Any:
         """host: room for everything. nvme: little memory, of which a filler leaves less than a cell's states take.
@@ -186,7 +186,7 @@ class Lab:
     def run(self, cell: Cell, mode: str = "", compare: bool = True) -> Any:
         result = self.pool(cell.world, mode).run(cell, self.store(cell), compare)
         assert len(set(result.hashes)) == 1, "ranks have different parameters"
-        # Two ranks' shares of a LoRA's state are smaller than the least room that a daemon takes.
+        # Two ranks' parts of a LoRA's state are smaller than the least room that a daemon accepts.
         states = cell.store == "nvme" and not (cell.trained == "lora" and cell.world == 2)
         if states and result.nvme_bytes == 0:
             assert self.tighten(cell), "its states did not go to NVMe"
@@ -262,7 +262,7 @@ def test_memory_alike(lab: Lab, checkpoint: str) -> None:
     assert made[0].hashes == made[1].hashes == made[2].hashes
 
 
-# ---- who dies
+# ---- processes that die
 
 
 def resumed(lab: Lab, cell: Cell, before: list[list[float]] | None = None) -> None:

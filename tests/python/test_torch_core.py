@@ -378,7 +378,7 @@ def test_state_moves_between_torch_and_us(name: str, ours: bool) -> None:
     plain = Net()
     opt = make(plain)
     torch.manual_seed(1)
-    late = _late(plain)  # gets its first gradient later: a count of its own
+    late = _late(plain)  # gets its first gradient later: it has a step count of its own
     late.requires_grad_(False)
     for i in range(2):
         plain_step(plain, opt, i)

@@ -51,7 +51,7 @@ def test_engine_uses_them(cuda: dict[str, Any]) -> None:
     """The engine calls what it was given: here there is no room, and its error message says so."""
     cuda["left"] = 0
     given = _cuda.options(torch.device("cuda", 0))
-    del given["stream"]  # the emulated device has streams of its own kind
+    del given["stream"]  # the emulated device has its own kind of streams
     comm = Comm("self")
     with Engine(comm, device="emulated", **given) as engine:
         engine.add_unit("u", 1 << 20, [("w", 0, (1 << 20,), 0)])

@@ -172,7 +172,7 @@ def test_a_write_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ctrl_c_waits_for_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """KeyboardInterrupt comes when the step is whole."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a shell's may ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start a job with SIGINT ignored
     try:
         interrupted_step(monkeypatch)
     finally:

@@ -467,7 +467,7 @@ def test_loop(name: str, local: bool) -> None:
     model = build()
     if isinstance(model, Net) and model.recompute == "reentrant":
         model.embed.register_forward_hook(lambda m, a, out: out)
-    more = {"param": 1e-3} if name.startswith("autocast") else {}  # the last bit of fp32 is one of bf16 now and then
+    more = {"param": 1e-3} if name.startswith("autocast") else {}  # fp32 noise sometimes changes the last bit of bf16
     compare(model, make, step(), steps=8, within=more, accumulate="local" if local else "reduce").close()
 
 

@@ -67,7 +67,7 @@ def moving(handle: zt.Handle) -> None:
         return int(taken[unit].data_ptr())
 
     def release_for_good(unit: int) -> None:
-        gone.append(taken.pop(unit).fill_(float("nan")))  # kept: no address comes twice
+        gone.append(taken.pop(unit).fill_(float("nan")))  # kept, so that no address is used twice
         release(unit)
 
     engine.gather, engine.release = gather_elsewhere, release_for_good
@@ -92,7 +92,7 @@ def test_memory_that_moves(mode: str, recompute: str | None, monkeypatch: pytest
                 moving(handle)
             losses = [plain_step(model, opt, i) for i in range(3)]
             fails = model.blocks[1].register_forward_hook(fail)
-            with pytest.raises(ValueError, match="on purpose"):  # what a failed pass leaves behind does no harm
+            with pytest.raises(ValueError, match="on purpose"):  # the leftovers of a failed pass do no harm
                 loss_of(model, batch(3))
             fails.remove()
             losses.append(plain_step(model, opt, 4))

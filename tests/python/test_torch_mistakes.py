@@ -12,7 +12,7 @@ from torch_models import Net, batch, loss_of
 
 import zshard.torch as zt
 
-# of shard(): what is given, and what the error message says
+# arguments of shard(), and the error message
 SHARD: dict[str, tuple[Callable[[Any], tuple[Any, Any]], type[Exception], str]] = {
     "no module": (lambda m: ([m], None), TypeError, "the model is a list, not a torch.nn.Module"),
     "a class": (lambda m: (m, torch.optim.AdamW), TypeError, "not an optimizer such as torch.optim.AdamW"),

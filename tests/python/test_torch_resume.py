@@ -156,7 +156,7 @@ def test_killed_while_weights_are_written(daemon: Daemon) -> None:
     (file,) = [word for word in refused.split() if word.endswith("writing")]
     os.unlink(file)
     assert run(daemon, "later", resume=True, script=HOST) == ["step 2"]
-    assert run(daemon, "later", resume=True, script=HOST) == ["step 5"]  # its own marks are of steps that are over
+    assert run(daemon, "later", resume=True, script=HOST) == ["step 5"]  # its marks are for steps that have ended
 
 
 SAVE = """

@@ -48,7 +48,7 @@ def main(out: str, case: str, offload: str) -> None:
     """Trains 4 steps; rank 0 writes losses and sums of parameters."""
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
-    torch.manual_seed(rank)  # ranks begin with rank 0's values all the same, where the library can write them
+    torch.manual_seed(rank)  # nevertheless ranks begin with rank 0's values, if the library can write them
     if case != "seeded":
         torch.manual_seed(0)
     Mixture.turn = rank

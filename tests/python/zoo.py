@@ -33,8 +33,8 @@ class Entry:
     blocks: str = ""
     checkpoints: bool = True  # transformers' gradient_checkpointing_enable() works on it
     needs: str = "transformers"
-    bound: float = 1e-6  # relative, of losses against plain torch's, in fp32
-    notes: dict[str, str] = field(default_factory=dict)  # features that it does not have, and why
+    bound: float = 1e-6  # relative, for losses in fp32 compared with plain torch's
+    notes: dict[str, str] = field(default_factory=dict)  # features that it does not have, with the reason
 
 
 def tokens(generator: torch.Generator, rows: int = BATCH, seq: int = SEQ) -> torch.Tensor:
@@ -139,7 +139,7 @@ class Plain(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(layers))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = None if tied else nn.Linear(WIDTH, VOCAB, bias=False)
-        self.checkpoint: bool | None = None  # use_reentrant, where blocks are recomputed
+        self.checkpoint: bool | None = None  # use_reentrant, if blocks are recomputed
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
         x = self.embed(input_ids)
@@ -197,8 +197,8 @@ _SEQ2SEQ = {"vocab_size": VOCAB, "d_model": WIDTH, "pad_token_id": 0, "decoder_s
 
 ZOO: dict[str, Entry] = {
     "plain": Entry(Plain, shifted_batch, ("tied", "blocks"), "blocks", needs=""),
-    # States of 3 MB, more than a small daemon has host memory: of several ranks and of kept jobs, too, where filler.py
-    # does not know how much is free.
+    # States of 3 MB, more than a small daemon has host memory: also with several ranks, and with kept jobs, where
+    # filler.py does not know how much is free.
     DEEP: Entry(lambda: Plain(layers=24), shifted_batch, ("tied", "blocks"), "blocks", needs=""),
     "opaque": Entry(PlainOpaque, shifted_batch, ("tied", "blocks"), "blocks", needs=""),
     "experts": Entry(Experts, experts_batch, ("moe", "blocks"), "experts", needs=""),

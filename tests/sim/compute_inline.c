@@ -1,6 +1,6 @@
 /*
  * compute_inline.c - the compute pool (daemon/run/compute.h) without threads: a task runs when
- * zsd_compute_reap() takes it. So a run of the core is one thread, and repeats exactly.
+ * zsd_compute_reap() takes it. So the core runs in one thread, and a run repeats exactly.
  */
 #include <errno.h>
 #include <limits.h>
@@ -9,7 +9,7 @@
 #include "daemon/run/compute.h"
 #include "kernels/zk.h"
 
-#define INLINE_THREADS 2u /* that it says to have */
+#define INLINE_THREADS 2u /* the number that it reports */
 
 struct zsd_compute {
     struct zb_list todo;

@@ -8,8 +8,8 @@
 
 #define BLOCK ZB_BLOCK_ELEMS
 
-/* Odd sizes; more of one size than a ring has places; a part that is frozen, and a gap; units that
- * never change, one of them in 8 bits. */
+/* Odd sizes; more of one size than a ring has places; a frozen part, and a gap; units that never
+ * change, one of them in 8 bits. */
 const struct unit zs_units[ZS_UNITS] = {
     { "u0", 3 * BLOCK - 100, ZB_F32, ZB_F32, false, false, { { 0, 3 * BLOCK - 100, 0 } }, 1 },
     { "u1", 2 * BLOCK, ZB_BF16, ZB_F32, false, false, { { 0, 2 * BLOCK, 1 } }, 1 },
@@ -63,7 +63,7 @@ float zs_initial(unsigned u, uint64_t element)
     return 1.0f + (float)((element * 7 + u) % 1000) / 7;
 }
 
-/* Small whole numbers, which both types hold exactly. */
+/* Small integers, which both types hold exactly. */
 void zs_gradient(uint64_t n, unsigned u, uint64_t first, uint64_t count, void *out)
 {
     for (uint64_t i = 0; i < count; i++) {

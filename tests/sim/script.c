@@ -1,8 +1,9 @@
 /*
  * script.c - what the ranks of a run do, with the oracle in step. zsim.h has the model.
  *
- * A run has one job. Its model is what was acknowledged; a change that failed is a possibility
- * beside it, until another one is acknowledged or the daemon has started again and says.
+ * A run has one job. Its model is what was acknowledged. The result of a failed change is kept as
+ * an alternative, until another change is acknowledged, or until the daemon has started again and
+ * shows which one holds.
  */
 #include "tests/sim/zsim.h"
 
@@ -14,29 +15,29 @@
 #define JOB   "j"
 #define CLONE "k"
 
-/* Host memory beside the staging: everything resident; parameters of some streamed, all state
- * streamed; the same, and of the gradients a part; parameters resident and of the state a part. */
+/* Host memory in addition to the staging. ALL: everything is resident. TIGHT: some units'
+ * parameters and all state are streamed. SPILL: the same, and a part of the gradients. MIXED:
+ * parameters are resident and a part of the state is streamed. */
 enum { ALL = 0, TIGHT = 436 << 10, SPILL = 220 << 10, MIXED = 780 << 10 };
 
 enum act {
     OPEN,    /* a new job: world, place; with initial values */
     STEP,    /* what: enum zsd_commit_what */
     SKIP,    /* likewise */
-    BEGIN,   /* what the next step will be, and its gradients: it begins early. what 1: as far as it
-                gets */
+    BEGIN,   /* begins the next step early, with its gradients; what 1: as far as it gets */
     COMMIT,  /* a request: what */
     FETCH,   /* every unit, one after the other */
     READ,    /* all that the job has */
     HANG_UP, /* the ranks die */
     RESTART, /* the daemon is killed and starts again */
     ATTACH,  /* world, place; what 1: from what is prepared */
-    SNAP,    /* what: which; place: how many to retain, 0 all */
-    UNSNAP,  /* what: which */
-    ROLL,    /* back to one */
-    COPY,    /* clone one */
+    SNAP,    /* what: the name; place: how many to retain, 0: all */
+    UNSNAP,  /* what: the name */
+    ROLL,    /* rolls back to a snapshot */
+    COPY,    /* clones a snapshot */
     UNCOPY,  /* destroy the clone */
-    TIER,    /* host memory: place: bytes more than all that is used but state */
-    WHERE,   /* state in memory is: what 0 none, 1 a part, 2 all; checked where nothing failed */
+    TIER,    /* sets the host budget; place: bytes in addition to everything in use except state */
+    WHERE,   /* checks the state in memory: what 0 none, 1 a part, 2 all; unless something failed */
 };
 
 struct action {
@@ -73,7 +74,7 @@ static const struct action script[] = {
     { FETCH, 0, 0 },
     { READ, 0, 0 },
     { BEGIN, 1, 0 },
-    { READ, 0, 0 }, /* as it was */
+    { READ, 0, 0 }, /* unchanged */
     { COMMIT, ZSD_COMMIT, 0 },
     { FETCH, 0, 0 },
     { STEP, ZSD_COMMIT, 0 },
@@ -84,7 +85,7 @@ static const struct action script[] = {
     { BEGIN, 1, 0 },
     { COMMIT, ZSD_COMMIT, 0 },
     { STEP, ZSD_COMMIT, 0 },
-    { UNSNAP, 0, 0 }, /* the clone has its pages still */
+    { UNSNAP, 0, 0 }, /* the clone still has its pages */
     { STEP, ZSD_COMMIT_NONE, 0 },
     { BEGIN, 1, 0 },
     { HANG_UP, 0, 0 },
@@ -105,12 +106,12 @@ static const struct action script[] = {
     { ATTACH, 2, MIXED },
     { READ, 0, 0 },
     { STEP, ZSD_COMMIT, 0 },
-    { SNAP, 2, 1 }, /* the older one goes */
+    { SNAP, 2, 1 }, /* the older one is removed */
     { STEP, ZSD_PREPARE, 0 },
 };
 
-/* State moves: with and without commits, prepared steps, early pages, a rollback; a change of mind
- * in the middle; and who resumes from what has moved. */
+/* State moves: with and without commits, prepared steps, early pages and a rollback; with a budget
+ * that changes back in the middle; and ranks resume from state that has moved. */
 static const struct action moves[] = {
     { OPEN, 2, ALL },
     { STEP, ZSD_COMMIT_NONE, 0 },
@@ -134,7 +135,7 @@ static const struct action moves[] = {
     { STEP, ZSD_PREPARE, 0 },
     { WHERE, 0, 0 },
     { TIER, 0, 16 << 20 },
-    { BEGIN, 1, 0 }, /* what it would bring into memory has begun, or not: either is right */
+    { BEGIN, 1, 0 }, /* the move into memory may have begun, or not: both are right */
     { COMMIT, ZSD_DROP, 0 },
     { STEP, ZSD_COMMIT, 0 },
     { READ, 0, 0 },
@@ -179,7 +180,7 @@ static void run_maybe_clear(struct zs_run *r)
     r->nmaybe = 0;
 }
 
-/* A change that was asked for at operation `begin`, and what came of it. Takes over the model. */
+/* A change that was asked for at operation `begin`, and its result. Takes over the model. */
 static void run_changed(struct zs_run *r, uint64_t begin, struct zs_model model, int rc)
 {
     struct zs_model **list = rc < 0 ? &r->maybe : NULL;
@@ -250,8 +251,8 @@ static void run_refused(struct zs_run *r, const struct zb_err *err)
     r->refused = *err;
 }
 
-/* What the store may hold when the daemon starts: what was acknowledged, or a change that failed
- * since; and on a device that lies for ever, anything that was acknowledged before. */
+/* What the store may hold when the daemon starts: what was acknowledged, or a later change that
+ * failed; and if the device never keeps its promises, any earlier acknowledged state. */
 static unsigned run_may_hold(const struct zs_run *r, const struct zs_model **models)
 {
     unsigned n = 0;
@@ -302,7 +303,7 @@ static void run_down(struct zs_run *r)
     r->begun = 0;
 }
 
-/* Whether the ranks are there, and their job is. */
+/* Whether the ranks are attached, and their job runs. */
 static bool run_attached(struct zs_run *r)
 {
     const struct zsd_member *m = r->w.core.clients[0].conn.member;
@@ -310,7 +311,7 @@ static bool run_attached(struct zs_run *r)
     return r->up && m && (m->job->state == ZSD_READY || m->job->state == ZSD_STEPPING);
 }
 
-/* The ranks go; the job may stay in memory. */
+/* The ranks hang up; the job may stay in memory. */
 static void run_hang_up(struct zs_run *r)
 {
     r->begun = 0;
@@ -362,13 +363,13 @@ static void run_open(struct zs_run *r, uint32_t world, uint64_t place)
     r->world = world;
     if (run_told(r, zs_open(&r->w, &o)) < 0)
         return;
-    for (unsigned i = 0; i < 3 && run_attached(r); i++) /* what failed is tried again */
+    for (unsigned i = 0; i < 3 && run_attached(r); i++) /* a failure is tried again */
         if (run_told(r, run_write(r)) == 0) {
             r->mem = zs_state_first();
             return;
         }
     run_hang_up(r);
-    if (zsd_job_by_name(r->w.core.daemon.core, JOB)) { /* without values it is of no use */
+    if (zsd_job_by_name(r->w.core.daemon.core, JOB)) { /* a job without values is useless */
         Zp__JobName q = ZP__JOB_NAME__INIT;
         char name[] = JOB;
 
@@ -378,7 +379,7 @@ static void run_open(struct zs_run *r, uint32_t world, uint64_t place)
     zs_settle(&r->w);
 }
 
-/* As a trainer that starts again: from memory, else from the newest commit (or what `at` says). */
+/* As a trainer that starts again: from memory, else from the newest commit (or the point `at`). */
 static void run_attach(struct zs_run *r, uint32_t world, uint64_t place, bool from_prepared)
 {
     struct zs_saved *saved = &r->model.jobs[0];
@@ -413,10 +414,10 @@ static void run_attach(struct zs_run *r, uint32_t world, uint64_t place, bool fr
     zs_state_unref(r->mem);
     r->mem = from;
     for (uint32_t rank = world; rank < ZS_RANKS; rank++)
-        from->notes[rank] = (struct zs_note){ 0 }; /* who is not there any more has none */
+        from->notes[rank] = (struct zs_note){ 0 }; /* ranks that are gone have none */
 }
 
-/* Whoever lost the job takes it up again. */
+/* If the job was lost, the ranks attach to it again. */
 static bool run_ready(struct zs_run *r)
 {
     struct zs_saved *saved = &r->model.jobs[0];
@@ -516,7 +517,7 @@ static void run_begin(struct zs_run *r, bool settle)
         zs_settle(&r->w);
 }
 
-/* Every rank asks; the worst answer. What became of the commit: *ret_commit. */
+/* Every rank asks; returns the worst answer. *ret_commit: the result of the commit. */
 static int run_ask_step(struct zs_run *r, bool skip, uint32_t commit, int *ret_commit)
 {
     Zp__GroupScalars groups[2], *list[2] = { &groups[0], &groups[1] };
@@ -580,7 +581,7 @@ static void run_step(struct zs_run *r, bool skip, uint32_t commit)
         if (commit != ZSD_COMMIT_NONE)
             run_committed(r, begin, commit, run_told(r, commit_rc));
     } else if (commit != ZSD_COMMIT_NONE && !run_attached(r)) {
-        struct zs_state *mem = zs_state_ref(r->mem); /* it may be there, nobody was told */
+        struct zs_state *mem = zs_state_ref(r->mem); /* it may be there, without an answer */
 
         state_set(&r->mem, next);
         run_committed(r, begin, commit, rc);
@@ -599,14 +600,14 @@ static void run_commit(struct zs_run *r, uint32_t what)
     Zp__Commit q = ZP__COMMIT__INIT;
 
     if (what >= ZSD_RESOLVE && !saved->prepared)
-        return; /* what was to be resolved could not be prepared */
+        return; /* preparing it had failed */
     q.job = r->w.core.clients[0].job;
     q.what = what;
     q.iterations = what >= ZSD_RESOLVE ? saved->prepared->iterations : r->mem->iterations;
     run_committed(r, begin, what, run_told(r, call(&r->w.core, 0, zsd_commit, &q)));
 }
 
-/* As a forward pass: each unit is pinned, looked at, released. */
+/* As in a forward pass: each unit is pinned, compared, released. */
 static void run_fetch(struct zs_run *r)
 {
     for (unsigned rank = 0; rank < r->world; rank++) {
@@ -646,7 +647,7 @@ static void run_fetch(struct zs_run *r)
     }
 }
 
-/* ---- what people do */
+/* ---- what administrators do */
 
 static unsigned snap_find(const struct zs_saved *saved, const char *name)
 {
@@ -672,7 +673,8 @@ static void snap_add(struct zs_saved *saved, const char *name, uint64_t retain)
         snap_remove(saved, 0);
 }
 
-/* Asks, as nobody's rank, and keeps the model `m` as what came, or may have come, of it. */
+/* Asks as a client without a rank, and keeps `m` as the model that holds, or may hold,
+ * afterwards. */
 static int run_people(struct zs_run *r, zsd_handler *handler, const void *message,
                       struct zs_model *m)
 {
@@ -714,7 +716,7 @@ static void run_snap(struct zs_run *r, const struct action *a)
         run_hang_up(r);
         (void)run_people(r, zsd_rollback, &ref, &m);
         zs_settle(&r->w);
-        run_hang_up(r); /* what was in memory is gone */
+        run_hang_up(r); /* the state in memory is gone */
     } else if (a->act == COPY && i < saved->nsnaps && second->name[0] == '\0') {
         (void)snprintf(second->name, sizeof(second->name), CLONE);
         second->committed = zs_state_ref(saved->snaps[i].state);
@@ -724,7 +726,7 @@ static void run_snap(struct zs_run *r, const struct action *a)
         second->name[0] = '\0';
         (void)run_people(r, zsd_job_destroy, &gone, &m);
     } else {
-        zs_model_done(&m); /* what it is about could not be made */
+        zs_model_done(&m); /* its snapshot or clone could not be made */
     }
 }
 
@@ -735,7 +737,7 @@ static const struct zsd_job *run_job(struct zs_run *r)
     return run_attached(r) ? r->w.core.clients[0].conn.member->job : NULL;
 }
 
-/* What the accounts say is what there is; places are promised for all that may be needed. */
+/* Accounts must agree with what is there, and every page that may need a place must have one. */
 static void run_accounts(struct zs_run *r)
 {
     const struct zsd_job *job = run_job(r);
@@ -783,7 +785,7 @@ static void run_where(struct zs_run *r, uint32_t what)
     const struct zsd_job *job = run_job(r);
     uint32_t resident = 0, pages = 0;
 
-    zs_settle(&r->w); /* what left has given its memory back */
+    zs_settle(&r->w); /* memory of state that left has been given back */
     for (uint32_t i = 0; i < job->nshards; i++) {
         const struct zsd_shard *s = job->shards[i];
 
@@ -869,7 +871,7 @@ void zs_run_script(struct zs_run *r)
 void zs_run_init(struct zs_run *r, struct zn_sim *sim, uint64_t seed, uint32_t page_elems)
 {
     *r = (struct zs_run){ .sim = sim, .seed = seed, .page_elems = page_elems, .world = 2 };
-    r->entries = calloc(1, sizeof(*r->entries)); /* nothing, from the beginning */
+    r->entries = calloc(1, sizeof(*r->entries)); /* the empty store, from the beginning */
     assert_non_null(r->entries);
     r->nentries = 1;
 }
@@ -911,14 +913,14 @@ int zs_run_restart(struct zs_run *r)
     return rc;
 }
 
-/* Something that must not fail. */
+/* For calls that must not fail. */
 static void must(int rc, const char *what)
 {
     if (rc < 0)
         zs_fail("%s: %d, '%s'", what, rc, answers[0].text);
 }
 
-/* What must say that bytes are wrong, naming them, if it says anything. */
+/* For reads of damaged bytes: an error must name the damage. */
 static bool detects(unsigned rank, int rc)
 {
     const char *text = answers[rank].text;
@@ -931,7 +933,7 @@ static bool detects(unsigned rank, int rc)
     return true;
 }
 
-/* The store on a device that somebody has changed bytes of: whatever can be read is right. */
+/* The store on a device with changed bytes: everything that can be read is right. */
 static int recover_damaged(struct zs_run *r, const struct zs_recovery *how, uint32_t world)
 {
     bool detected = detects(ZS_NOBODY, zs_read_model(&r->w, &r->model));

@@ -1,10 +1,10 @@
 /*
- * The power fails at any operation of the device, in any variant of what was not flushed: the store
- * opens, holds what was acknowledged or the change that was in flight, every byte of it, and goes
- * on. The same for a power cut while it recovers.
+ * The power fails at any operation of the device, with any variant of what was not flushed. The
+ * store opens, holds what was acknowledged or the change that was in flight, every byte of it, and
+ * goes on. The same for a power cut during recovery.
  *
  * ZSHARD_SEED=N     the first run (1)
- * ZSHARD_CUTS=N     so many cuts (1200); more runs, with the next seeds, when one has no more
+ * ZSHARD_CUTS=N     the number of cuts (1200); if one run has too few, the next seeds follow
  * ZSHARD_CUT=op:v   one cut, of the run of ZSHARD_SEED
  */
 #include "tests/sim/zsim.h"
@@ -14,7 +14,7 @@
 
 #define CUTS          1200u
 #define VARIANTS      16u
-#define NESTED_EVERY  40u /* cuts whose recovery is cut, too */
+#define NESTED_EVERY  40u /* every 40th cut has a second one during recovery */
 #define NESTED_CUTS   6u
 #define GOES_ON_EVERY 2u
 
@@ -46,7 +46,7 @@ static void campaign_forget(struct campaign *c)
     zn_sim_free(c->sim);
 }
 
-/* The power fails while the store recovers: it holds what it held then. */
+/* The power fails while the store recovers: afterwards it holds the same. */
 static void campaign_nested(struct campaign *c, const struct zn_sim *first, uint64_t op,
                             unsigned variant, const struct zs_model *held)
 {
@@ -88,7 +88,7 @@ static void campaign_cut(struct campaign *c, uint64_t op, unsigned variant, bool
     how.nmodels = zs_run_models(&c->run, op, models);
     how.goes_on = nested || (op + variant) % GOES_ON_EVERY == 0;
     assert_int_equal(zn_sim_cut_at(&sim, c->sim, op, variant, NULL), 0);
-    if (nested) /* a recovery alone, recorded */
+    if (nested) /* only the recovery, recorded */
         assert_int_equal(zn_sim_cut_at(&first, c->sim, op, variant, NULL), 0);
     which = zs_recover(sim, &how);
     zn_sim_free(sim);
@@ -103,7 +103,8 @@ static void campaign_cut(struct campaign *c, uint64_t op, unsigned variant, bool
     }
 }
 
-/* Every operation once, then every operation again, each time another variant; then another run. */
+/* Cuts at every operation once, then at every operation again, each time with another variant; then
+ * another run. */
 static void power_cuts(void **state)
 {
     uint64_t wanted = zs_env("ZSHARD_CUTS", CUTS), op;

@@ -1,12 +1,11 @@
 /*
- * Bytes of the store change while nobody looks: single bits, two bits, 4 KiB of zeros, two places
- * swapped, a place as it was some commits ago; in pages, superblock and commit slots of the data
- * file, in the catalog, and in a WAL that a crash left. The daemon refuses to start, with a
- * sentence; or it starts with what was acknowledged, and each page is right, or is reported by
- * name.
+ * Bytes of the store change unnoticed: single bits, two bits, 4 KiB of zeros, two places swapped, a
+ * place as it was some commits ago; in pages, superblock and commit slots of the data file, in the
+ * catalog, and in a WAL that a crash left behind. The daemon refuses to start, with an error
+ * message; or it starts with what was acknowledged, and each page is right, or is reported by name.
  *
  * ZSHARD_SEED=N     the first damage (1)
- * ZSHARD_DAMAGES=N  so many (5000)
+ * ZSHARD_DAMAGES=N  the number of damages (5000)
  */
 #include "tests/sim/zsim.h"
 
@@ -14,11 +13,11 @@
 
 #define DAMAGES    5000u
 #define BLOCK      4096u
-#define DATA_BYTES (UINT64_C(5) << 20) /* of the data file are in use, about */
+#define DATA_BYTES (UINT64_C(5) << 20) /* about as much of the data file is in use */
 #define PAGE_BYTES (40u << 10)
 #define SQL_BYTES  (16u << 10) /* of a page of the catalog */
 #define LEN_MAX    (256u << 10)
-#define ATTACH     4u /* of so many, one is read by ranks, too */
+#define ATTACH     4u /* one of this many is also read by ranks */
 
 enum where { SUPERBLOCK, SLOTS, PAGES, CATALOG, WAL, WHERES };
 enum how { BIT, TWO_BITS, ZEROS, SWAP, OLDER, HOWS };
@@ -32,7 +31,7 @@ struct campaign {
     uint64_t done, skipped, refused, detected, harmless, bytes;
 };
 
-/* A range of the file that the damage is to hit; false: the file has nothing there. */
+/* Draws a range of the file to damage; false: the file has nothing there. */
 static bool range_draw(const struct zn_sim *sim, enum where where, uint64_t *draw,
                        const char **file, uint64_t *off, uint64_t *len)
 {
@@ -55,7 +54,7 @@ static bool range_draw(const struct zn_sim *sim, enum where where, uint64_t *dra
         return false;
     *off = (first + ztest_random(draw) % (end - first)) / BLOCK * BLOCK;
     *len = zb_min_u64(BLOCK, (uint64_t)size - *off);
-    if (where == PAGES && ztest_random(draw) % 2 == 0) /* a whole page, perhaps */
+    if (where == PAGES && ztest_random(draw) % 2 == 0) /* sometimes a whole page */
         *len = zb_min_u64(PAGE_BYTES, (uint64_t)size - *off);
     if (where == CATALOG) { /* a block, a page, or all of it */
         uint64_t what = ztest_random(draw) % 3;

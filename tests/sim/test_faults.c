@@ -1,16 +1,17 @@
 /*
- * Every operation of the device fails, once or for ever, in every way that a device has.
+ * Every operation of the device fails, once or always, in every way that a device can.
  *
- * A device that says so (EIO, ENOSPC, short transfers, failed flushes): each failure is reported to
- * who asked, or healed; nothing hangs; and after a restart on a device that is well, everything
- * that was acknowledged is there, every byte, and the job goes on.
+ * A device that reports it (EIO, ENOSPC, short transfers, failed flushes): each failure is reported
+ * to the client that asked, or healed; nothing hangs; and after a restart on a good device,
+ * everything that was acknowledged is there, every byte, and the job goes on.
  *
- * A device that lies (lost, misplaced and stale writes, flipped bits): what is wrong is reported as
- * that, and nobody reads a wrong byte. Once: nothing older than what was acknowledged comes back.
+ * A device that lies (lost, misplaced and stale writes, flipped bits): damage is reported as
+ * damage, and no client reads a wrong byte. If it lies once: nothing older than what was
+ * acknowledged comes back.
  *
  * ZSHARD_SEED=N               the run (1)
- * ZSHARD_FAULTS=N             so many faults (300), spread over all kinds and operations; 0: all
- * ZSHARD_FAULT=kind:op:0|1    one fault, once or for ever
+ * ZSHARD_FAULTS=N             the number of faults (300), of all kinds and operations; 0: all
+ * ZSHARD_FAULT=kind:op:0|1    one fault; 0: once, 1: always
  */
 #include "tests/sim/zsim.h"
 
@@ -49,7 +50,7 @@ static uint32_t page_elems(uint64_t seed)
     return seed % 2 ? 4096 : 8192;
 }
 
-/* Operations of a run on a device that is well. */
+/* The number of operations of a run on a good device. */
 static uint64_t campaign_ops(uint64_t seed)
 {
     struct zn_sim *sim = sim_new(seed);
@@ -67,7 +68,7 @@ static uint64_t campaign_ops(uint64_t seed)
     return ops;
 }
 
-/* It was told what was wrong: the device is well again, and nothing is missing. */
+/* The device reported its failures: when it is good again, nothing is missing. */
 static void recover_honest(struct campaign *c, struct zs_run *r)
 {
     const struct zs_model *models[64];
@@ -150,7 +151,7 @@ static void faults(void **state)
     all = c.ops * ZB_COUNT(kinds) * 2;
     stride = wanted > 0 && wanted < all ? all / wanted : 1;
     while (stride > 1 && all % stride == 0)
-        stride++; /* not always the same kinds */
+        stride++; /* so that the kinds vary */
     stride |= 1;
     for (uint64_t i = 0; i < all; i += stride)
         campaign_fault(&c, i / 2 % ZB_COUNT(kinds), i / 2 / ZB_COUNT(kinds), i % 2);

@@ -1,24 +1,23 @@
 /*
- * Gradients that live on NVMe, on a device that fails once, at any of its operations and in every
- * way: a push or a step that needed it ends with its code, and nothing wrong is ever taken for
- * data.
+ * Gradients on NVMe, on a device that fails once, at any of its operations and in every way: a push
+ * or step that needed the operation ends with its code, and wrong bytes are never taken for data.
  *
- * MODEL. A job of one rank in so little memory that no page of a gradient is resident. A case makes
- * one step of two micro-steps (the second adds nothing, so the result is the oracle's step of the
- * first) while one operation of the device fails. A push that fails has lost its shard's gradient:
- * the step is refused until that was pushed anew, from the first micro-step on. A step that fails
- * ends the job. A step that is answered well must be the oracle's, byte for byte, wherever it can
- * be read.
+ * MODEL. A job of one rank has so little memory that no page of a gradient is resident. A case
+ * makes one step of two micro-steps while one operation of the device fails. The second micro-step
+ * adds nothing, so the result is the oracle's step of the first. A push that fails has lost its
+ * shard's gradient: the step is refused until that was pushed again, from the first micro-step on.
+ * A step that fails ends the job. After a successful step, everything that can be read must be the
+ * oracle's result, byte for byte.
  */
 #include "tests/sim/zsim.h"
 
 #include <errno.h>
 #include <string.h>
 
-#define SPILLED   (156u << 10) /* host memory beside the staging */
+#define SPILLED   (156u << 10) /* host memory in addition to the staging */
 #define PAGE      4096u
 #define SEED      5u
-#define OPS_MAX   4096u /* no step takes as many */
+#define OPS_MAX   4096u /* a step takes fewer */
 #define ELEMS_MAX 65536u
 
 static const enum zn_fault kinds[] = { ZN_FAULT_EIO,  ZN_FAULT_SHORT,    ZN_FAULT_ENOSPC,
@@ -110,7 +109,7 @@ static int step(struct spill *s)
     return call(&s->w.core, 0, zsd_step, &q);
 }
 
-/* The gradients of all units; of one whose push failed a second time. */
+/* Pushes the gradients of all units. A unit whose push failed is pushed again. */
 static void gradients(struct spill *s)
 {
     for (unsigned u = 0; u < ZS_UNITS; u++) {
@@ -133,7 +132,7 @@ static void gradients(struct spill *s)
     }
 }
 
-/* How many operations of the device it took. */
+/* Returns how many operations of the device the case took. */
 static uint64_t spill_case(enum zn_fault kind, uint64_t op, bool fault)
 {
     static struct spill s;

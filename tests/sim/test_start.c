@@ -1,10 +1,10 @@
 /*
- * What a start does to a store that is there: its data file is measured, and no byte of a saved
- * page changes, whatever the device does meanwhile.
+ * A start with an existing store measures the data file, and changes no byte of a saved page,
+ * whatever the device does meanwhile.
  *
- * MODEL. A run leaves jobs, snapshots and prepared versions. Each case measures a daemon on a copy
- * of that device, which has a fault, and compares the data file with what it was: place by place,
- * as the map of the daemon says who holds it.
+ * MODEL. A run leaves jobs, snapshots and prepared versions. Each case measures in a daemon on a
+ * copy of that device with a fault, and compares the data file with the original. The daemon says
+ * which places have pages.
  */
 #include "tests/sim/zsim.h"
 
@@ -45,8 +45,8 @@ static void data_peek(const struct zn_sim *sim, uint8_t to[ZS_DATA_BYTES])
     assert_int_equal(zn_sim_peek(sim, ZS_DATA, 0, to, ZS_DATA_BYTES), 0);
 }
 
-/* How many bytes changed in places that pages hold (saved ones, since no job is in memory), and in
- * the rest of the data. */
+/* The number of bytes that changed in places of pages (saved ones, since no job is in memory), and
+ * in the rest of the data. */
 static void changes(const struct zsd_core *core, uint64_t *ret_held, uint64_t *ret_free)
 {
     struct zsd_places_copy places;
@@ -82,7 +82,7 @@ static void device_down(struct zs_world *w, struct zn_sim *sim)
     zn_sim_free(sim);
 }
 
-/* Every read has a bit wrong, and so has every write: only free places show it. */
+/* Every read and every write has a wrong bit: only free places may show it. */
 static void a_wrong_bit_stays_outside_of_saved_pages(void **state)
 {
     static struct zs_world w;
@@ -112,7 +112,7 @@ static void a_wrong_bit_stays_outside_of_saved_pages(void **state)
     device_down(&w, sim);
 }
 
-/* Nothing is free, or no range as long as one transfer: then it only reads. */
+/* Nothing is free, or no free range is as long as one transfer: then only reads are measured. */
 static void a_full_file_is_only_read(void **state)
 {
     static struct zs_world w;
@@ -144,8 +144,8 @@ static void a_full_file_is_only_read(void **state)
     }
 }
 
-/* A start that finds its store and cannot make that durable has measured nothing yet: after a power
- * cut an older version could be there, in places that are free now. */
+/* A start that finds its store but cannot make it durable must not measure: after a power cut an
+ * older version could be there, at places that are free in this one. */
 static void measured_once_what_is_found_is_durable(void **state)
 {
     static struct zs_world w;
@@ -156,7 +156,7 @@ static void measured_once_what_is_found_is_durable(void **state)
     (void)state;
     zs_context("a start that measures");
     device_up(&w, &sim);
-    last = zn_sim_ops(sim) - begin; /* the last thing that a start does is a flush */
+    last = zn_sim_ops(sim) - begin; /* the last operation of a start is a flush */
     device_down(&w, sim);
     assert_int_equal(zn_sim_copy(&sim, base.sim, NULL), 0);
     assert_int_equal(zn_sim_fault(sim, ZN_FAULT_FLUSH, zn_sim_ops(sim) + last - 1, true), 0);

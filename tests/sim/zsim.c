@@ -14,16 +14,16 @@
 #include "base/log.h"
 
 #define TURNS_MAX  200000u /* nothing takes as many */
-#define IDLE_TURNS 64u     /* in a row without anything done: nothing will be */
-#define WATCH_S    60u     /* for one case: hundreds of times what it takes */
+#define IDLE_TURNS 64u     /* this many in a row without progress: there will be none */
+#define WATCH_S    60u     /* for one case: hundreds of times the usual duration */
 
 /* ---- failures of a test */
 
 static char context[400];
-static char lines[8][200]; /* the last of the log */
+static char lines[8][200]; /* the last lines of the log */
 static unsigned nlines;
 
-/* The log (base/log.h): what was last said comes with a failure. */
+/* The log (base/log.h): its last lines are printed with a failure. */
 void zb_log(enum zb_log_level level, const char *event, const char *fmt, ...)
 {
     char *line = lines[nlines++ % ZB_COUNT(lines)], text[160];
@@ -104,7 +104,7 @@ uint64_t zs_env(const char *name, uint64_t without)
 
 /* ---- turning */
 
-/* What comes next is drawn. Returns how much was done. */
+/* Draws the next source of work. Returns how much was done. */
 static unsigned world_turn(struct zs_world *w)
 {
     uint64_t draw = ztest_random(&w->seed);
@@ -128,7 +128,7 @@ int zs_answer(struct world *core, unsigned tag)
 
     for (unsigned i = 0; i < TURNS_MAX && a->rc == NONE; i++) {
         idle = world_turn(w) > 0 ? 0 : idle + 1;
-        if (idle % IDLE_TURNS == IDLE_TURNS - 1) /* it waits for somebody: until its deadline */
+        if (idle % IDLE_TURNS == IDLE_TURNS - 1) /* it waits for a deadline */
             zsd_core_tick(&core->daemon, UINT64_MAX);
         if (idle > 4 * IDLE_TURNS)
             break;
@@ -278,7 +278,7 @@ int zs_open(struct zs_world *w, const struct zs_open *o)
 
 static const enum zk_what whats[] = { ZK_PARAM, ZK_MASTER, ZK_EXP_AVG, ZK_EXP_AVG_SQ };
 
-/* One shard's bytes of one kind. */
+/* Reads one plane of one shard. */
 static int shard_read(struct zs_world *w, unsigned rank, unsigned u, enum zk_what what,
                       const struct zs_state *s)
 {

@@ -11,7 +11,8 @@ struct item {
     char more[9];
 };
 
-/* One at a time, and several: nothing is lost, there is always room, and memory moves seldom. */
+/* Appends one or several items at a time: nothing is lost, there is always room, and memory rarely
+ * moves. */
 static void grows(void **state)
 {
     struct item *items = NULL;
@@ -50,7 +51,7 @@ static void grows_by_nothing(void **state)
     free(items);
 }
 
-/* What cannot be: the array is as it was. */
+/* Impossible sizes leave the array unchanged. */
 static void grows_too_far(void **state)
 {
     static const struct {
@@ -72,7 +73,7 @@ static void grows_too_far(void **state)
     free(items);
 }
 
-/* Of every length, for each key that is there, and those between. */
+/* Arrays of every length; every key that is in it, and the keys between them. */
 static void lower_bounds(void **state)
 {
     struct item items[40];
@@ -83,7 +84,7 @@ static void lower_bounds(void **state)
             items[i].key = 2 * i + i / 5; /* no two are the same */
         for (uint64_t key = 0; key < 100; key++) {
             size_t want = 0;
-            uint32_t at = 77; /* any type will do */
+            uint32_t at = 77; /* any type works */
 
             while (want < n && items[want].key < key)
                 want++;
@@ -93,7 +94,7 @@ static void lower_bounds(void **state)
     }
 }
 
-/* Where several are the same, the first of them. */
+/* Among equal keys, the first one. */
 static void lower_bound_of_equals(void **state)
 {
     static const int values[] = { 1, 2, 2, 2, 3, 3, 9 };

@@ -34,7 +34,8 @@ static void err_is_one_clean_line(void **state)
     assert_int_equal(strlen(e.text), sizeof(e.text) - 1);
 }
 
-/* Names come from sockets and files: what a terminal or a journal would take as more than text is replaced. */
+/* Names come from sockets and files: characters that a terminal or a journal would interpret are
+ * replaced. */
 static void text_is_cleaned(void **state)
 {
     static const struct {
@@ -63,7 +64,7 @@ static void text_is_cleaned(void **state)
     }
 }
 
-/* A daemon that lies may send any code. */
+/* A daemon that misbehaves may send any code. */
 static void err_of_any_code(void **state)
 {
     struct zb_err e = { 0 };

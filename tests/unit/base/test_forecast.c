@@ -8,12 +8,12 @@
 
 #define NEAR(a, b) assert_true(fabs((double)(a) - (double)(b)) <= 1e-6 * fabs((double)(b)))
 
-/* ---- modes: the field's table, for the textbook's 16 bytes and for ours */
+/* ---- modes: the table in the literature, for its 16 bytes and for ours */
 
 static const struct {
     enum zb_mode mode;
     uint32_t ranks, nodes;
-    double field; /* bytes of a rank, of 1e9 parameters */
+    double field; /* bytes of a rank, for 1e9 parameters */
 } fields[] = {
     { ZB_DDP, 8, 1, 16e9 },
     { ZB_ZERO1, 8, 1, 4e9 + 12e9 / 8 },
@@ -105,7 +105,7 @@ static void gathers(void **state)
         print_message("%s\n", walks[i].name);
         assert_int_equal(zb_model_params(&m, walks[i].units * elems, walks[i].units, NULL), 0);
         assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
-        assert_false(f.fits); /* of no memory at all */
+        assert_false(f.fits); /* no memory at all */
         node.host_bytes = f.host_least;
         assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
         assert_true(f.fits);
@@ -114,7 +114,7 @@ static void gathers(void **state)
             assert_int_equal(f.fetch_read, walks[i].reads * elems * 2);
             assert_int_equal(f.step_read, m.params * 12);
         } else {
-            assert_int_equal(f.fetch_read, 0); /* as many places as shards: they just stay */
+            assert_int_equal(f.fetch_read, 0); /* as many places as shards: all of them stay */
             assert_int_equal(f.step_read, m.params * 10);
         }
         assert_int_equal(f.step_written, f.step_read);
@@ -123,8 +123,8 @@ static void gathers(void **state)
     }
 }
 
-/* Gradients that memory does not hold: what pushes and the step move of them, and the least budget
- * in which all are in memory. */
+/* Gradients that do not fit into memory: how many bytes pushes and the step move, and the least
+ * budget with all of them in memory. */
 static void spilled_gradients(void **state)
 {
     struct zb_model m = { 0 };
@@ -168,7 +168,7 @@ static void spilled_gradients(void **state)
     zb_model_done(&m);
 }
 
-/* State on the GPU tier: no drive has it, memory neither, and its places stay. */
+/* State on the GPU tier: neither a drive nor host memory has it, but its places stay reserved. */
 static void state_on_the_gpu(void **state)
 {
     struct zb_model m = { 0 };
@@ -210,7 +210,7 @@ static void state_on_the_gpu(void **state)
     zb_model_done(&m);
 }
 
-/* ---- the engine's buffers of gathered units: what zgpt was seen to have */
+/* ---- the engine's buffers of gathered units, compared with measurements of zgpt */
 
 static const struct {
     uint64_t layers, width;
@@ -291,8 +291,8 @@ static void time_table(void **state)
     }
 }
 
-/* Tokens that hide the drive, 20 bytes a parameter, whatever the
- * model's size; wear by the step that was said, and by the optimizer's alone. */
+/* The number of tokens that hide the drive, with 20 bytes a parameter, whatever the size of the
+ * model; wear with a given step time, and with the optimizer's alone. */
 static void tokens_and_wear(void **state)
 {
     struct zb_model m = { 0 };
@@ -320,12 +320,12 @@ static void tokens_and_wear(void **state)
     assert_true(f.fits);
     assert_int_equal(f.step_read + f.step_written, 20 * m.params);
     NEAR(f.hide_tokens, 20 * 4 * 1e14 / (8 * 2e9));
-    NEAR(f.written_day, 86400 * 1e9); /* half of what the drive does */
+    NEAR(f.written_day, 86400 * 1e9); /* half of what the drive can write */
     NEAR(f.endurance_years, 1e15 / (86400 * 1e9) / 365);
     run.seconds = 100 * f.step_seconds;
     assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
     NEAR(f.written_day, 864 * 1e9);
-    run.durable = true; /* what is resident is written, too, with each commit: parameters */
+    run.durable = true; /* each commit writes resident data, too: parameters */
     run.commit_every = 4;
     assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
     assert_int_equal(f.commit_written, 2 * m.params);
@@ -335,7 +335,8 @@ static void tokens_and_wear(void **state)
     zb_model_done(&m);
 }
 
-/* Early steps need a second place for each streamed page; a job goes without where that lacks. */
+/* Early steps need a second place for each streamed page; without room for these, a job works
+ * without them. */
 static void early_steps(void **state)
 {
     struct zb_model m = { 0 };

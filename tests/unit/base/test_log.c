@@ -8,8 +8,8 @@
 #include "base/log.h"
 
 /*
- * A log that nobody reads: lines are dropped and counted, and nothing waits. This test hangs where
- * that does not hold, and its timeout ends it.
+ * A log that is not read: lines are dropped and counted, and nothing waits. If the log waits, this
+ * test hangs until its timeout.
  */
 
 static int ours, ends[2];

@@ -3,7 +3,8 @@
 #include "base/map.h"
 #include "base/util.h"
 
-/* Random puts and removes of few keys, so that probes are long and wrap, against a plain array. */
+/* Random puts and removes of a few keys, so that probes are long and wrap; compared with a plain
+ * array. */
 static void map_against_model(void **state)
 {
     enum { KEYS = 97, ROUNDS = 200000 };
@@ -12,7 +13,7 @@ static void map_against_model(void **state)
     (void)state;
     for (size_t s = 0; s < ZB_COUNT(scales); s++) {
         struct zb_map m = { 0 };
-        uint32_t model[KEYS] = { 0 }; /* 0: not there */
+        uint32_t model[KEYS] = { 0 }; /* 0: not in the map */
         uint64_t seed = s + 1;
         size_t n = 0;
 
@@ -57,8 +58,9 @@ static void map_empty(void **state)
     assert_int_equal(m.slots, 0);
 }
 
-/* A million places, as they lie on a device: memory, and nothing moves after a reserve. Then turned
- * over many times: it neither grows nor slows down, which a map full of tombstones would. */
+/* A million places, as they are on a device: the memory used, and nothing moves after a reserve.
+ * Then keys are replaced many times: the map neither grows nor slows down, as a map full of
+ * tombstones would. */
 static void map_of_places(void **state)
 {
     enum { N = 1000000 };

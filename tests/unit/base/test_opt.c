@@ -55,7 +55,7 @@ static const struct zb_opt rows[] = {
     { 0 },
 };
 
-/** A table of another struct, as a program has them of all its commands. */
+/** A table for another struct, like the one that a program shares among its commands. */
 static const struct zb_opt common[] = {
     { "json", ZB_OPT_FLAG, ZB_OPT_AT(struct values, keep) },
     { "keep", ZB_OPT_COUNT, ZB_OPT_AT(struct values, share) }, /* never found: rows come first */
@@ -94,10 +94,10 @@ static void values_free(struct values *v)
     free(v->pair.at);
 }
 
-/* ---- what is refused, and in which words */
+/* ---- refused words, and the messages */
 
 static const struct {
-    const char *line, *says; /* "": it is fine */
+    const char *line, *says; /* "": accepted */
 } cases[] = {
     { "", "" },
     { "--nothing", "unknown option '--nothing'; try --help" },
@@ -201,7 +201,7 @@ static void refused(void **state)
     }
 }
 
-/* ---- what arrives */
+/* ---- parsed values */
 
 static void values_arrive(void **state)
 {
@@ -281,7 +281,7 @@ static void words_among_options(void **state)
     }
 }
 
-/** A value that comes from elsewhere, by a name of its own. */
+/** A value from another source, with its own name. */
 static void from_a_file(void **state)
 {
     struct zb_err err = { 0 };

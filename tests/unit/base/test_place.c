@@ -27,7 +27,7 @@ static const struct {
     uint32_t params;                   /* resident shards */
     uint64_t ring, state, nvme, least; /* bytes */
     bool spills;                       /* gradients may live on NVMe */
-    uint64_t grads_nvme;               /* of them */
+    uint64_t grads_nvme;               /* their bytes there */
 } cases[] = {
     { "all is resident", UNLIMITED, false, false, false, 0, 5, 0, 5 * STATE, 0, GRADS + RING, false,
       0 },
@@ -123,8 +123,8 @@ static void place_table(void **state)
     }
 }
 
-/* A page of Lion's state is as long as one of fp32 parameters: a buffer that holds both takes two
- * spares of one size. */
+/* A page of Lion's state is as long as one of fp32 parameters: a buffer for both takes two spares
+ * of one size. */
 static void planes_of_one_size(void **state)
 {
     struct zb_place_shard shards[SHARDS];
@@ -167,7 +167,7 @@ static void place_frozen(void **state)
 
     (void)state;
     assert_int_equal(zb_place(&job, &p), -ENOSPC);
-    assert_int_equal(p.least_host, 2 * PARAMS); /* a place for each rank is as much as all */
+    assert_int_equal(p.least_host, 2 * PARAMS); /* as much as all shards */
     zb_place_done(&p);
     job.host_bytes = 2 * PARAMS;
     assert_int_equal(zb_place(&job, &p), 0);
@@ -177,7 +177,7 @@ static void place_frozen(void **state)
     zb_place_done(&p);
 }
 
-/* Whatever is left beside the buffers of the least budget is enough, and a page less is not. */
+/* The least budget leaves enough in addition to its buffers, and one that is smaller does not. */
 static void buffers_least(void **state)
 {
     uint64_t buffer = zb_buffer_bytes(PAGE), rings[] = { 0, buffer / 2, 5 * buffer, UNLIMITED };
@@ -197,7 +197,7 @@ static void buffers_least(void **state)
     assert_int_equal(zb_buffers(UNLIMITED, UNLIMITED, buffer), ZB_BUFFERS_MAX);
 }
 
-/* Runs are the state from its end, without a gap, each as long as it may be; what is frozen has
+/* Runs cover the state from its end, without a gap, each as long as possible; frozen shards have
  * none. */
 static void gpu_runs(void **state)
 {
@@ -229,7 +229,7 @@ static void gpu_runs(void **state)
             assert_true(runs[i].bytes <= zb_max_u64(16 * units[u], PAGE_S));
             assert_true(zb_gpu_run_taken(&runs[i], units[u]) % units[u] == 0);
             assert_true(zb_gpu_run_taken(&runs[i], units[u]) - runs[i].bytes < units[u]);
-            if (i > 0) /* the page in front of a run would not have fitted into it */
+            if (i > 0) /* the page before a run would not have fitted into it */
                 assert_true(runs[i - 1].bytes + PAGE_S > 16 * units[u]);
         }
         assert_int_equal(at, 0);

@@ -4,7 +4,7 @@
 
 #include "base/plan.h"
 
-/* K and G of the field's formulas, in bytes of a block. */
+/* K and G of the formulas in the literature, in bytes of a block. */
 static void plan_layouts(void **state)
 {
     static const struct {
@@ -46,7 +46,7 @@ static void plan_layouts(void **state)
     assert_int_equal(zb_layout_of(ZB_F32, ZB_F32, ZB_ADAMW, 4, false, &l, NULL), -EINVAL);
 }
 
-/* A byte each, and a scale for each group, whatever the dtype. */
+/* One byte for each element, and a scale for each group, whatever the dtype. */
 static void plan_quantized(void **state)
 {
     struct zb_layout l;
@@ -64,8 +64,8 @@ static void plan_quantized(void **state)
     }
 }
 
-/* Of every layout: whole elements where they are arrays, checksums of whole blocks, pages that
- * O_DIRECT takes, and planes that are their pages. */
+/* For every layout: whole elements where planes are arrays, checksums of whole blocks, page sizes
+ * that O_DIRECT accepts, and planes that consist of their pages. */
 static void plan_pages(void **state)
 {
     struct zb_layout l;

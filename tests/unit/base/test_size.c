@@ -29,7 +29,7 @@ static const struct {
     { "1.", -EINVAL, 77 },
     { "1.M", -EINVAL, 77 },
     { ".5M", -EINVAL, 77 },
-    { "1MB", -EINVAL, 77 }, /* 10^6 or 2^20? we do not guess */
+    { "1MB", -EINVAL, 77 }, /* 10^6 or 2^20? ambiguous, so refused */
     { "1Mi", -EINVAL, 77 },
     { "1BiB", -EINVAL, 77 },
     { "1X", -EINVAL, 77 },

@@ -1,5 +1,6 @@
 /*
- * Values by ascending keys: against a plain sorted array, and the work that one of them makes.
+ * Values by ascending keys: compared with a plain sorted array; and the work that one insertion
+ * causes.
  */
 #include "tests/ztest.h"
 
@@ -7,7 +8,7 @@
 
 #include "base/sorted.h"
 
-/* In order, with what lies before each. */
+/* The same keys in order, and the value before each. */
 static void same(const struct zb_sorted *s, const uint64_t *keys, size_t n)
 {
     struct zb_sorted_pos at = zb_sorted_at(s, 0);
@@ -64,7 +65,7 @@ static void orders(void **state)
             assert_ptr_equal(zb_sorted_get(&s, zb_sorted_at(&s, keys[i] - 1)), &keys[i]);
             assert_null(zb_sorted_remove(&s, keys[i] + 1));
         }
-        for (uint32_t i = KEYS; i-- > KEYS / 2;) /* undone, the newest first */
+        for (uint32_t i = KEYS; i-- > KEYS / 2;) /* removed again, the newest first */
             assert_ptr_equal(zb_sorted_remove(&s, keys[order[i]]), &keys[order[i]]);
         assert_int_equal(s.n, KEYS / 2);
         for (uint32_t i = 0; i < KEYS / 2; i++)

@@ -6,8 +6,8 @@
 
 #include "base/space.h"
 
-/* Random takes and gives against a plain array of owners: ranges never overlap, counts agree, and a
- * range that would fit is never refused. */
+/* Random takes and gives, compared with a plain array of owners: ranges never overlap, counts
+ * agree, and a range that would fit is never refused. */
 static void space_against_model(void **state)
 {
     enum { UNITS = 517, HELD = 64, ROUNDS = 20000 };

@@ -22,7 +22,7 @@
             "9 1 0:5 " root " " point " rw,nosuid shared:4 - cgroup2 cgroup2 rw\n" \
     }
 
-/* A machine: its files, and what is left of its memory. */
+/* A machine: its files, and its available memory. */
 static const struct {
     const char *name;
     struct {
@@ -181,7 +181,7 @@ static void this_machine(void **state)
     (void)state;
     assert_true(zb_sysmem_left("") > 0);
     assert_true(zb_sysmem_left("") < total);
-    assert_true(zb_sysmem_left("/no/such/root") == total); /* nothing is known but this */
+    assert_true(zb_sysmem_left("/no/such/root") == total); /* nothing else is known */
 }
 
 int main(void)

@@ -23,7 +23,7 @@ static void util_list(void **state)
         struct item *item = zb_container_of(pos, struct item, node);
 
         if (item->value == 2)
-            zb_list_remove(pos); /* the current one may go */
+            zb_list_remove(pos); /* the current one may be removed */
         sum += item->value;
     }
     assert_int_equal(sum, 6);

@@ -40,11 +40,12 @@ static void report_median(void **state)
                     median_cases[i].median);
         expect_near(median_cases[i].name, zbench_spread(before, median_cases[i].n),
                     median_cases[i].spread);
-        assert_memory_equal(before, median_cases[i].values, sizeof(before)); /* not sorted */
+        assert_memory_equal(before, median_cases[i].values,
+                            sizeof(before)); /* values stay in order */
     }
 }
 
-/* From the tables of the sign test: the rank of the lower end and the coverage. */
+/* From the tables of the sign test: the rank of the lower end, and the coverage. */
 static const struct {
     unsigned n, rank;
     double confidence;
@@ -72,7 +73,7 @@ static void report_interval(void **state)
         (void)snprintf(name, sizeof(name), "n = %u", n);
         for (unsigned k = 0; k < n; k++)
             values[k] = k + 1;
-        for (unsigned k = 0; k < n / 2; k += 2) { /* in some disorder */
+        for (unsigned k = 0; k < n / 2; k += 2) { /* out of order */
             double swap = values[k];
 
             values[k] = values[n - 1 - k];
@@ -86,7 +87,7 @@ static void report_interval(void **state)
     }
 }
 
-/* The ratio is that of the medians; `paired` is that of the rounds, which drift together. */
+/* The ratio is that of the medians; `paired` is that of rounds, which drift together. */
 static void report_row(void **state)
 {
     static const double values[] = { 10, 20, 40 }, references[] = { 20, 40, 80 };
@@ -95,7 +96,7 @@ static void report_row(void **state)
     struct zbench_row named = { .name = "a/b", .unit = "x", .reference_name = "r", .lower = true };
 
     (void)state;
-    for (int i = 0; i < 40; i++) /* more than the first room */
+    for (int i = 0; i < 40; i++) /* more than the first allocation holds */
         assert_int_equal(zbench_add(&z, &named, values, references, 3), 0);
     assert_int_equal(z.count, 40);
     assert_string_equal(z.rows[39].name, "a/b");
@@ -128,10 +129,10 @@ static void report_quantile(void **state)
 
 struct turns {
     char seen[64];
-    unsigned n, fails_at; /* a slice, from 0; UINT_MAX: none */
+    unsigned n, fails_at; /* index of a slice, from 0; UINT_MAX: none */
 };
 
-/* Contestant, and how many slices there were before. */
+/* Returns a value made of the contestant and the number of slices before. */
 static int turns_slice(void *bench, unsigned who, double *ret)
 {
     struct turns *t = bench;

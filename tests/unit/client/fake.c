@@ -24,7 +24,7 @@ static void send_frame(struct fake *f, struct zp_frame frame, const ProtobufCMes
         return;
     if (zp_stream_send(f->s, frame, m, text, &fd, fd >= 0) < 0)
         abort();
-    (void)zp_stream_write(f->s); /* a client that is gone is noticed by reading */
+    (void)zp_stream_write(f->s); /* reading will notice a client that has gone */
 }
 
 void fake_reply(struct fake *f, const struct zp_frame *frame, const ProtobufCMessage *m, int fd)
@@ -63,7 +63,7 @@ void fake_frame(struct fake *f, struct zp_frame frame, const char *text)
 
 void fake_raw(struct fake *f, const void *bytes, size_t len)
 {
-    (void)!send(zp_stream_fd(f->s), bytes, len, MSG_NOSIGNAL); /* the client may be gone */
+    (void)!send(zp_stream_fd(f->s), bytes, len, MSG_NOSIGNAL); /* the client may have gone */
 }
 
 void fake_hang_up(struct fake *f)
@@ -157,7 +157,8 @@ static void answer_reader_open(struct fake *f, const struct zp_frame *frame)
     answer_with_memory(f, frame, &m.base, FAKE_STAGING);
 }
 
-/** Unit 0 has FAKE_TENSORS tensors, FAKE_TENSORS_PART in one reply; the others have none. */
+/** Unit 0 has FAKE_TENSORS tensors, of which one reply has FAKE_TENSORS_PART; the others have
+ * none. */
 static void answer_reader_unit(struct fake *f, const struct zp_frame *frame,
                                const Zp__ReaderUnit *q)
 {
@@ -306,7 +307,7 @@ void fake_answer(struct fake *f, const struct zp_frame *frame, const uint8_t *bo
         return;
     case ZP_RELEASE:
         return;
-    default: /* an empty reply is all zeros, and right for every other type */
+    default: /* an empty reply is all zeros, which is right for every other type */
         fake_reply(f, frame, NULL, -1);
         return;
     }
@@ -382,7 +383,7 @@ static void *serve(void *arg)
     return NULL;
 }
 
-/** Without signals: they are for the thread under test. */
+/** With signals blocked: they are for the thread under test. */
 static void start_thread(struct fake *f)
 {
     sigset_t all, before;

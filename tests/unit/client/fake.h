@@ -1,9 +1,9 @@
 /*
- * fake.h - a daemon of nothing, for tests of the client: it listens on a real Unix socket, answers
- * from its own thread, and does what a test wants it to do wrong.
+ * fake.h - a fake daemon for tests of the client. It listens on a real Unix socket, answers from
+ * its own thread, and misbehaves as a test asks.
  *
- * MODEL. One client at a time. Every frame is logged, then given to the test's function; where that
- * returns false, the right answer is sent. The test's function runs in the server's thread.
+ * MODEL. One client at a time. Every frame is logged, then given to the test's function, in the
+ * server's thread. If that returns false, the right answer is sent.
  */
 #ifndef FAKE_H
 #define FAKE_H
@@ -21,7 +21,7 @@
 #define FAKE_TENSORS_PART 32u
 #define FAKE_STAGING      65536u
 #define FAKE_ARENA        1048576u
-#define FAKE_ITEM         4096u /* bytes of a shard's parameters; shard i is at i times that */
+#define FAKE_ITEM         4096u /* bytes of a shard's parameters; shard i is at i * FAKE_ITEM */
 #define FAKE_LOG_MAX      8192u
 #define FAKE_PAGE         8192u
 #define FAKE_BLOCK        4096u
@@ -29,14 +29,14 @@
 
 struct fake;
 
-/** True: the frame was dealt with. */
+/** True: the function has handled the frame. */
 typedef bool fake_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body);
 
 struct fake {
     /* Set before fake_start(). */
     fake_fn *fn;
     void *arg;
-    uint32_t hang_up_at; /* hangs up in place of answering this frame, counted from 0 */
+    uint32_t hang_up_at; /* hangs up instead of answering this frame, counted from 0 */
 
     char dir[64], path[108];
     int listener, stop;
@@ -62,10 +62,10 @@ struct fake {
 void fake_start(struct fake *f);
 /** Ends the thread; the log stays. */
 void fake_stop(struct fake *f);
-/** And frees it. */
+/** The same, and frees the log. */
 void fake_done(struct fake *f);
 
-/** The right answer. */
+/** Sends the right answer. */
 void fake_answer(struct fake *f, const struct zp_frame *frame, const uint8_t *body);
 /* Other answers, for test functions. fd -1: none. */
 void fake_reply(struct fake *f, const struct zp_frame *frame, const ProtobufCMessage *m, int fd);
@@ -75,15 +75,15 @@ void fake_event(struct fake *f, uint16_t event, uint64_t job, uint32_t rank, int
 void fake_frame(struct fake *f, struct zp_frame frame, const char *text);
 void fake_raw(struct fake *f, const void *bytes, size_t len);
 void fake_hang_up(struct fake *f);
-/** A memfd of so many bytes, with so many seals. */
+/** A memfd of this size with these seals. */
 int fake_memfd(uint64_t bytes, int seals);
 
-/** How many frames of a method came (0: of any). */
+/** How many frames of a method have come (0: of any method). */
 uint32_t fake_count(struct fake *f, unsigned method);
-/** The nth frame of a method, from 0: its body, unpacked, in an arena of its own (the caller frees
- *  it with zp_arena_free()). */
+/** The body of the nth frame of a method, from 0, unpacked in an arena of its own, which the caller
+ * frees with zp_arena_free(). */
 const void *fake_nth(struct fake *f, unsigned method, uint32_t n, struct zp_arena **ret_arena);
-/** Waits, at most some seconds, until so many frames of a method came. */
+/** Waits, some seconds at most, until this many frames of a method have come. */
 void fake_wait_count(struct fake *f, unsigned method, uint32_t n);
 
 #endif

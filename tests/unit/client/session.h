@@ -1,5 +1,5 @@
 /*
- * session.h - a client and its fake daemon, as most tests want them.
+ * session.h - a client and its fake daemon, as most tests use them.
  */
 #ifndef SESSION_H
 #define SESSION_H

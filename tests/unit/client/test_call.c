@@ -1,4 +1,4 @@
-/* Calls as they should be: what is sent for each, what comes back, callbacks, releases, parts. */
+/* Calls in good order: what is sent for each, what comes back, callbacks, releases, parts. */
 #include "tests/ztest.h"
 
 #include <errno.h>
@@ -44,7 +44,7 @@ static void jobs(void **state)
     assert_int_equal(x.job.iterations, 2);
     assert_int_equal(x.job.applied, 1);
     assert_int_equal(x.job.staging_bytes, FAKE_STAGING);
-    memset(x.job.staging, 1, x.job.staging_bytes); /* it is there, and ours to write */
+    memset(x.job.staging, 1, x.job.staging_bytes); /* it is there, and writable */
     assert_int_equal(x.placement.arena_bytes, FAKE_ARENA);
     assert_int_equal(x.placement.ring_bytes, 3);
     assert_int_equal(x.placement.host_bytes, 4);
@@ -78,7 +78,7 @@ static void jobs(void **state)
     assert_int_equal(open->world, 3);
     assert_true(open->keep && open->attach);
     assert_int_equal(open->staging_bytes, 5);
-    assert_int_equal(open->offload_param, ZC_NVME); /* as nothing was said */
+    assert_int_equal(open->offload_param, ZC_NVME); /* the default */
     assert_int_equal(open->offload_optimizer, ZC_HOST);
     assert_int_equal(open->offload_grad, ZC_NVME);
     assert_int_equal(open->host_bytes_max, 6);
@@ -133,7 +133,7 @@ static void shards(void **state)
     session_close(&x);
 }
 
-/** "r--s" of /proc/self/maps: how the memory at p is mapped. */
+/** How the memory at p is mapped: "r--s" of /proc/self/maps. */
 static void expect_mapped(const void *p, const char *how)
 {
     FILE *f = fopen("/proc/self/maps", "r");
@@ -282,7 +282,7 @@ static void steps(void **state)
 
 /* ---- units and notes, in parts */
 
-/** A unit of n tensors with the longest names and shapes there are. */
+/** A unit of n tensors with the longest names and shapes. */
 static struct zc_unit long_unit(uint32_t n, struct zc_tensor *tensors, char (*names)[128])
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -320,7 +320,7 @@ static void units_in_parts(void **state)
         uint32_t parts = counts[i] == 0 ? 1 : (counts[i] + 255) / 256, seen = 0;
 
         assert_int_equal(zc_unit_define(x.c, FAKE_JOB, &unit, outcome_done, &o), 0);
-        memset(tensors, 0xee, sizeof(tensors)); /* it was copied */
+        memset(tensors, 0xee, sizeof(tensors)); /* the call has copied them */
         memset(names, 0xee, sizeof(names));
         while (o.runs == 0)
             assert_true(zc_poll(x.c, 5000) >= 0);
@@ -362,7 +362,7 @@ static bool refuse_second_unit(struct fake *f, const struct zp_frame *frame, con
     return true;
 }
 
-/** What was refused in the middle is not gone on with: the rest would be another unit. */
+/** If a part is refused, the following ones are not sent: they would be another unit. */
 static void a_part_is_refused(void **state)
 {
     static struct zc_tensor tensors[1000];
@@ -415,7 +415,7 @@ static void notes(void **state)
     }
 }
 
-/** A step between two parts put another note in its place. */
+/** A step between two parts replaces the note. */
 static bool note_that_changes(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     static uint8_t bytes[50000];
@@ -429,7 +429,7 @@ static bool note_that_changes(struct fake *f, const struct zp_frame *frame, cons
     m.iteration = n == 1 ? 1 : 2;
     m.total = 50000;
     m.data.data = bytes;
-    m.data.len = n % 2 == 0 && n > 2 ? 50000 - 32768 : 32768; /* part 2 comes as request 4 */
+    m.data.len = n % 2 == 0 && n > 2 ? 50000 - 32768 : 32768; /* part 2 is request 4 */
     if (n == 2)
         m.data.len = 50000 - 32768;
     fake_reply(f, frame, &m.base, -1);
@@ -467,7 +467,7 @@ static void chain_next(void *arg, int rc)
     size_t n;
 
     assert_int_equal(rc, 0);
-    /* Nothing here may wait, and what was refused did not start. */
+    /* Callbacks may not wait; a refused call has not started. */
     ch->refused += zc_ping_wait(ch->x->c) == -EBUSY;
     ch->refused += zc_poll(ch->x->c, 0) == -EBUSY;
     ch->refused += zc_fetch_wait(ch->x->c, &id, 1, 0, 0, &ch->view) == -EBUSY;
@@ -485,7 +485,7 @@ static void calls_from_callbacks(void **state)
 
     (void)state;
     assert_int_equal(zc_ping(x.c, chain_next, &ch), 0);
-    assert_int_equal(ch.links, 0); /* never before it returned */
+    assert_int_equal(ch.links, 0); /* no callback runs before the call has returned */
     while (ch.links < 5) {
         int n = zc_poll(x.c, 5000);
 
@@ -499,7 +499,7 @@ static void calls_from_callbacks(void **state)
     session_close(&x);
 }
 
-/** The sentence of a blocking form is its own, whatever fails behind it in the same turn. */
+/** The error message of a blocking form is its own, even if a later call fails in the same turn. */
 static bool refuse_by_number(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     static struct zp_frame first;
@@ -571,10 +571,10 @@ static void releases_travel_together(void **state)
     before = fake_count(x.f, 0);
     assert_int_equal(zc_release(x.c, ids, 1), 0);
     assert_int_equal(zc_release(x.c, ids + 5, 2), 0);
-    assert_int_equal(zc_events(x.c), POLLIN | POLLOUT); /* so a foreign loop sends them */
+    assert_int_equal(zc_events(x.c), POLLIN | POLLOUT); /* so that a foreign loop sends them */
     assert_int_equal(zc_ping_wait(x.c), 0);
     assert_int_equal(fake_count(x.f, 0), before + 2);
-    assert_int_equal(x.f->log[before].frame.method, ZP_RELEASE); /* in effect before the ping */
+    assert_int_equal(x.f->log[before].frame.method, ZP_RELEASE); /* effective before the ping */
     assert_int_equal(x.f->log[before].frame.kind, ZP_ONEWAY);
     assert_int_equal(x.f->log[before].frame.tag, 0);
     q = fake_nth(x.f, ZP_RELEASE, 0, &arena);
@@ -584,13 +584,13 @@ static void releases_travel_together(void **state)
     assert_int_equal(q->shards[2], 6);
     zp_arena_free(arena);
 
-    /* By a poll alone. */
+    /* With zc_poll() alone. */
     assert_int_equal(zc_release(x.c, ids, 4), 0);
     assert_int_equal(zc_poll(x.c, 0), 0);
     fake_wait_count(x.f, ZP_RELEASE, 2);
     assert_int_equal(zc_events(x.c), POLLIN);
 
-    /* More than one frame holds. */
+    /* More than one frame can hold. */
     assert_int_equal(zc_release(x.c, ids, 1000), 0);
     assert_int_equal(zc_release(x.c, ids, 24), 0);
     assert_int_equal(zc_release(x.c, ids, 1), 0);
@@ -675,11 +675,11 @@ static void arguments(void **state)
     REFUSED(zc_step_wait(x.c, FAKE_JOB, &step, &stepped), "65 parameter groups");
     REFUSED(zc_note_put_wait(x.c, FAKE_JOB, false, note, sizeof(note)), "65537 bytes");
     assert_int_equal(fake_count(x.f, 0), before);
-    assert_int_equal(zc_ping_wait(x.c), 0); /* and nothing of it hurt */
+    assert_int_equal(zc_ping_wait(x.c), 0); /* and nothing was harmed */
     session_close(&x);
 }
 
-/** Where there is no staging yet, nothing is in it; nor are there views before ready. */
+/** Without staging, nothing can be inside it; and there are no views before ready. */
 static void before_the_job_is_ready(void **state)
 {
     struct fake f = FAKE_INIT;
@@ -699,7 +699,7 @@ static void before_the_job_is_ready(void **state)
 
 /* ---- no memory */
 
-/** Those of commits, snapshots, readers and care. */
+/** The methods of commits, snapshots, readers and maintenance. */
 static int every_method_of_saved(struct session *x)
 {
     const struct zc_snapshot take = { .job = "j" };
@@ -734,7 +734,7 @@ static int every_method_of_saved(struct session *x)
     return zc_df_wait(x->c, &df, &df_rows, &n);
 }
 
-/** Every method once, up to the first failure; 0, or its code. */
+/** Calls every method once, up to the first failure; 0, or its code. */
 static int every_method(struct session *x)
 {
     const struct zc_job_options o = { .name = "j", .world = 1, .groups = 1 };
@@ -834,7 +834,7 @@ static void the_end_at_every_frame(void **state)
         rc = zc_open(&x.c, &(struct zc_options){ .socket = x.f->path });
         o.c = x.c;
         if (rc == 0) {
-            assert_int_equal(zc_ping(x.c, outcome_done, &o), 0); /* one more in flight */
+            assert_int_equal(zc_ping(x.c, outcome_done, &o), 0); /* one more call in flight */
             rc = every_method(&x);
             if (rc < 0) {
                 assert_int_equal(o.runs, 1);
@@ -844,7 +844,7 @@ static void the_end_at_every_frame(void **state)
         if (rc < 0) {
             assert_int_equal(rc, -ENOTCONN);
             assert_non_null(strstr(zc_error(x.c), "the daemon is gone"));
-            /* It stays so, and says why. */
+            /* It stays closed, with the reason. */
             assert_int_equal(zc_ping_wait(x.c), -ENOTCONN);
             assert_int_equal(zc_poll(x.c, -1), -ENOTCONN);
             assert_int_equal(zc_fetch_wait(x.c, &id, 1, 0, 0, &view), -ENOTCONN);

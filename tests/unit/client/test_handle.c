@@ -1,4 +1,4 @@
-/* Open, close, what a handle says of itself, and a foreign loop. */
+/* Open, close, what a handle reports about itself, and a foreign loop. */
 #include "tests/ztest.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@ static struct zc_client *open_client(struct fake *f)
 
 static void count_done(void *arg, int rc)
 {
-    int *rcs = arg; /* [0] how often, [1] the last code */
+    int *rcs = arg; /* [0]: how often, [1]: the last code */
 
     rcs[0]++;
     rcs[1] = rc;
@@ -86,7 +86,7 @@ static void open_by_the_environment(void **state)
     fake_done(&f);
 }
 
-/** Everything but reading its sentence is refused by a handle that has no connection. */
+/** A handle without a connection refuses everything except zc_error(). */
 static void expect_closed(struct zc_client *c)
 {
     struct zc_shard_row *rows = NULL;
@@ -110,7 +110,7 @@ static void expect_closed(struct zc_client *c)
     assert_non_null(strstr(zc_error(c), "no connection"));
 }
 
-/* What goes wrong with hello, in the server's words. */
+/* Errors during hello, with the server's message. */
 
 struct hello_case {
     const char *name;
@@ -324,7 +324,7 @@ static void nobody_there(void **state)
     }
 }
 
-/** Another user, who may not reach the socket. Only root can play both. */
+/** Another user, who may not reach the socket. Only root can test this. */
 static void not_allowed(void **state)
 {
     struct fake f = FAKE_INIT;
@@ -352,7 +352,7 @@ static void not_allowed(void **state)
     fake_done(&f);
 }
 
-/** Nobody accepts, and the backlog is full. */
+/** No process accepts, and the backlog is full. */
 static void a_full_backlog(void **state)
 {
     struct sockaddr_un a = { .sun_family = AF_UNIX };
@@ -425,7 +425,7 @@ static void close_ends_every_call(void **state)
     c = open_client(&f);
     for (unsigned i = 0; i < 5; i++)
         assert_int_equal(zc_ping(c, count_done, rcs), 0);
-    assert_int_equal(zc_ping(c, NULL, NULL), 0); /* nobody wants to know */
+    assert_int_equal(zc_ping(c, NULL, NULL), 0); /* without a callback */
     assert_int_equal(rcs[0], 0);
     zc_close(c);
     assert_int_equal(rcs[0], 5);
@@ -448,7 +448,7 @@ static void start_another(void *arg, int rc)
     r->begun += r->refused == 0;
 }
 
-/** A callback that always starts the next call comes to an end. */
+/** A callback that always starts another call is stopped by closing. */
 static void close_refuses_new_calls(void **state)
 {
     struct fake f = FAKE_INIT;
@@ -472,7 +472,8 @@ static void close_me(void *arg, int rc)
     zc_close(arg);
 }
 
-/** That would free what the library stands on: it ends the program at once, with its reason. */
+/** This would free memory that the library is using: it ends the program at once, with the
+ * reason. */
 static void close_in_a_callback(void **state)
 {
     struct fake f = FAKE_INIT;
@@ -488,7 +489,7 @@ static void close_in_a_callback(void **state)
 
         (void)setrlimit(RLIMIT_CORE, &no_core);
         (void)!freopen("/dev/null", "w", stderr);
-        (void)signal(SIGABRT, SIG_DFL); /* cmocka catches it */
+        (void)signal(SIGABRT, SIG_DFL); /* cmocka handles it */
         c = open_client(&f);            /* its own: the parent's would refuse another process */
         (void)zc_ping(c, close_me, c);
         while (zc_poll(c, -1) >= 0)
@@ -547,7 +548,7 @@ static void poll_waits_as_told(void **state)
     begun = zb_now_ns();
     assert_int_equal(zc_poll(c, 50), 0);
     assert_true(zb_now_ns() - begun >= 50000000u);
-    /* Without a limit, but a signal ends it: in this thread, the other one keeps them out. */
+    /* No timeout, but a signal ends it. The signal goes to this thread; the other one blocks it. */
     assert_int_equal(sigaction(SIGALRM, &act, NULL), 0);
     assert_int_equal(setitimer(ITIMER_REAL, &in_50ms, NULL), 0);
     assert_int_equal(zc_poll(c, 20000), 0);

@@ -28,7 +28,7 @@ static void values(void **state)
     assert_true(isnan(zc_norm_value(&broken)));
 }
 
-/** Any order gives the same bits, where doubles would not. */
+/** Any order gives the same bits; sums of doubles would not. */
 static void merging(void **state)
 {
     const double parts[] = { 1e30, 1, 1e-30, 3, 0x1p-60, 1e20 };

@@ -1,4 +1,4 @@
-/* A daemon that answers wrong, and what it says unasked: nothing unchecked reaches the caller, and
+/* A daemon that gives wrong answers, and its events: nothing unchecked reaches the caller, and
  * every call ends once. */
 #include "tests/ztest.h"
 
@@ -140,7 +140,7 @@ static bool wrong_fn(struct fake *f, const struct zp_frame *frame, const uint8_t
 
     (void)body;
     if (frame->method == ZP_STAT)
-        return true; /* stays unanswered */
+        return true; /* left unanswered */
     if (frame->method != ZP_PING)
         return false;
     answer_wrong(f, x->wrong,
@@ -173,14 +173,14 @@ static void wrong_table(void **state)
         assert_int_equal(ping.runs, 1);
         assert_int_equal(ping.rc, first_is_right ? 0 : -EPROTO);
         assert_int_equal(bystander.runs, 0);
-        assert_int_equal(zc_ping_wait(x.c), -EPROTO); /* and so it stays */
+        assert_int_equal(zc_ping_wait(x.c), -EPROTO); /* the error persists */
         assert_int_equal(zc_poll(x.c, -1), -EPROTO);
-        assert_int_equal(*(const uint8_t *)view.data, 0); /* what was mapped is still there */
+        assert_int_equal(*(const uint8_t *)view.data, 0); /* mapped memory is still there */
         session_close(&x);
     }
 }
 
-/** Whatever is wrong with one call ends all of them, once each. */
+/** An error in one reply ends all calls, once each. */
 static void all_calls_end(void **state)
 {
     static const struct wrong_case garbage = { "", GARBAGE, "" };
@@ -485,7 +485,7 @@ static void a_job_without_a_number(void **state)
     fake_done(&f);
 }
 
-/** One of each for a job. */
+/** A job has one staging area and one arena. */
 static void second_arenas(void **state)
 {
     const struct zc_job_options o = { .name = "j", .world = 1, .groups = 1 };
@@ -499,12 +499,12 @@ static void second_arenas(void **state)
 
         assert_int_equal(rc, -EPROTO);
         assert_non_null(strstr(zc_error(x.c), "a second"));
-        memset(x.job.staging, 1, x.job.staging_bytes); /* the first one is still there */
+        memset(x.job.staging, 1, x.job.staging_bytes); /* the first staging is still there */
         session_close(&x);
     }
 }
 
-/** Memory of no bytes is none, and fine. */
+/** An arena of 0 bytes means no memory, and is accepted. */
 static bool empty_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     Zp__JobOpenReply open = ZP__JOB_OPEN_REPLY__INIT;
@@ -540,7 +540,7 @@ static void an_empty_arena(void **state)
     fake_done(&f);
 }
 
-/** More than the address space has. */
+/** More than the address space. */
 static bool huge_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     Zp__JobOpenReply open = ZP__JOB_OPEN_REPLY__INIT;
@@ -623,7 +623,8 @@ static void refusal_table(void **state)
 
 /* ---- events */
 
-/** Answers nothing of the job until a ping comes: then the event, then what was owed. */
+/** Leaves calls of the job unanswered until a ping comes; then sends the event, then the
+ * answers. */
 struct owing {
     uint16_t event;
     uint64_t job;
@@ -647,7 +648,7 @@ static bool owing_fn(struct fake *f, const struct zp_frame *frame, const uint8_t
     case ZP_PING:
         fake_event(f, x->event, x->job, 3, x->code, text);
         fake_reply(f, frame, NULL, -1);
-        while (x->n > 0) /* they still come */
+        while (x->n > 0) /* late answers still come */
             fake_refuse(f, &x->frames[--x->n], -ENOSPC, "late");
         return true;
     default:
@@ -659,7 +660,7 @@ struct heard {
     unsigned events;
     struct zc_event last;
     char text[64];
-    struct outcome *before; /* a call of the job: did it end before the event was told? */
+    struct outcome *before; /* a call of the job: had it ended before the event was reported? */
 };
 
 static void hear(void *arg, const struct zc_event *event)
@@ -682,8 +683,9 @@ static void events(void **state)
     } rows[] = {
         { ZP_EVENT_PEER_LOST, FAKE_JOB, -EOWNERDEAD, -EOWNERDEAD },
         { ZP_EVENT_JOB_FAILED, FAKE_JOB, -EIO, -EIO },
-        { ZP_EVENT_JOB_FAILED, FAKE_JOB + 1, -EIO, -ENOSPC }, /* another job's: its own answers */
-        { 199, FAKE_JOB, -EIO, -ENOSPC },                     /* unknown: ignored */
+        { ZP_EVENT_JOB_FAILED, FAKE_JOB + 1, -EIO,
+          -ENOSPC },                      /* another job's: calls are answered */
+        { 199, FAKE_JOB, -EIO, -ENOSPC }, /* unknown: ignored */
     };
 
     (void)state;
@@ -706,7 +708,7 @@ static void events(void **state)
             assert_int_equal(
                 zc_skip(x.c, FAKE_JOB, 1, ZC_COMMIT_NO, 0, &stepped, outcome_done, &o[1]), 0);
             assert_int_equal(zc_unit_define(x.c, FAKE_JOB, &unit, outcome_done, &o[2]), 0);
-            assert_int_equal(zc_ping_wait(x.c), 0); /* not of the job: not ended by it */
+            assert_int_equal(zc_ping_wait(x.c), 0); /* not a call of the job: still answered */
             while (o[0].runs + o[1].runs + o[2].runs < 3)
                 assert_true(zc_poll(x.c, 5000) >= 0);
             for (unsigned k = 0; k < 3; k++) {
@@ -733,7 +735,7 @@ static void events(void **state)
         }
 }
 
-/** A blocking form is ended too. */
+/** An event ends a blocking form, too. */
 static bool event_for_fetch(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     (void)body;
@@ -755,7 +757,7 @@ static void an_event_ends_a_blocking_form(void **state)
     session_close(&x);
 }
 
-/** Both fetches are owed; the second one's event ends them. */
+/** Both fetches are unanswered; an event at the second one ends them. */
 static bool event_at_second_fetch(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     (void)body;
@@ -780,7 +782,7 @@ static void start_norms(void *arg, int rc)
         assert_int_equal(zc_norms(r->fetch.c, FAKE_JOB, 1, &r->norm, outcome_done, &r->norms), 0);
 }
 
-/** What a callback starts when its own call was ended is not ended with it. */
+/** A call that a callback starts is not ended together with the callback's own call. */
 static void calls_started_by_ended_ones(void **state)
 {
     struct session x = session_open(event_at_second_fetch, NULL);
@@ -800,7 +802,7 @@ static void calls_started_by_ended_ones(void **state)
     session_close(&x);
 }
 
-/** The reply to a call that an event has ended comes, and is a good one. */
+/** A good reply comes to a call that an event has ended. */
 static bool event_then_reply(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     if (frame->method != ZP_SKIP && frame->method != ZP_NOTE_PUT)
@@ -822,7 +824,7 @@ static void a_late_reply_writes_nothing(void **state)
     assert_int_equal(zc_ping_wait(x.c), 0);
     assert_int_equal(stepped.iterations, 77);
     assert_int_equal(stepped.applied, 78);
-    assert_int_equal(fake_count(x.f, ZP_NOTE_PUT), 1); /* nor is it gone on with */
+    assert_int_equal(fake_count(x.f, ZP_NOTE_PUT), 1); /* its other parts are not sent */
     session_close(&x);
 }
 

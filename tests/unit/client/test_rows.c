@@ -1,4 +1,4 @@
-/* Rows: page after page, cut to their fields, empty. */
+/* Rows: several pages, rows cut to the known fields, no rows. */
 #include "tests/ztest.h"
 
 #include <errno.h>
@@ -196,8 +196,8 @@ static void tiers_and_counters(void **state)
     session_close(&x);
 }
 
-/* Two replies of one job each: a job of a newer daemon, with more waits than we know; and one that
- * says nothing but its name. */
+/* Two replies of one job each: a job of a newer daemon, with more waits than the client knows; and
+ * one with nothing but its name. */
 static bool top_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     Zp__TopReply reply = ZP__TOP_REPLY__INIT;
@@ -255,11 +255,11 @@ static void top_in_parts(void **state)
     assert_int_equal(zc_top_wait(x.c, NULL, &top, &jobs, &n), 0);
     assert_int_equal(n, 2);
     assert_int_equal(fake_count(x.f, ZP_TOP), 2);
-    assert_true(top.now_ns == 100 && top.threads == 7); /* of the first */
+    assert_true(top.now_ns == 100 && top.threads == 7); /* from the first reply */
     assert_true(top.npaths == ZC_TOP_PATHS_MAX && top.ntiers == ZC_TOP_TIERS_MAX);
     assert_true(top.paths[7].transfers == 5 && top.paths[7].queue.busy_ns == 3);
     assert_true(top.oldest.pid == 6 && strlen(top.oldest.waits) == sizeof(top.oldest.waits) - 1);
-    assert_true(top.computing.area_ns == 0); /* it did not say */
+    assert_true(top.computing.area_ns == 0); /* the daemon did not send it */
     assert_true(jobs[0].now_ns == 100 && jobs[1].now_ns == 200);
     assert_true(jobs[0].pages == 4 && jobs[0].waits[ZC_WAITS - 1].area_ns == 2);
     assert_true(jobs[0].stages[0].now == 1 && jobs[0].asking.now == 1);

@@ -1,5 +1,5 @@
-/* What is saved: commits, snapshots, readers, scrub, fsck, df. What is sent for each, what comes
- * back, and what a daemon may not answer. */
+/* Saved data: commits, snapshots, readers, scrub, fsck, df. What is sent for each, what comes back,
+ * and answers that a daemon must not give. */
 #include "tests/ztest.h"
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 
 /* ---- commits */
 
-/** A step is made and its commit failed; a commit is answered. */
+/** A step is made but its commit has failed; a commit request is answered. */
 static bool commit_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     Zp__StepReply step = ZP__STEP_REPLY__INIT;
@@ -81,7 +81,7 @@ static void commits(void **state)
     session_close(&x);
 }
 
-/** The step counts; why it is not durable is told beside it. */
+/** The step counts; the reason why it is not durable is reported in addition. */
 static void a_step_whose_commit_failed(void **state)
 {
     static const char *const texts[][2] = { { "no room", "no room" },
@@ -103,7 +103,7 @@ static void a_step_whose_commit_failed(void **state)
     }
 }
 
-/** Cut off by a newer epoch: an event like any other end of the job. */
+/** Disconnected by a newer epoch: an event like any other end of the job. */
 static bool fence_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     (void)body;
@@ -262,7 +262,7 @@ static void readers(void **state)
     assert_true(reader.iterations == 6 && reader.applied == 5 && reader.units == 2);
     assert_true(reader.groups == 3 && reader.world == 4);
     assert_int_equal(reader.staging_bytes, FAKE_STAGING);
-    memset(reader.staging, 1, reader.staging_bytes); /* beside the job's */
+    memset(reader.staging, 1, reader.staging_bytes); /* in addition to the job's */
     memset(x.job.staging, 2, x.job.staging_bytes);
     assert_int_equal(*(const uint8_t *)reader.staging, 1);
 
@@ -300,7 +300,7 @@ static void readers(void **state)
     assert_true(read->first == 7 && read->count == 8 && read->staging == 64);
     zp_arena_free(arena);
     assert_int_equal(zc_reader_read_wait(x.c, FAKE_READER, 1, ZC_PARAM, 0, 1, x.job.staging),
-                     -EINVAL); /* the job's is another */
+                     -EINVAL); /* the job's staging, not the reader's */
     assert_true(is_mapped(reader.staging));
     assert_int_equal(zc_reader_close_wait(x.c, FAKE_READER), 0);
     assert_false(is_mapped(reader.staging));
@@ -312,11 +312,11 @@ static void readers(void **state)
     assert_string_equal(open->snapshot, "");
     zp_arena_free(arena);
     assert_true(is_mapped(second.staging));
-    session_close(&x); /* with the reader open */
+    session_close(&x); /* while the reader is open */
     assert_false(is_mapped(second.staging));
 }
 
-/* ---- care */
+/* ---- maintenance */
 
 static bool care_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
@@ -386,10 +386,10 @@ static void care(void **state)
     session_close(&x);
 }
 
-/* ---- df: three jobs in two replies; what changes in between is told by the sum */
+/* ---- df: three jobs in two replies; the sum reveals changes in between */
 
 struct df_plan {
-    unsigned wrong; /* so many rounds do not add up */
+    unsigned wrong; /* this many attempts do not add up */
     bool one_reply;
 };
 
@@ -460,7 +460,7 @@ static void space(void **state)
     }
 }
 
-/* ---- answers that are not believed */
+/* ---- answers that are rejected */
 
 enum lie {
     FOUR_POINTS,

@@ -1,4 +1,4 @@
-/* The blocking forms and a daemon that is slow, stopped, or answers other things. */
+/* The blocking forms with a daemon that is slow, stopped, or answers other requests. */
 #include "tests/ztest.h"
 
 #include <errno.h>
@@ -12,8 +12,8 @@
 #include "base/util.h"
 #include "tests/unit/client/session.h"
 
-/* Short, and yet longer than a busy machine keeps a thread waiting. Upper bounds on times below
- * only tell "in time" from "never". */
+/* Short, but longer than a busy machine delays a thread. Upper bounds on times below only
+ * distinguish "in time" from "never". */
 #define QUIET_MS 1500u
 #define NEVER_MS 30000u
 
@@ -43,7 +43,7 @@ static uint64_t since_ms(uint64_t begun_ns)
     return (zb_now_ns() - begun_ns) / 1000000;
 }
 
-/** Answers nothing any more. */
+/** Stops answering. */
 static bool silent_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     (void)f;
@@ -63,10 +63,10 @@ static void a_daemon_that_stopped(void **state)
     assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 1, ZC_COMMIT_NO, 0, &stepped), -ETIMEDOUT);
     assert_true(since_ms(begun) >= QUIET_MS && since_ms(begun) < NEVER_MS);
     assert_non_null(strstr(zc_error(x.c), "sent nothing for 1.5 s"));
-    assert_int_equal(fake_count(x.f, ZP_PING), 2); /* ours, and the question whether it lives */
+    assert_int_equal(fake_count(x.f, ZP_PING), 2); /* ours, and the check for life */
     assert_int_equal(o.runs, 1);
     assert_int_equal(o.rc, -ETIMEDOUT);
-    /* Nothing is left but to close it. */
+    /* Closing is the only call that still works. */
     assert_int_equal(zc_ping_wait(x.c), -ENOTCONN);
     assert_non_null(strstr(zc_error(x.c), "sent nothing"));
     assert_int_equal(zc_poll(x.c, -1), -ENOTCONN);
@@ -107,7 +107,7 @@ static void a_daemon_that_is_slow(void **state)
     session_close(&x);
 }
 
-/** Lives, and forgets a request: its own deadline bounds it. */
+/** Is alive, but forgets a request: the request's own deadline limits it. */
 static bool forgets_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     (void)f;
@@ -156,7 +156,7 @@ static void on_alarm(int sig)
     (void)sig;
 }
 
-/** Answers a skip late, as if it had thought about it. */
+/** Answers a skip late, as if it took long. */
 static bool thinks_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     (void)body;
@@ -184,7 +184,7 @@ static void signals(void **state)
     session_close(&x);
 }
 
-/** The socket is full and nobody reads: what is queued has an end, and so has a blocking form. */
+/** The socket is full and not read: the queue is limited, and so is a blocking form. */
 static bool deaf_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     (void)f;
@@ -207,7 +207,7 @@ static void a_daemon_that_does_not_read(void **state)
         n++;
     assert_int_equal(rc, -ENOBUFS);
     assert_non_null(strstr(zc_error(x.c), "does not read"));
-    assert_true(n > 200 && n < 300); /* 8 MiB and the socket */
+    assert_true(n > 200 && n < 300); /* 8 MiB, and what the socket holds */
     assert_int_equal(zc_events(x.c), POLLIN | POLLOUT);
     zc_close(x.c);
     assert_int_equal(o.runs, n);
@@ -216,7 +216,7 @@ static void a_daemon_that_does_not_read(void **state)
     session_close(&x);
 }
 
-/** Receives no more, and does not hang up for a while. */
+/** Receives nothing more, but does not hang up for a while. */
 static bool half_closed_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     (void)body;

@@ -51,7 +51,7 @@ void zsd_core_free(struct zsd *daemon)
     if (!daemon->core)
         return;
     core_double.frees++;
-    core_answer_all(0); /* as the core's: nobody is left unanswered */
+    core_answer_all(0); /* like the real core: no request stays unanswered */
     daemon->core = NULL;
 }
 

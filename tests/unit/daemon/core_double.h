@@ -1,6 +1,6 @@
 /*
- * core_double.h - a core that tests of the daemon's outer half link in place of the real one: it
- * holds requests until the test answers them, and counts what it is told.
+ * core_double.h - a core that tests of the daemon's outer half link in place of the real one. It
+ * holds requests until the test answers them, and counts its calls.
  */
 #ifndef CORE_DOUBLE_H
 #define CORE_DOUBLE_H
@@ -14,6 +14,7 @@
 
 /*
  * What a method does here:
+ *
  *     fetch     is held, to be answered by core_answer() or core_answer_all()
  *     list      is answered at once with a body of about list_bytes
  *     jobs      is refused with -ENOENT
@@ -23,11 +24,11 @@
  *     others    are answered at once
  */
 struct core_double {
-    struct zsd_req *held[CORE_HELD_MAX]; /* in the order in which they came */
+    struct zsd_req *held[CORE_HELD_MAX]; /* in order of arrival */
     size_t first, count;                 /* held[first .. count) are unanswered */
     size_t list_bytes;
     int fd;
-    bool answer_when_gone; /* zsd_core_gone() answers what it holds of that connection */
+    bool answer_when_gone; /* zsd_core_gone() answers that connection's held requests */
     int new_rc;            /* what zsd_core_new() returns */
     unsigned busy, jobs;
     unsigned farewell_busy; /* operations that zsd_core_farewell() begins; it answers all */

@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 #define MANY     (2 * PAGE + 5000)
-#define HANGS_NS UINT64_C(300000000000) /* a drive may stop for half a minute */
+#define HANGS_NS UINT64_C(300000000000) /* a drive may stall for half a minute */
 const uint64_t unit_elems[UNITS] = { PAGE, MANY, MANY, MANY, MANY, MANY, 100 };
 
-static unsigned worlds; /* each has a file of its own: one that failed keeps its lock */
+static unsigned worlds; /* each has its own file, as the file of a failed one stays locked */
 
-/* ---- memory that runs out: allocations of the core, on this thread, are counted */
+/* ---- allocation failures: allocations of the core on this thread are counted */
 
 static bool in_core(void)
 {
@@ -39,7 +39,7 @@ void world_turn(struct world *w)
     core_runs = false;
 }
 
-/* Turns; then, with something in progress, waits for a thread or the engine to be done. */
+/* Turns; then, if something is in progress, waits for a thread or the engine. */
 static void world_turn_wait(struct world *w)
 {
     struct pollfd fds[3] = { { .fd = zsd_compute_wake_fd(w->daemon.compute), .events = POLLIN },
@@ -130,7 +130,7 @@ void world_close(struct world *w)
     for (uint32_t c = 0; c < w->nclients; c++)
         client_gone(w, c);
     world_settle(w);
-    while (!zb_list_empty(&core->jobs->list)) /* kept ones */
+    while (!zb_list_empty(&core->jobs->list)) /* kept jobs */
     {
         struct zsd_job *job = zb_container_of(core->jobs->list.next, struct zsd_job, node);
         Zp__JobName q = ZP__JOB_NAME__INIT;

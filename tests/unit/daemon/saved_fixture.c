@@ -57,7 +57,7 @@ void saved_open(struct saved_world *s, uint64_t host_bytes, enum zb_dtype dtype,
     const struct open_args args = {
         .keep = true,
         .durable = true,
-        .host_bytes_max = host_bytes - (1 << 20) /* a reader's staging is beside it */
+        .host_bytes_max = host_bytes - (1 << 20) /* the rest is for a reader's staging */
     };
     struct zb_err err = { 0 };
 

@@ -45,7 +45,7 @@ void sf_listen(struct server_fixture *x)
 
     if (zsd_server_open(&x->daemon, zsd_loop_uv(&x->daemon), &zsd_dispatch_ops, &err) < 0)
         fail_msg("%s", err.text);
-    x->daemon.server->most_ns = SF_NO_END; /* what a turn does is counted here, not timed */
+    x->daemon.server->most_ns = SF_NO_END; /* tests count the work of a turn, not its time */
 }
 
 void sf_close(struct server_fixture *x)
@@ -57,7 +57,7 @@ void sf_close(struct server_fixture *x)
     zsd_compute_free(x->daemon.compute);
     assert_int_equal(x->daemon.reqs, 0); /* each was answered, or dropped */
     assert_int_equal(x->daemon.clients, 0);
-    assert_int_equal(rmdir(x->dir), 0); /* and nothing is left */
+    assert_int_equal(rmdir(x->dir), 0); /* nothing is left in it */
 }
 
 unsigned sf_files(const struct server_fixture *x)
@@ -72,7 +72,8 @@ unsigned sf_files(const struct server_fixture *x)
     return n;
 }
 
-/** What a turn found is sent in the next; whom it accepted is watched from the next on. */
+/** What one turn queues is sent in the next, and accepted connections are watched from the next
+ * on. */
 #define QUIET_TURNS 3u
 
 void sf_pump(struct server_fixture *x)
@@ -114,7 +115,7 @@ bool sf_pump_until(struct server_fixture *x, const unsigned *value, unsigned wan
 
 /* ---- clients */
 
-/* What a client has received of frames that it has not looked at, by its descriptor. */
+/* Bytes that a client has received and not yet parsed, by descriptor. */
 static struct inbox {
     uint8_t bytes[ZP_HEADER_BYTES + ZP_BODY_MAX];
     size_t len;
@@ -134,7 +135,7 @@ int sf_connect_as(const struct server_fixture *x, uid_t uid)
     (void)strcpy(a.sun_path, x->path);
     assert_true(fd >= 0 && fd < (int)ZB_COUNT(inboxes));
     inboxes[fd].len = 0;
-    if (uid != ours) { /* whom the server sees is who connects */
+    if (uid != ours) { /* the server sees the user that connects */
         assert_int_equal(chmod(x->dir, 0711), 0);
         assert_int_equal(chmod(x->path, 0666), 0);
         assert_int_equal(seteuid(uid), 0);

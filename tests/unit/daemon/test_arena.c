@@ -1,4 +1,5 @@
-/* Arenas: whole, sealed, zero, on huge pages where the kernel gives them, and without them too. */
+/* Arenas: complete, sealed, zero, on huge pages if the kernel provides them, and without them
+ * too. */
 #include "tests/ztest.h"
 
 #include "daemon/os/arena.h"
@@ -36,7 +37,7 @@ static unsigned long huge_kib(const void *base)
     return kib;
 }
 
-/* What the kernel itself gives for it, asked in the plainest way. */
+/* Whether the kernel provides a huge page of shared memory for a plain request. */
 static bool huge_works(void)
 {
     int fd = memfd_create("probe", MFD_CLOEXEC);
@@ -71,7 +72,7 @@ static int arena_check(const void *arg)
         return 1;
     if (fstat(a.fd, &st) != 0 || (uint64_t)st.st_size != bytes || a.bytes != bytes ||
         (uint64_t)st.st_blocks * 512 < bytes)
-        return 2; /* its memory is there, all of it */
+        return 2; /* all of its memory is there */
     if (bytes > 0 && ((uintptr_t)a.base % HUGE != 0 || !all_zero(a.base, bytes)))
         return 3;
     if (ftruncate(a.own_fd, (off_t)bytes + 4096) == 0 || errno != EPERM)
@@ -85,7 +86,7 @@ static int arena_check(const void *arg)
             return 6;
         zsd_arena_close(&a);
         if (!all_zero(mapped, bytes))
-            return 7; /* at once, while a client maps it */
+            return 7; /* freed at once, although it is mapped */
         (void)munmap(mapped, bytes);
     } else {
         zsd_arena_close(&a);
@@ -145,7 +146,7 @@ static void private_memory(void **state)
     assert_null(zsd_private_new(UINT64_C(1) << 60));
 }
 
-/* Parts of addresses get memory, and give it back; what lies beside them stays. */
+/* Parts of the address range get memory, and give it back; neighbouring parts stay. */
 static void parts_come_and_go(void **state)
 {
     uint64_t part = 5 * UINT64_C(65536), all = 3 * part;

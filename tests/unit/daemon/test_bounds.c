@@ -1,6 +1,7 @@
 /*
- * However large a job is, no turn does more than ZSD_TURN_WORK units of work: registration, commits,
- * snapshots, loads, destroy. Counted, so it holds on any machine.
+ * However large a job is, no turn does more than ZSD_TURN_WORK units of work: registration,
+ * commits, snapshots, loads, destroy. Work is counted, not timed, so the result does not depend on
+ * the machine.
  */
 #include "tests/unit/daemon/core_fixture.h"
 
@@ -16,7 +17,7 @@
 
 #define SHARDS 150000u
 
-/* So many, from the first block on. */
+/* Registers n blocks, from the first one on. */
 static void blocks_register(struct world *w, uint32_t n)
 {
     uint64_t firsts[ZP_SHARDS_MAX];
@@ -30,7 +31,7 @@ static void blocks_register(struct world *w, uint32_t n)
     }
 }
 
-/* The newest first: each goes before all others. */
+/* In descending order: each goes before all others. */
 static void descending(void **state)
 {
     const struct unit unit = { .name = "a",
@@ -71,7 +72,7 @@ static void descending(void **state)
         at = zb_sorted_next(shards, at);
     }
     assert_int_equal(shards->n, SHARDS);
-    assert_in_range(ZB_SORTED_CHUNK, 2, 1024); /* what one of them may move */
+    assert_in_range(ZB_SORTED_CHUNK, 2, 1024); /* the most that one insertion may move */
     for (size_t i = 0; i < shards->nchunks; i++)
         assert_in_range(shards->chunks[i]->n, 1, ZB_SORTED_CHUNK);
     assert_in_range(w.daemon.stats.turn_max_work, ZP_SHARDS_MAX, ZSD_TURN_WORK);
@@ -87,7 +88,7 @@ struct big {
     struct world w;
     char catalog[80];
     uint32_t pages;
-    uint32_t blocks; /* shards of a page that the frozen unit is registered as; 0: one has all */
+    uint32_t blocks; /* one-page shards of the frozen unit; 0: it is one shard */
     uint64_t step;
 };
 
@@ -101,7 +102,7 @@ static uint64_t big_file_bytes(const struct big *b)
     return b->pages * UINT64_C(2) * PAGE_BYTES + (64 << 20);
 }
 
-/* The longest turn since the last time. */
+/* Checks the longest turn since the last check. */
 static void bounded(struct big *b, const char *what)
 {
     uint64_t work = b->w.daemon.stats.turn_max_work;
@@ -111,7 +112,7 @@ static void bounded(struct big *b, const char *what)
     b->w.daemon.stats.turn_max_work = 0;
 }
 
-/* Everything in memory, and in the data file twice. */
+/* Room for everything in memory, and twice in the data file. */
 static void big_open_pages(struct big *b, uint32_t pages)
 {
     struct zb_err err = { 0 };
@@ -136,7 +137,7 @@ static void big_close(struct big *b)
 {
     char suffix[2][8] = { "-wal", "-shm" }, path[96];
 
-    world_close(&b->w); /* every place is back */
+    world_close(&b->w); /* checks that every place is free */
     (void)unlink(b->catalog);
     for (int i = 0; i < 2; i++) {
         (void)snprintf(path, sizeof(path), "%s%s", b->catalog, suffix[i]);
@@ -158,7 +159,7 @@ static const struct unit trained_unit = { .name = "trained",
                                           .tensors = { { .count = ZB_BLOCK_ELEMS } },
                                           .ntensors = 1 };
 
-/* A frozen unit of all those pages, and one that is trained: every rank is ready. */
+/* A frozen unit of all those pages, and a trained one: every rank asks for ready. */
 static void big_attach_ask(struct big *b, bool again)
 {
     const struct unit units[2] = { frozen_unit(big_elems(b)), trained_unit };
@@ -253,7 +254,7 @@ static void many_pages(void **state)
     (void)state;
     big_open(&b);
     big_attach_ask(&b, false);
-    assert_null(job_of(&b.w, 0)->shards[0]->planes[ZB_PARAM].extents); /* for the next turns */
+    assert_null(job_of(&b.w, 0)->shards[0]->planes[ZB_PARAM].extents); /* freed in later turns */
     assert_int_equal(b.w.answer(&b.w, 0), 0);
     zb_close_fd(&answers[0].fd);
     bounded(&b, "define");
@@ -284,9 +285,9 @@ static void many_pages(void **state)
 
 /* ---- a job of many shards */
 
-#define MANY 9000u /* shards of a block: more than two turns look at */
+#define MANY 9000u /* shards of a block: more than fit into two turns */
 
-/* Nobody looks at the bytes. */
+/* The bytes are never read. */
 static void shards_filled(struct zsd_job *job)
 {
     for (uint32_t i = 0; i < job->nshards; i++)
@@ -343,7 +344,8 @@ static void many_push(struct world *w, uint64_t step, uint32_t micro, float valu
     assert_int_equal(call(w, 0, zsd_push, &q), 0);
 }
 
-/* Norms and skips look at no shard; a step begins with a part of them each turn, and so they are freed. */
+/* Norms and skips handle no shard; a step begins with a part of the shards in each turn, and they
+ * are freed in the same way. */
 static void many_shards(void **state)
 {
     Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[1] = { &g };
@@ -358,14 +360,14 @@ static void many_shards(void **state)
     assert_true(many_norm(&w, 1) == 0);
     many_push(&w, 1, 0, 2);
     assert_true(many_norm(&w, 1) == 4.0 * ZB_BLOCK_ELEMS);
-    many_push(&w, 1, 1, 1); /* the sum of before comes away */
+    many_push(&w, 1, 1, 1); /* the previous sum is subtracted */
     assert_true(many_norm(&w, 1) == 9.0 * ZB_BLOCK_ELEMS);
     w.daemon.stats.turn_max_work = 0;
     skip.job = w.clients[0].job;
     skip.step = 1;
     assert_int_equal(call(&w, 0, zsd_skip, &skip), 0);
     assert_in_range(w.daemon.stats.turn_max_work, 1, 64);
-    assert_true(many_norm(&w, 2) == 0); /* dropped, without a look */
+    assert_true(many_norm(&w, 2) == 0); /* dropped without handling any shard */
     many_push(&w, 2, 0, 3);
     assert_true(many_norm(&w, 2) == 9.0 * ZB_BLOCK_ELEMS);
     g.lr = 1e-2;
@@ -395,7 +397,7 @@ static void many_shards(void **state)
 
 /* ---- a saved job of many shards */
 
-/* Turns until the job is placed: how many. */
+/* Turns until the job is placed; returns how many turns. */
 static uint32_t turns_placed(struct big *b)
 {
     const struct zsd_job *job = job_of(&b->w, 0);
@@ -406,7 +408,7 @@ static uint32_t turns_placed(struct big *b)
     return turns;
 }
 
-/* Pages that have an extent. */
+/* The number of pages that have an extent. */
 static uint32_t saved_pages(const struct zsd_job *job)
 {
     uint32_t n = 0;
@@ -417,7 +419,7 @@ static uint32_t saved_pages(const struct zsd_job *job)
     return n;
 }
 
-/* Shards that have a table of pages; that have their memory. */
+/* The number of shards that have a table of pages; and that have their memory. */
 static uint32_t with_tables(const struct zsd_job *job)
 {
     uint32_t n = 0;
@@ -436,8 +438,8 @@ static uint32_t with_memory(const struct zsd_job *job)
     return n;
 }
 
-/* By how many it changes in a turn at most, from `had` on, until rank 0 is answered, or so many turns
- * have passed. */
+/* The most by which the count changes in one turn, starting from `had`, until rank 0 is answered,
+ * or for this many turns. */
 static uint32_t most_in_a_turn(struct big *b, uint32_t had, uint32_t turns,
                                uint32_t (*count)(const struct zsd_job *job))
 {
@@ -453,7 +455,7 @@ static uint32_t most_in_a_turn(struct big *b, uint32_t had, uint32_t turns,
     return most;
 }
 
-/* The rank comes back, and goes on from a step. */
+/* The rank leaves and attaches again, to resume from a step. */
 static uint32_t rewind_ask(struct big *b, uint64_t step, uint32_t turns)
 {
     const struct open_args args = { .keep = true, .durable = true, .attach = true };
@@ -480,7 +482,7 @@ static void answered(struct big *b, const char *what)
     bounded(b, what);
 }
 
-/* The rank dies in the middle of the checks, or when some shards have what is counted, and others not. */
+/* The rank dies in the middle of the checks, or when only some shards have what is counted. */
 static void end_in_attach(struct big *b, uint32_t (*count)(const struct zsd_job *job))
 {
     big_attach_ask(b, true);
@@ -508,8 +510,8 @@ static void big_destroy(struct big *b)
     big_close(b);
 }
 
-/* Placement, checks before a load, and a rewind look at a part of the shards each turn; and what an
- * ended job had goes in parts. */
+/* Placement, checks before a load, and a rewind handle a part of the shards in each turn; and an
+ * ended job is freed in parts. */
 static void many_saved(void **state)
 {
     struct big b;
@@ -534,13 +536,13 @@ static void many_saved(void **state)
     big_step_with(&b, ZSD_COMMIT_NONE);
     (void)rewind_ask(&b, 1, 2);
     assert_int_equal(answers[0].rc, NONE);
-    client_gone(&b.w, 0); /* in the middle of it: the job is made anew */
+    client_gone(&b.w, 0); /* in the middle of it: the job is placed again */
     world_settle(&b.w);
     bounded(&b, "end in a rewind");
     end_in_attach(&b, NULL);
     end_in_attach(&b, with_tables);
     end_in_attach(&b, with_memory);
-    b.blocks--; /* one is not there: the last row has no shard */
+    b.blocks--; /* one is missing: the last row has no shard */
     big_attach_ask(&b, true);
     assert_int_equal(b.w.answer(&b.w, 0), -EINVAL);
     assert_non_null(strstr(answers[0].text, "elements are registered, and"));
@@ -550,7 +552,7 @@ static void many_saved(void **state)
     big_destroy(&b);
 }
 
-/* Of one shard, too, a rewind looks at a part of the pages each turn. */
+/* A rewind handles only a part of the pages in each turn, also if they belong to one shard. */
 static void rewound_pages(void **state)
 {
     struct big b;
@@ -573,7 +575,7 @@ static void rewound_pages(void **state)
     big_destroy(&b);
 }
 
-/* Of jobs with many ranks, each turn looks at some. */
+/* If a job has many ranks, each turn handles some of them. */
 static void many_ranks(void **state)
 {
     struct world w;
@@ -636,10 +638,10 @@ static void push_in_parts(void **state)
     world_close(&w);
 }
 
-/* ---- a step that was begun ahead of its barrier, and is not made */
+/* ---- a step that begins early and is not made */
 
-#define AHEAD        900u /* pages: more than a turn looks at beside requests */
-#define AHEAD_PUSHED 60u  /* of them in one request */
+#define AHEAD        900u /* pages: more than a turn can handle in addition to requests */
+#define AHEAD_PUSHED 60u  /* of these in one request */
 
 static const struct unit ahead_unit = { .name = "u",
                                         .elems = (uint64_t)AHEAD * ZB_BLOCK_ELEMS,
@@ -649,7 +651,7 @@ static const struct unit ahead_unit = { .name = "u",
                                                                 ZB_BLOCK_ELEMS } },
                                         .ntensors = 1 };
 
-/* Values, or the gradient, of all pages of all shards. */
+/* Sends values, or the gradient, for all pages of all shards. */
 static void ahead_send(struct world *w, bool values)
 {
     const struct zsd_job *job = job_of(w, 0);
@@ -673,7 +675,7 @@ static void ahead_send(struct world *w, bool values)
     }
 }
 
-/* Every page whose state is on NVMe is stepped ahead. */
+/* Every page whose state is on NVMe is stepped early. */
 static void ahead_open(struct world *w, uint32_t shards)
 {
     const struct open_args args = { .early = true };
@@ -707,7 +709,7 @@ static void ahead_open(struct world *w, uint32_t shards)
     assert_true(w->daemon.stats.pages_early > AHEAD - 200);
 }
 
-/* Places that are in use. */
+/* The number of places in use. */
 static uint64_t places_used(struct world *w)
 {
     struct zsd_places_copy copy;
@@ -719,7 +721,7 @@ static uint64_t places_used(struct world *w)
     return n;
 }
 
-/* And shards that are stepped ahead. */
+/* The same, or the number of shards that are stepped early. */
 static uint64_t ahead_count(struct world *w, bool places)
 {
     const struct zsd_job *job = job_of(w, 0);
@@ -732,7 +734,8 @@ static uint64_t ahead_count(struct world *w, bool places)
     return n;
 }
 
-/* Requests fill each turn: what the rest of it undoes of the step, at most, in one of so many turns. */
+/* Requests fill each turn: measures the most that the rest of a turn undoes of the step, over this
+ * many turns. */
 static void ahead_undone(struct world *w, uint32_t turns)
 {
     uint64_t most[2] = { 0 }, had[2], had_first = ahead_count(w, true);
@@ -752,7 +755,7 @@ static void ahead_undone(struct world *w, uint32_t turns)
         assert_in_range(had_first - ahead_count(w, true), AHEAD - 200, AHEAD);
 }
 
-/* The job ends: the places of its pages go back in parts, too. */
+/* When the job ends, the places of its pages are freed in parts, too. */
 static void ahead_gone(struct world *w)
 {
     uint64_t most = 0, had_first = places_used(w);
@@ -782,7 +785,8 @@ static void ahead_skipped(struct world *w, uint32_t shards, uint32_t turns)
     ahead_undone(w, turns);
 }
 
-/* Its pages and its shards are given up in parts: when it is skipped, when one of them has failed. */
+/* An early step's pages and shards are given up in parts: when it is skipped, or when one of its
+ * pages has failed. */
 static void ahead_of_nothing(void **state)
 {
     Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[1] = { &g };
@@ -813,7 +817,7 @@ static void ahead_of_nothing(void **state)
     ahead_undone(&w, UINT32_MAX);
     assert_int_equal(answers[0].rc, -EIO);
     assert_int_equal(job_of(&w, 0)->state, ZSD_READY);
-    ahead_send(&w, false); /* it begins anew */
+    ahead_send(&w, false); /* the step starts over */
     world_close(&w);
 }
 

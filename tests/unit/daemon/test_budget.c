@@ -1,7 +1,7 @@
 /*
- * What clients make the daemon remember: descriptions, notes, snapshots, readers and scans are charged
- * (net/limits.h), refused with numbers at a limit, and all of it comes back. Against the core, with a
- * store and a durable job in it.
+ * Data that clients make the daemon keep: descriptions, notes, snapshots, readers and scans are
+ * charged (net/limits.h), refused with numbers at a limit, and all charges are returned. Tested on
+ * the core, with a store and a durable job in it.
  */
 #include "tests/ztest.h"
 
@@ -20,7 +20,7 @@ static struct zsd_quota *node(struct saved_world *s)
     return &s->w.daemon.limits->node;
 }
 
-/* Nothing more of it than n is left for the node. */
+/* Leaves the node only n more of this resource. */
 static uint64_t leave_room(struct saved_world *s, enum zsd_limit what, uint64_t n)
 {
     uint64_t max = zsd_limit_max(node(s), ZSD_LEVEL_NODE, what);
@@ -30,7 +30,7 @@ static uint64_t leave_room(struct saved_world *s, enum zsd_limit what, uint64_t 
     return taken;
 }
 
-/* The daemon has limits, and its clients are of a user whom they hold. */
+/* The daemon has limits, and its clients belong to a user to whom they apply. */
 static void budget_open(struct saved_world *s)
 {
     struct zb_err err = { 0 };
@@ -44,7 +44,7 @@ static void budget_open(struct saved_world *s)
     }
 }
 
-/* Whatever was charged is back: zsd_limits_close() asserts it. */
+/* All charges must have been returned: zsd_limits_close() asserts it. */
 static void budget_close(struct saved_world *s)
 {
     struct zsd_limits *limits = s->w.daemon.limits;
@@ -74,7 +74,7 @@ static int unit_with(struct saved_world *s, unsigned c, uint32_t index, uint32_t
     return unit_define(&s->w, c, index, &unit);
 }
 
-/* What is described counts, also while it comes; what is refused, or said again, does not. */
+/* Descriptions are charged, also while they are being sent; refused or repeated ones are not. */
 static void descriptions_are_charged(void **state)
 {
     struct open_args args = { .name = "k", .world = 2 };
@@ -90,7 +90,7 @@ static void descriptions_are_charged(void **state)
     assert_int_equal(unit_with(&s, 1, 0, 3), 0);
     one = node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES] - used;
     assert_in_range(one, 3 * ZSD_TENSOR_BYTES, 4096);
-    assert_int_equal(unit_with(&s, 2, 0, 3), 0); /* the same one */
+    assert_int_equal(unit_with(&s, 2, 0, 3), 0); /* the same description */
     assert_int_equal(node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES], used + one);
 
     taken = leave_room(&s, ZSD_LIMIT_DEFINITION_BYTES, one - 1);
@@ -123,7 +123,7 @@ static int note_put(struct saved_world *s, unsigned c, size_t len)
     return call(&s->w, c, zsd_note_put, &q);
 }
 
-/* One that replaces another counts alone. */
+/* If a note replaces another, only the new one is charged. */
 static void notes_are_charged(void **state)
 {
     struct open_args args = { .name = "k" };
@@ -196,11 +196,11 @@ static void snapshots_are_charged(void **state)
     assert_int_equal(snapshot_destroy(&s, "a"), 0);
     assert_int_equal(node(&s)->used[ZSD_LIMIT_SNAPSHOTS], 0);
     assert_int_equal(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], 0);
-    assert_int_equal(snapshot(&s, "c"), 0); /* and with its job: budget_close() */
+    assert_int_equal(snapshot(&s, "c"), 0); /* ends with its job: budget_close() checks */
     budget_close(&s);
 }
 
-/* Snapshots of one version hold its notes once, until the last of them goes. */
+/* Snapshots of one version hold its notes once, until the last of them is destroyed. */
 static void notes_of_snapshots(void **state)
 {
     struct saved_world s;
@@ -231,7 +231,7 @@ static uint64_t tables(struct saved_world *s)
     return node(s)->used[ZSD_LIMIT_DEFINITION_BYTES];
 }
 
-/* What the daemon has in memory for a version, without its notes. */
+/* The daemon's memory for a version, without its notes. */
 static uint64_t in_memory(const struct zsd_version *v)
 {
     uint64_t sum = sizeof(*v) + v->nrows * sizeof(*v->rows) + v->world * sizeof(*v->notes);
@@ -247,7 +247,7 @@ static uint64_t in_memory(const struct zsd_version *v)
     return sum;
 }
 
-/* The daemon starts anew: what its snapshots have is charged again. */
+/* The daemon starts again: its snapshots are charged again. */
 static void recover(struct zsd_saved *saved)
 {
     zsd_quota_leave(&saved->quota);
@@ -257,7 +257,8 @@ static void recover(struct zsd_saved *saved)
     zsd_snaps_recovered(saved);
 }
 
-/* Each version that snapshots keep has its rows in memory: once, whatever their number. */
+/* Each version that snapshots keep has its rows in memory once, however many snapshots there
+ * are. */
 static void tables_of_snapshots(void **state)
 {
     struct saved_world s;
@@ -297,7 +298,7 @@ static void tables_of_snapshots(void **state)
     budget_close(&s);
 }
 
-/* A snapshot that takes the place of the only other one of its version keeps what that kept. */
+/* A snapshot that replaces the only other one of its version keeps the charges. */
 static void a_snapshot_in_place_of_another(void **state)
 {
     struct saved_world s;
@@ -319,7 +320,8 @@ static void a_snapshot_in_place_of_another(void **state)
     budget_close(&s);
 }
 
-/* What waits for its own client's next requests leaves room for these, or is refused at once. */
+/* A request that waits for its client's further requests leaves room for these, or is refused at
+ * once. */
 static void waiting_leaves_room(void **state)
 {
     struct saved_world s;
@@ -349,7 +351,7 @@ static void waiting_leaves_room(void **state)
     next.next = true;
     ask_as(&s.w, 0, 12, zsd_snapshot, &next);
     assert_int_equal(answers[12].rc, -EBUSY);
-    fetch.min_version = 0; /* it waits for nobody */
+    fetch.min_version = 0; /* it does not wait */
     assert_int_equal(call(&s.w, 0, zsd_fetch, &fetch), 0);
     assert_int_equal(q->used[ZSD_LIMIT_WAITING], left + 1);
     client_gone(&s.w, 0);
@@ -359,7 +361,8 @@ static void waiting_leaves_room(void **state)
     budget_close(&s);
 }
 
-/* Also one whose client is gone before it has closed; and scans, until they are answered. */
+/* Also if the client goes before the reader is closed; scans are charged until they are
+ * answered. */
 static void readers_and_scans_are_charged(void **state)
 {
     struct saved_world s;

@@ -1,6 +1,7 @@
 /*
- * Changes of a saved job of many rows: each turn looks at a part of them, and what comes between two
- * parts is seen. Nobody looks at the bytes of these rows: their places are taken, and never written.
+ * Changes of a saved job of many rows: each turn handles a part of them, and events between two
+ * parts are taken into account. The bytes of these rows are never read: their places are taken, but
+ * not written.
  */
 #include "tests/unit/daemon/core_fixture.h"
 
@@ -17,17 +18,17 @@
 #include <unistd.h>
 
 #define FROZEN_BYTES (2u * ZB_BLOCK_ELEMS) /* a page of bf16 */
-#define ALL          4u                    /* so often all pages have places */
-#define SMALL        (64 << 20)            /* what is allocated in memory is not larger */
+#define ALL          4u                    /* the number of places for each page */
+#define SMALL        (64 << 20)            /* allocations in memory are not larger than this */
 
 struct rows {
     struct world w;
     char catalog[80];
     uint32_t n;
-    uint64_t longest, total; /* turns since the last request */
+    uint64_t longest, total; /* work of turns since the last request */
 };
 
-/* ---- the data file has no bytes, however long it is */
+/* ---- the data file has no bytes, whatever its length */
 
 int __real_fallocate(int fd, int mode, off_t at, off_t bytes);
 int __wrap_fallocate(int fd, int mode, off_t at, off_t bytes);
@@ -36,7 +37,7 @@ int __wrap_fstatvfs(int fd, struct statvfs *ret);
 int __wrap_fallocate(int fd, int mode, off_t at, off_t bytes)
 {
     if (bytes <= SMALL)
-        return __real_fallocate(fd, mode, at, bytes); /* of memory */
+        return __real_fallocate(fd, mode, at, bytes); /* memory, not the data file */
     errno = EOPNOTSUPP;
     return -1;
 }
@@ -49,7 +50,7 @@ int __wrap_fstatvfs(int fd, struct statvfs *ret)
     return -1;
 }
 
-/* ---- what is counted */
+/* ---- counts */
 
 static void held_version(struct zb_needs *held, const struct zsd_version *v, uint64_t stamp)
 {
@@ -60,8 +61,8 @@ static void held_version(struct zb_needs *held, const struct zsd_version *v, uin
     }
 }
 
-/* What the versions of each job hold is what their rows say. What is promised is what one turn would
- * have counted. */
+/* What each job's versions hold must be the sum of their rows. What is promised must be what a
+ * count in one turn gives. */
 static void counted(struct rows *r)
 {
     struct zsd_store *store = r->w.daemon.core->store;
@@ -105,7 +106,7 @@ static void rows_turn(struct rows *r)
         (void)usleep(100);
 }
 
-/* Turns until it is answered and all is over: the code. */
+/* Turns until the request is answered and nothing is in progress; returns the code. */
 static int rows_answer(struct world *w, unsigned tag)
 {
     struct rows *r = zb_container_of(w, struct rows, w);
@@ -115,7 +116,8 @@ static int rows_answer(struct world *w, unsigned tag)
     return answers[tag].rc;
 }
 
-/* No turn was longer than it may, and together they looked at least at so many rows. */
+/* No turn was longer than allowed, and all together handled at least this many times the number of
+ * rows. */
 static void bounded(struct rows *r, const char *what, uint64_t least)
 {
     if (r->longest > ZSD_TURN_WORK || r->total < least * r->n)
@@ -139,7 +141,7 @@ static void rows_call(struct rows *r, unsigned c, zsd_handler *handler, const vo
         fail_msg("%s", answers[c].text);
 }
 
-/* ---- a durable job of so many frozen shards of a page, and a trained one */
+/* ---- a durable job of many frozen shards of a page, and a trained one */
 
 static void rows_store(struct rows *r)
 {
@@ -240,7 +242,7 @@ static void rows_close(struct rows *r)
     rows_unlink(r);
 }
 
-/* Every second shard has other bytes from here on, so the next version has other rows for them. */
+/* From here on, every second shard has other bytes, so the next version has other rows for them. */
 static void rows_change(struct rows *r)
 {
     struct zsd_job *job = job_of(&r->w, 0);
@@ -315,7 +317,7 @@ static uint64_t own_bytes(struct rows *r)
     return own;
 }
 
-/* The job goes from memory; where its shards are looked at in one turn, that is not measured here. */
+/* The job leaves memory. Its shards are freed in one turn, which is not measured here. */
 static void rows_leave(struct rows *r)
 {
     struct zb_err why = { 0 };
@@ -341,7 +343,7 @@ static void each_change(void **state)
     commit(&r, ZSD_COMMIT);
     bounded(&r, "the first commit", 3); /* built, kept, promised */
     rows_call(&r, 1, zsd_snapshot, &take);
-    bounded(&r, "snapshot", 2); /* the promise, before and after */
+    bounded(&r, "snapshot", 2); /* the promise is counted before and after */
     rows_change(&r);
     commit(&r, ZSD_PREPARE);
     bounded(&r, "prepare", 3);
@@ -379,7 +381,7 @@ static void each_change(void **state)
 
 /* ---- between two parts */
 
-/* The change that runs, when it has looked at some rows, or shards, and not at all. */
+/* Turns until the running change has handled some rows (or shards, if walks), but not all. */
 static struct zsd_delta *run_until(struct rows *r, bool settles, bool walks)
 {
     struct zsd_store *store = r->w.daemon.core->store;
@@ -426,7 +428,7 @@ static void job_ends(void **state)
     }
 }
 
-/* The job is planned anew while its promise is counted: what has been counted is not what it needs. */
+/* The job is planned again while its promise is counted: the count so far is outdated. */
 static void job_moves(void **state)
 {
     Zp__JobName name = ZP__JOB_NAME__INIT;
@@ -462,7 +464,8 @@ static void rewound(struct zsd_job *job, const struct zb_err *err)
     assert_null(err);
 }
 
-/* The job resumes from another point while its promise is counted: in the end no shard has its row. */
+/* The job resumes from another point while its promise is counted: afterwards no shard has its
+ * row. */
 static void job_rewinds(void **state)
 {
     Zp__JobName name = ZP__JOB_NAME__INIT;
@@ -497,7 +500,7 @@ static uint64_t kept_sum(struct rows *r)
     return sum;
 }
 
-/* A change that fails between two parts: nothing of it is counted. */
+/* A change that fails between two parts: none of it is counted. */
 static void change_fails(void **state)
 {
     Zp__JobName name = ZP__JOB_NAME__INIT;
@@ -512,7 +515,7 @@ static void change_fails(void **state)
     commit(&r, ZSD_COMMIT);
     kept = kept_sum(&r);
     v = rows_saved(&r)->committed;
-    for (int walks = 0; walks < 2; walks++) { /* of the rows that come; of those that go, too */
+    for (int walks = 0; walks < 2; walks++) { /* of the new rows; then of the old ones, too */
         struct zb_err *poisoned = &r.w.daemon.core->store->poisoned;
 
         rows_change(&r);
@@ -535,7 +538,7 @@ static void change_fails(void **state)
     rows_close(&r);
 }
 
-/* What was prepared is dropped, and its promise is still counted: the next commit is one. */
+/* A prepared version is dropped, and its promise is still counted: the job is not committed. */
 static void drop_counts(void **state)
 {
     Zp__JobName name = ZP__JOB_NAME__INIT;
@@ -549,7 +552,7 @@ static void drop_counts(void **state)
     commit(&r, ZSD_COMMIT);
     commit(&r, ZSD_PREPARE);
     commit_ask(&r, ZSD_DROP);
-    job->rewritten = false; /* as what was prepared says */
+    job->rewritten = false; /* as with the prepared version */
     (void)run_until(&r, true, true);
     assert_null(rows_saved(&r)->prepared);
     assert_false(zsd_commit_has(job));
@@ -561,7 +564,7 @@ static void drop_counts(void **state)
     rows_close(&r);
 }
 
-/* A clone that fails between two parts: nothing of it is counted, though it is promised nothing. */
+/* A clone that fails between two parts: none of it is counted, though it has no promise yet. */
 static void clone_fails(void **state)
 {
     Zp__JobName name = ZP__JOB_NAME__INIT;
@@ -595,7 +598,7 @@ static void clone_fails(void **state)
     rows_close(&r);
 }
 
-/* The daemon ends in the middle: the change is made as a whole. */
+/* The daemon ends in the middle: the change is completed. */
 static void daemon_ends(void **state)
 {
     struct rows r;

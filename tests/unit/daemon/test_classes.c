@@ -1,6 +1,7 @@
 /*
- * Steps by classes: what a rank may say, in parts; that all ranks say the same; that classes with the values of the
- * groups give their bits; and that what is left alone stays, bit for bit. (Under all placements: test_settings.)
+ * Steps by classes: what a rank may send, in parts; that all ranks must send the same; that classes
+ * with the values of the groups give the same bits; and that tensors without a class stay the same,
+ * bit for bit. (With all placements: test_settings.)
  */
 #include "tests/ztest.h"
 
@@ -24,7 +25,7 @@ static Zp__GroupScalars scalars_of(double lr)
     return g;
 }
 
-/* A part with one class, and `nruns` numbers of runs. */
+/* Sends a part with one class, and `nruns` numbers of runs. */
 static int say(struct world *w, unsigned c, bool begin, double factor, uint64_t t, uint32_t *runs,
                size_t nruns)
 {
@@ -105,7 +106,7 @@ static void push(struct world *w, unsigned c)
     }
 }
 
-/* A checksum of what a shard reads as. */
+/* A checksum of a shard's values. */
 static uint32_t sum_of(struct world *w, unsigned c, uint32_t u)
 {
     uint32_t sum = 0;
@@ -148,14 +149,14 @@ static void classes_as_groups(void **state)
             world_close(&w);
     }
     assert_memory_equal(of[0], of[1], sizeof(of[0]));
-    push(&w, 0); /* the next step leaves three units alone */
+    push(&w, 0); /* the next step leaves three units unchanged */
     assert_int_equal(say(&w, 0, true, 0.5, 2, some, 6), 0);
     assert_int_equal(step(&w, 0, true), 0);
     for (uint32_t u = 0; u < UNITS; u++)
         assert_true((sum_of(&w, 0, u) == of[0][u]) == (u >= 2 && u < 5));
     push(&w, 0);
     assert_int_equal(step(&w, 0, true), -EINVAL);
-    assert_non_null(strstr(answers[0].text, "has sent no classes")); /* they went with the step */
+    assert_non_null(strstr(answers[0].text, "has sent no classes")); /* the step has used them up */
     assert_int_equal(step(&w, 0, false), 0);
     world_close(&w);
 }
@@ -174,7 +175,7 @@ static void what_is_refused(void **state)
     assert_int_equal(say(&w, 0, true, 1, 1, all, 1), -EINVAL);
     assert_int_equal(say(&w, 0, true, 1, 1, none, 2), -EINVAL);
     assert_int_equal(say(&w, 0, true, 1, 1, more, 4), -EINVAL);
-    assert_int_equal(step(&w, 0, true), -EINVAL); /* and nothing is left of any */
+    assert_int_equal(step(&w, 0, true), -EINVAL); /* nothing is left of any */
     assert_int_equal(say(&w, 0, true, 1, 1, unknown, 2), 0);
     assert_int_equal(step(&w, 0, true), -EINVAL);
     assert_int_equal(say(&w, 0, true, 1, 1, half, 2), 0);
@@ -182,15 +183,14 @@ static void what_is_refused(void **state)
     assert_int_equal(say(&w, 0, false, 1, 1, rest, 2), 0);
     for (unsigned i = 2; i < ZP_CLASSES_MAX; i++)
         assert_int_equal(say(&w, 0, false, 1, 1, NULL, 0), 0);
-    assert_int_equal(say(&w, 0, false, 1, 1, NULL, 0),
-                     -EINVAL); /* one too many, and all are dropped */
+    assert_int_equal(say(&w, 0, false, 1, 1, NULL, 0), -EINVAL); /* one too many: all are dropped */
     assert_int_equal(say(&w, 0, true, 1, 1, half, 2), 0);
     assert_int_equal(say(&w, 0, false, 1, 1, rest, 2), 0);
     assert_int_equal(step(&w, 0, true), 0);
     world_close(&w);
 }
 
-/* A scalar that no optimizer steps with is named, with its group; nothing is stepped by it. */
+/* A scalar that no optimizer can use is named, with its group; no step is made with it. */
 static void scalars_are_checked(void **state)
 {
     static const struct {
@@ -227,7 +227,7 @@ static void scalars_are_checked(void **state)
     }
     assert_int_equal(say(&w, 0, true, 1e39, 1, all, 2), -EINVAL);
     assert_non_null(strstr(answers[0].text, "class 0: adamw with scale 1e+39"));
-    assert_int_equal(say(&w, 0, true, 1e38, 1, all, 2), 0); /* with a scale of 1 that is a float */
+    assert_int_equal(say(&w, 0, true, 1e38, 1, all, 2), 0); /* with a scale of 1 it fits a float */
     assert_int_equal(step(&w, 0, true), 0);
     world_close(&w);
 }

@@ -51,7 +51,7 @@ static void cpu_lists(void **state)
             struct zsd_compute *c = (void *)&err;
 
             assert_int_equal(zsd_compute_new(&c, 1, list_cases[i].list, NULL), rc);
-            assert_ptr_equal(c, &err); /* not touched */
+            assert_ptr_equal(c, &err); /* unchanged */
         }
     }
 }
@@ -64,8 +64,8 @@ struct job {
     unsigned index;
     unsigned runs, dones;
     pthread_t worker;
-    int cpus;         /* that the worker may use */
-    struct job *then; /* posted by done() */
+    int cpus;         /* number of CPUs that the worker may use */
+    struct job *then; /* done() posts it */
 };
 
 static atomic_uint runs_begun;
@@ -110,7 +110,7 @@ static struct zsd_compute *pool_new(unsigned threads, const char *cpus)
     return c;
 }
 
-/** As the loop does: wait, drain, reap. False when nothing came within two seconds. */
+/** Waits, drains and reaps like the loop. False when nothing came within two seconds. */
 static bool pool_wait(struct zsd_compute *c, unsigned max)
 {
     struct pollfd p = { .fd = zsd_compute_wake_fd(c), .events = POLLIN };
@@ -189,7 +189,7 @@ static void reap_stops_at_its_limit(void **state)
     while (dones < JOBS) {
         unsigned before = dones;
 
-        assert_true(pool_wait(c, 3)); /* set again whenever something was left */
+        assert_true(pool_wait(c, 3)); /* it is set again as long as something is left */
         assert_true(dones - before <= 3);
         turns++;
     }
@@ -273,11 +273,11 @@ static void workers_keep_to_the_list(void **state)
 
 /* ---- jobs that share a pool */
 
-/** Holds a worker until it is opened. */
+/** Blocks a worker until it is opened. */
 struct gate {
     struct zsd_task task;
     int open_fd, there_fd;
-    cpu_set_t cpus; /* that its worker may use */
+    cpu_set_t cpus; /* CPUs that its worker may use */
 };
 
 static void gate_run(struct zsd_task *task)
@@ -296,7 +296,7 @@ static void gate_done(struct zsd_task *task)
     dones++;
 }
 
-/** Posts it and waits until a worker stands in it. */
+/** Posts it, and waits until a worker is blocked by it. */
 static void gate_close(struct gate *g, struct zsd_compute *c, bool slow)
 {
     eventfd_t n;
@@ -319,7 +319,8 @@ static void gate_end(struct gate *g)
     zb_close_fd(&g->there_fd);
 }
 
-/** Two jobs that fill one worker: bytes as their shares, those of each in order. */
+/** Two jobs that keep one worker busy: bytes are divided by share, and the tasks of each run in
+ * order. */
 static void jobs_have_their_shares(void **state)
 {
     struct zsd_compute *c = pool_new(1, NULL);
@@ -398,7 +399,8 @@ static void slow_tasks_hold_nobody_up(void **state)
     gate_end(&g);
 }
 
-/** The end waits for slow tasks, too; and a pool without a thread for them runs them all the same.
+/** Stopping the pool waits for slow tasks, too; a pool without a thread for them runs them all the
+ * same.
  */
 static void slow_tasks_run_to_their_end(void **state)
 {
@@ -418,7 +420,8 @@ static void slow_tasks_run_to_their_end(void **state)
     }
 }
 
-/** On sets of CPUs, as NUMA nodes have them: each worker on one, as many on each as it has CPUs. */
+/** With sets of CPUs, as NUMA nodes have them: each worker runs on one set, and a set has as many
+ * workers as CPUs. */
 static void workers_spread_over_sets(void **state)
 {
     struct zsd_compute *c = NULL;

@@ -20,14 +20,14 @@ static void file_write(const char *bytes, size_t len)
 {
     FILE *f;
 
-    (void)unlink(path); /* a file that is cut to nothing first is written out when it is closed */
+    (void)unlink(path); /* a truncated file is written out when it is closed */
     f = fopen(path, "w");
     assert_non_null(f);
     assert_int_equal(fwrite(bytes, 1, len, f), len);
     assert_int_equal(fclose(f), 0);
 }
 
-/** Loads with these arguments (up to a NULL). */
+/** Loads with these arguments (NULL-terminated). */
 static int load(struct zsd_config *config, const char **ret_text, struct zb_err *err,
                 const char *const *args)
 {
@@ -160,7 +160,7 @@ static void the_command_line_wins(void **state)
     assert_int_equal(c.clients_max, 6);
 }
 
-/* ---- what is refused in a file: every sentence begins with FILE:LINE */
+/* ---- errors in a file: every message begins with FILE:LINE */
 
 static const struct {
     const char *name, *text;
@@ -267,7 +267,7 @@ static void file_refused(void **state)
     }
 }
 
-/** A text that is right in itself, and too long to be kept. */
+/** A text that is valid, but too long to be kept. */
 static void a_long_text(void **state)
 {
     struct zsd_config c;
@@ -388,7 +388,7 @@ static void words(void **state)
     (void)state;
     assert_int_equal(load(&c, &text, &err, (const char *const[]){ "--version", NULL }), 1);
     assert_string_equal(text, "zshardd " ZSHARD_VERSION "\n");
-    file_write("io = x\n", 7); /* --help does not care */
+    file_write("io = x\n", 7); /* --help ignores it */
     assert_int_equal(
         load(&c, &text, &err, (const char *const[]){ "--config", path, "--help", NULL }), 1);
     assert_non_null(strstr(text, "usage: zshardd"));
@@ -430,7 +430,7 @@ static void help_lists_each_row(void **state)
 
 static const char example[] = ZSHARD_SOURCE_DIR "/deploy/zshardd.conf";
 
-/** Every key once, as a line of its own, and its value is the default. */
+/** Every key appears once, on a line of its own, with its default value. */
 static void example_agrees(void **state)
 {
     struct zsd_config c, d;
@@ -462,10 +462,11 @@ static void example_agrees(void **state)
         lines++;
     }
     assert_int_equal(fclose(f), 0);
-    assert_int_equal(lines, count); /* with "no key twice, none unknown": each once */
+    assert_int_equal(lines, count); /* no key is there twice or unknown, so each is there once */
 }
 
-/** The example with bytes changed: a sentence that names the file, or values within their limits.
+/** The example with changed bytes: an error message that names the file, or values within their
+ * limits.
  */
 static void example_with_damage(void **state)
 {

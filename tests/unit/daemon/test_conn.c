@@ -10,7 +10,7 @@
 #include "proto/shard.pb-c.h"
 
 static struct server_fixture x;
-static struct zsd_quota others; /* what connections have that are not there */
+static struct zsd_quota others; /* charges of other, absent connections */
 
 static int setup(void **state)
 {
@@ -28,13 +28,13 @@ static int teardown(void **state)
     return 0;
 }
 
-/* ---- what is fatal, what is answered: PROTOCOL.md, section 2 */
+/* ---- fatal errors and answered ones: PROTOCOL.md, section 2 */
 
 enum outcome {
     ANSWERED,  /* with `code`, and the connection goes on */
     HUNG_UP,   /* answered with `code`, then hung up */
     DROPPED,   /* hung up, without an answer, and counted */
-    UNNOTICED, /* nothing comes, and the connection goes on */
+    UNNOTICED, /* there is no answer, and the connection goes on */
 };
 
 #define MAGIC 'z', 's', 'h', 1
@@ -219,13 +219,13 @@ static const struct {
       NULL },
 };
 
-/** A pipe: when its read end has come back, everybody else has closed it. */
+/** A pipe: once its read end was received, every other copy has been closed. */
 static void pipe_closed(const int p[2])
 {
     char c;
 
     assert_int_equal(close(p[1]), 0);
-    assert_int_equal(read(p[0], &c, 1), 0); /* the end: nobody holds the other side */
+    assert_int_equal(read(p[0], &c, 1), 0); /* end of file: the other side has no holder */
     assert_int_equal(close(p[0]), 0);
 }
 
@@ -273,7 +273,7 @@ static void protocol_table(void **state)
         if (core_double.gone != gone + 1 || x.daemon.clients != 0 || x.daemon.reqs != 0)
             fail_msg("%s: the daemon still has it", cases[i].name);
     }
-    assert_int_equal(core_double.released, 1); /* by the one of them that was well formed */
+    assert_int_equal(core_double.released, 1); /* by the well-formed one of them */
 }
 
 /** Each method reaches its handler, decoded as its own type. */
@@ -348,7 +348,7 @@ static void what_hello_says(void **state)
     }
 }
 
-/** Two frames, cut in every way into two pieces. */
+/** Two frames, cut in every possible way into two pieces. */
 static void cut_anywhere(void **state)
 {
     struct zp_frame ping = { .kind = ZP_REQUEST, .method = ZP_PING, .tag = 9 };
@@ -379,7 +379,7 @@ static void gone_in_the_middle_of_a_frame(void **state)
     assert_int_equal(close(fd), 0);
     sf_pump(&x);
     assert_int_equal(core_double.gone, 1);
-    assert_int_equal(x.daemon.stats.clients_dropped, 0); /* it left: nobody's fault */
+    assert_int_equal(x.daemon.stats.clients_dropped, 0); /* it left, which is not an error */
 }
 
 /* ---- answers */
@@ -416,7 +416,7 @@ static void a_descriptor_that_cannot_be_duplicated(void **state)
     core_double.fd = 0;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     low = before;
-    low.rlim_cur = 3; /* what is open stays open */
+    low.rlim_cur = 3; /* open descriptors stay open */
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
     sf_send(fd, ZP_REQUEST, ZP_JOB_OPEN, 3, NULL, 0);
     (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
@@ -506,7 +506,7 @@ static void gone_with_unanswered_requests(void **state)
     for (size_t i = 0; i < 10; i++)
         assert_null(core_double.held[i]->conn);
     assert_int_equal(x.daemon.clients, 0);
-    assert_int_equal(x.daemon.reqs, 10); /* the core works for them still */
+    assert_int_equal(x.daemon.reqs, 10); /* the core still works on them */
     core_answer_all(100);
     assert_int_equal(x.daemon.reqs, 0);
     assert_int_equal(x.daemon.stats.replies_lost, 10);
@@ -564,7 +564,7 @@ static void the_server_closes_with_requests(void **state)
 
 /* ---- back-pressure */
 
-/** Sends requests, tags from `first` on, as many as the socket takes: how many. */
+/** Sends requests, with tags from `first` on, as many as the socket takes; returns how many. */
 static unsigned flood(int fd, uint16_t method, unsigned first, unsigned max)
 {
     struct zp_frame frame = { .kind = ZP_REQUEST, .method = method };
@@ -580,7 +580,7 @@ static unsigned flood(int fd, uint16_t method, unsigned first, unsigned max)
     return n;
 }
 
-/** One request with a body: false: the socket does not take it now. */
+/** Sends one request with a body; false: the socket has no room for it. */
 static bool try_send(int fd, uint16_t method, uint64_t tag, const uint8_t *body, size_t len)
 {
     struct zp_frame frame = {
@@ -610,8 +610,8 @@ static void too_many_requests(void **state)
     assert_int_equal(x.daemon.stats.sent_stalls, 1);
     core_answer(1);
     (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
-    assert_int_equal(core_double.handled, ZSD_REQS_MAX + 1); /* in the turn, behind the core's: */
-    assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv), 0); /* so there is another at once */
+    assert_int_equal(core_double.handled, ZSD_REQS_MAX + 1);     /* after the core's work: */
+    assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv), 0); /* another turn follows */
     while (answered < 3000) {
         core_answer(1);
         sf_pump(&x);
@@ -626,7 +626,7 @@ static void too_many_requests(void **state)
     assert_int_equal(close(fd), 0);
 }
 
-/** What the double answers at once, to a client that does not read. */
+/** Requests that the double answers at once, from a client that does not read. */
 static void too_many_bytes(void **state)
 {
     int fd = sf_client(&x);
@@ -664,9 +664,9 @@ static void too_many_bytes(void **state)
 
 #define FETCHES     600u
 #define FETCH_IDS   480u
-#define FETCH_BYTES 19000u /* of each answer: all of them together are more than a stream takes */
+#define FETCH_BYTES 19000u /* of each answer: all of them together exceed what a stream takes */
 
-/** Answers that one event makes, more than can be queued, to a client that reads: it gets them all. */
+/** One event makes more answers than can be queued. The client reads, and gets them all. */
 static void many_answers_at_once(void **state)
 {
     static uint64_t ids[FETCH_IDS];
@@ -691,7 +691,7 @@ static void many_answers_at_once(void **state)
                 sent++;
         sf_pump(&x);
         if (sent < FETCHES && x.daemon.reqs < ZSD_REQS_MAX && core_double.handled == sent)
-            continue; /* as many as may be on their way at one time */
+            continue; /* as many as may be on their way at a time */
         core_answer_all(FETCH_BYTES);
         sf_pump(&x);
         assert_int_equal(x.daemon.stats.clients_dropped, 0);
@@ -707,7 +707,8 @@ static void many_answers_at_once(void **state)
 
 #define OPENS 50u
 
-/** Who asks for descriptors and does not read them gets a few; then it reads, and gets them all. */
+/** A client that asks for descriptors and does not read them gets a few; when it reads, it gets
+ * them all. */
 static void descriptors_that_nobody_reads(void **state)
 {
     int fd = sf_client(&x);
@@ -731,7 +732,7 @@ static void descriptors_that_nobody_reads(void **state)
     assert_int_equal(close(fd), 0);
 }
 
-/** Requests that wait, and then are all answered, to a client that does not read. */
+/** Requests that wait and are then all answered, from a client that does not read. */
 static void never_reads(void **state)
 {
     int fd = sf_client(&x), other = sf_client(&x);
@@ -753,7 +754,7 @@ static void never_reads(void **state)
     assert_int_equal(close(other), 0);
 }
 
-/** An event is never the reason to wait: it is sent, or its client goes. */
+/** An event never waits: it is sent, or its client is disconnected. */
 static void events_to_one_that_never_reads(void **state)
 {
     int fd = sf_client(&x);
@@ -804,7 +805,7 @@ static void dies_with_bytes_on_their_way(void **state)
     assert_int_equal(x.daemon.clients, 0);
 }
 
-/** Who does not read holds up nobody else. */
+/** A client that does not read does not delay others. */
 static void others_are_served(void **state)
 {
     int slow = sf_client(&x), fast = sf_client(&x);
@@ -818,8 +819,8 @@ static void others_are_served(void **state)
     assert_int_equal(close(fast), 0);
 }
 
-/** Others of its user do not read, and have all bytes that the user may have: who reads gets one answer
- *  at a time. */
+/** Other clients of a user do not read, and take up all bytes that the user may have. A client that
+ * reads gets one answer at a time. */
 static void others_of_the_user_do_not_read(void **state)
 {
     int fd = sf_client(&x);
@@ -828,7 +829,7 @@ static void others_of_the_user_do_not_read(void **state)
     struct zb_err err = { 0 };
 
     (void)state;
-    link->conn.quota.trusted = false; /* a user's limit holds it */
+    link->conn.quota.trusted = false; /* the user's limit applies to it */
     assert_int_equal(zsd_quota_join(&x.daemon, &others, ZSD_LEVEL_CONN, link->conn.uid), 0);
     zsd_limit_add(&others, ZSD_LIMIT_ANSWER_BYTES, all);
     for (unsigned i = 0; i < 20; i++)
@@ -846,7 +847,7 @@ static void others_of_the_user_do_not_read(void **state)
     assert_int_equal(
         zsd_req_waits(zb_container_of(link->conn.reqs.next, struct zsd_req, conn_node), &err), 0);
     zsd_link_touch(link);
-    sf_alive(&x, fd); /* what it waits for may come */
+    sf_alive(&x, fd); /* the request that it waits for may come */
     core_answer(1);
     sf_pump(&x);
     assert_int_equal(close(fd), 0);
@@ -860,22 +861,23 @@ static void an_idle_daemon_sleeps(void **state)
 
     (void)state;
     sf_pump(&x);
-    assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv), -1); /* a client alone wakes nobody */
+    assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv),
+                     -1); /* a client alone causes no wake-ups */
     sf_send(fd, ZP_REQUEST, ZP_FETCH, 1, NULL, 0);
     sf_pump(&x);
-    assert_true(uv_backend_timeout(&x.daemon.loop->uv) >= 0); /* somebody waits for a deadline */
+    assert_true(uv_backend_timeout(&x.daemon.loop->uv) >= 0); /* a request waits for a deadline */
     assert_true(sf_pump_until(&x, &core_double.ticks, 3));
     core_answer(1);
     assert_int_equal(sf_reply(&x, fd, 1), 0);
     assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv), -1);
-    core_double.busy = 1; /* and so does an operation that nobody asked for */
+    core_double.busy = 1; /* an operation that no client asked for does the same */
     sf_alive(&x, fd);
     assert_true(uv_backend_timeout(&x.daemon.loop->uv) >= 0);
     core_double.busy = 0;
     assert_int_equal(close(fd), 0);
 }
 
-/** Answers of one turn leave together: the client finds all of them at once. */
+/** The answers of one turn are sent together: the client finds all of them at once. */
 static void answers_share_a_turn(void **state)
 {
     int fd = sf_client(&x);
@@ -896,7 +898,7 @@ static void answers_share_a_turn(void **state)
 
 #define MANY 1500u
 
-/** However much one client has sent, another one's request is in the next turn but one. */
+/** However much one client has sent, another one's request is handled in the next turn but one. */
 static void a_flood_delays_by_a_turn(void **state)
 {
     static uint8_t bytes[MANY * ZP_HEADER_BYTES];
@@ -934,8 +936,8 @@ static void a_flood_delays_by_a_turn(void **state)
 #define FLOODERS 8u
 #define FLOOD    100u
 
-/** The same of a process with many connections: all of them together have its part of a turn, and take
- * turns in it. */
+/** The same for a process with many connections: all of them together have one process's part of a
+ * turn, and take turns in it. */
 static void many_connections_have_one_part(void **state)
 {
     int fast[FLOODERS], slow = sf_client(&x);
@@ -944,7 +946,7 @@ static void many_connections_have_one_part(void **state)
     unsigned answered[FLOODERS] = { 0 };
 
     (void)state;
-    /* another process: its part is its own */
+    /* another process, which has a part of its own */
     zb_container_of(x.daemon.server->links.next, struct zsd_link, node)->conn.pid = 1;
     for (unsigned i = 0; i < FLOODERS; i++)
         fast[i] = sf_client(&x);
@@ -968,7 +970,7 @@ static void many_connections_have_one_part(void **state)
     for (unsigned i = 0; i < FLOODERS; i++) {
         while (sf_receive(fast[i], &frame, NULL, 0) == 1)
             answered[i]++;
-        assert_in_range(answered[i], 1, FLOOD - 1); /* nobody comes last, and none is through */
+        assert_in_range(answered[i], 1, FLOOD - 1); /* none is last, and none is finished */
     }
     sf_pump(&x);
     for (unsigned i = 0; i < FLOODERS; i++) {
@@ -980,7 +982,8 @@ static void many_connections_have_one_part(void **state)
     assert_int_equal(close(slow), 0);
 }
 
-/** Turns without time: one connection gets one frame in each, and all get theirs in order. */
+/** Turns without time: each serves one frame of one connection, and all connections are served in
+ * order. */
 static void turns_without_time(void **state)
 {
     int fast[FLOODERS], slow;
@@ -999,7 +1002,7 @@ static void turns_without_time(void **state)
         for (unsigned turns = 0; sf_receive(slow, &frame, NULL, 0) == 0; turns++) {
             uint64_t before = x.daemon.stats.requests;
 
-            assert_true(turns < 3 * (FLOODERS + 1)); /* each has its turn before it, and answers */
+            assert_true(turns < 3 * (FLOODERS + 1)); /* the others have their turns first */
             (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
             assert_in_range(x.daemon.stats.requests - before, 0, 1);
         }
@@ -1021,7 +1024,7 @@ static void turns_without_time(void **state)
     }
     for (unsigned i = 0; i < FLOODERS; i++)
         assert_int_equal(close(fast[i]), 0);
-    for (unsigned n = x.daemon.clients; n > 1; n = x.daemon.clients) { /* one end in a turn */
+    for (unsigned n = x.daemon.clients; n > 1; n = x.daemon.clients) { /* one ends in each turn */
         (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
         assert_in_range(x.daemon.clients, n - 1, n);
     }
@@ -1029,7 +1032,7 @@ static void turns_without_time(void **state)
     assert_int_equal(close(slow), 0);
 }
 
-/** One connection is accepted in a turn that has no time. */
+/** A turn that has no time accepts one connection. */
 static void accepts_without_time(void **state)
 {
     int fds[FLOODERS];
@@ -1066,7 +1069,7 @@ static void who_may(void **state)
         assert_int_equal(zsd_may(&conn, rows[i].owner), rows[i].may);
     }
     assert_true(zsd_may(&(struct zsd_conn){ .uid = geteuid() }, 4711));
-    if (geteuid() == 0) { /* a daemon that is not root's */
+    if (geteuid() == 0) { /* a daemon that does not run as root */
         struct zsd_conn root = { .uid = 0 }, daemons = { .uid = 65534 }, other = { .uid = 1000 };
         bool may[3];
 

@@ -1,6 +1,6 @@
 /*
- * Training runs against the core, held to the same pages in plain memory, with a data file whose
- * every transfer and a memory whose every allocation is made to fail, one after the other.
+ * Training runs on the core, compared with the same pages in plain memory. Every transfer of the
+ * data file, and every allocation, is made to fail, one after another.
  */
 #include "tests/ztest.h"
 
@@ -15,7 +15,7 @@
 #include "nvme/sim/engine_fault.h"
 #include "tests/unit/daemon/core_fixture.h"
 
-/* ---- a model of the truth: the same pages in plain memory */
+/* ---- a reference model: the same pages in plain memory */
 
 struct truth {
     struct zk_page pages[UNITS];
@@ -109,7 +109,7 @@ static Zp__GroupScalars step_group(void)
     return g;
 }
 
-/* Says ahead what the step will be. */
+/* Announces the next step, so that it begins early. */
 static int job_step_begin(struct world *w, unsigned c, uint64_t step)
 {
     Zp__StepBegin q = ZP__STEP_BEGIN__INIT;
@@ -168,7 +168,7 @@ static int job_step(struct world *w, unsigned c, struct truth *t, uint64_t step)
     return rc;
 }
 
-/* What is read is what the truth says, or an error: never other bytes. */
+/* Values that are read are the reference's, or there is an error: never other bytes. */
 static int unit_compare(struct world *w, unsigned c, uint32_t u, struct truth *t)
 {
     int rc = 0;
@@ -246,7 +246,7 @@ static int train(struct world *w, struct truth *t, enum zb_dtype dtype, uint64_t
 
 /* ---- tests */
 
-/* The least budget that admission names, found by asking. */
+/* The least budget that admission reports, found by asking. */
 static uint64_t least_host(enum zb_dtype dtype)
 {
     struct world w;
@@ -255,7 +255,7 @@ static uint64_t least_host(enum zb_dtype dtype)
     world_open(&w, 4 * STAGING, "threads", 1);
     assert_int_equal(job_open(&w, 0), 0);
     w.daemon.core->tiers.host_target = w.daemon.core->tiers.host.budget =
-        zsd_account_used(&w.daemon.core->tiers.host); /* nothing is left */
+        zsd_account_used(&w.daemon.core->tiers.host); /* nothing stays in use */
     assert_int_equal(job_define(&w, 0, dtype), -ENOSPC);
     assert_non_null(strstr(answers[0].text, "smallest host_bytes"));
     least = strtoull(strrchr(answers[0].text, ' '), NULL, 10);
@@ -306,8 +306,8 @@ static void core_least_is_least(void **state)
     }
 }
 
-/* The n-th transfer fails, for every n that the run gets to: the run reports it, no other bytes are
- * ever seen (train() compares), nothing hangs, and everything is given back. */
+/* The nth transfer fails, for every n that the run reaches: the run reports it, no wrong bytes are
+ * ever seen (train() compares), nothing hangs, and everything is freed. */
 static void core_with_every_failure(void **state)
 {
     uint64_t least = least_host(ZB_BF16);
@@ -333,8 +333,8 @@ static void core_with_every_failure(void **state)
     assert_true(nth > 100); /* the workload does stream */
 }
 
-/* The n-th allocation of the loop thread fails, for every n at first, then for ever fewer: the
- * request that needed it is refused, or did not need it, and everything is given back. */
+/* The nth allocation of the loop thread fails, for every n at first, then for fewer and fewer: the
+ * request that needed it is refused, or did not need it, and everything is freed. */
 static void core_with_failed_allocations(void **state)
 {
     uint64_t least = least_host(ZB_BF16);
@@ -376,7 +376,8 @@ static void core_heals_short_transfers(void **state)
     world_close(&w);
 }
 
-/* A page that was changed on the device is an error of the fetch and of the step, and never bytes.
+/* A page that was changed on the device causes an error of the fetch and of the step, and is never
+ * returned.
  */
 static void core_detects_corruption(void **state)
 {
@@ -403,8 +404,8 @@ static void core_detects_corruption(void **state)
         (void)close(fd);
         if (plane == ZB_PARAM) {
             assert_int_equal(unit_fetch(&w, 0, 1, &t, 3), -EBADMSG);
-            assert_int_equal(unit_fetch(&w, 0, 1, &t, 3), -EBADMSG); /* again: still */
-            assert_int_equal(unit_fetch(&w, 0, 0, &t, 3), 0);        /* others are whole */
+            assert_int_equal(unit_fetch(&w, 0, 1, &t, 3), -EBADMSG); /* the error persists */
+            assert_int_equal(unit_fetch(&w, 0, 0, &t, 3), 0);        /* other shards are good */
         } else {
             assert_int_equal(unit_compare(&w, 0, 1, &t), -EBADMSG);
         }
@@ -414,14 +415,14 @@ static void core_detects_corruption(void **state)
         assert_int_equal(rc, -EBADMSG);
         assert_non_null(strstr(answers[0].text, "unit 'b'"));
         assert_non_null(strstr(answers[0].text, "page 1"));
-        assert_int_equal(w.clients[0].events, 1); /* the job failed, and everyone heard it */
-        assert_int_equal(unit_fetch(&w, 0, 0, &t, 3), -EBADMSG); /* and stays so */
+        assert_int_equal(w.clients[0].events, 1); /* the job failed, and every rank was told */
+        assert_int_equal(unit_fetch(&w, 0, 0, &t, 3), -EBADMSG); /* the error persists */
         truth_close(&t);
         world_close(&w);
     }
 }
 
-/* Pages of optimizer state: in memory, streamed, and those that the next step moves. */
+/* Numbers of state pages: in memory, streamed, and those that the next step moves. */
 struct kinds {
     uint32_t resident, streamed, leave, come;
 };
@@ -442,7 +443,7 @@ static struct kinds kinds_of(const struct zsd_job *job)
     return k;
 }
 
-/* A step, in whose first turn pages of both kinds have begun, before any has ended. */
+/* A step: in its first turn, pages of both kinds begin before any has ended. */
 static void step_of_both_kinds(struct world *w, struct truth *t, uint64_t step)
 {
     const struct zsd_job *job = job_of(w, 0);
@@ -451,7 +452,7 @@ static void step_of_both_kinds(struct world *w, struct truth *t, uint64_t step)
         assert_int_equal(unit_push(w, 0, u, t, step), 0);
     job_step_ask(w, 0, step);
     core_entered(true);
-    zsd_core_turn(&w->daemon); /* and nothing is reaped */
+    zsd_core_turn(&w->daemon); /* nothing is reaped */
     core_entered(false);
     assert_true(job->step->resident.inflight > 0);
     assert_true(job->step->streamed.inflight > 0);
@@ -462,9 +463,9 @@ static void step_of_both_kinds(struct world *w, struct truth *t, uint64_t step)
         assert_int_equal(unit_compare(w, 0, u, t), 0);
 }
 
-/* Pages in memory are more than a step begins at a time: those that are streamed do not wait for
- * their end, nor they for those. Nor where pages change from one kind to the other amid: with
- * another budget some leave memory in the next step, or come into it. */
+/* There are more pages in memory than a step begins at a time: streamed pages do not wait for them
+ * to end, nor the other way round. This also holds where pages change from one kind to the other:
+ * with another budget, some leave or enter memory in the next step. */
 static void core_steps_both_kinds_at_once(void **state)
 {
     static const int moves[] = { -4, 5, -1, -2, 1 }; /* pages */
@@ -475,7 +476,7 @@ static void core_steps_both_kinds_at_once(void **state)
     struct truth t;
 
     (void)state;
-    world_open(&w, least_host(ZB_BF16) + (3 << 19), "threads", 1); /* all but some state */
+    world_open(&w, least_host(ZB_BF16) + (3 << 19), "threads", 1); /* some state is streamed */
     truth_open(&t, ZB_BF16);
     assert_int_equal(job_open(&w, 0), 0);
     assert_int_equal(job_define(&w, 0, ZB_BF16), 0);
@@ -503,8 +504,8 @@ static void core_steps_both_kinds_at_once(void **state)
     world_close(&w);
 }
 
-/* Pages that a step may begin early: those whose state stays on the data file. Parameters are in
- * memory, and wait where the gradient was. */
+/* The number of pages that a step may begin early: those whose state stays on the data file.
+ * Parameters are in memory, and the new ones wait where the gradient was. */
 static uint64_t pages_to_begin(const struct zsd_job *job)
 {
     uint64_t pages = 0;
@@ -579,12 +580,10 @@ static void core_steps_early_where_state_moves(void **state)
     uint64_t host_bytes = least_host(ZB_BF16) + (3 << 19);
 
     (void)state;
-    for (unsigned less = 0; less < 3; less++) /* pages: the last one is amid a shard, too */
+    for (unsigned less = 0; less < 3; less++) /* pages: the last one is inside a shard, too */
         early_where_state_moves(host_bytes - less * PAGE * 10u);
 }
 
-/* The daemon ends, and one rank is quicker to hear it and to leave than the other: the other is
- * told that the daemon is going, not that its peer died. */
 /* Counts of pins do not overflow, however often a rank fetches. */
 static void core_bounds_pins(void **state)
 {
@@ -606,6 +605,8 @@ static void core_bounds_pins(void **state)
     world_close(&w);
 }
 
+/* The daemon ends, and one rank leaves before the other one is told: that one is told that the
+ * daemon ends, not that its peer died. */
 static void core_ends_before_its_ranks(void **state)
 {
     struct world w;

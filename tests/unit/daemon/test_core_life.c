@@ -1,6 +1,6 @@
 /*
- * The life of a job against the core: ranks that come, ask, die and come back in every state, and
- * what they had in flight.
+ * The life of a job in the core: ranks join, send requests, die and rejoin in every state, with
+ * requests in flight.
  */
 #include "tests/ztest.h"
 
@@ -139,7 +139,7 @@ static void close_ask(struct world *w, unsigned c, unsigned tag)
 
 /* ---- workloads */
 
-/* Two ranks (clients 0 and 1) of a job, ready. */
+/* A job of two ranks (clients 0 and 1), ready. */
 static void pair_ready(struct world *w, bool keep)
 {
     for (uint32_t c = 0; c < 2; c++) {
@@ -177,7 +177,7 @@ static void pair_push(struct world *w, unsigned c, uint64_t step)
     }
 }
 
-/* A rank that died comes back. */
+/* A rank that died rejoins. */
 static void pair_again(struct world *w, unsigned c)
 {
     const struct open_args args = { .rank = c, .world = 2, .keep = true, .attach = true };
@@ -198,7 +198,7 @@ static void pair_open(struct world *w, uint64_t host_bytes, bool keep)
         pair_push(w, c, 1);
 }
 
-/* A budget that two ranks' job just fits, found by asking. */
+/* A budget that just fits the two ranks' job, found by asking. */
 static uint64_t pair_least(void)
 {
     struct world w;
@@ -212,7 +212,7 @@ static uint64_t pair_least(void)
         assert_int_equal(job_register(&w, c, c, 2, ZB_BF16), 0);
     }
     w.daemon.core->tiers.host_target = w.daemon.core->tiers.host.budget =
-        zsd_account_used(&w.daemon.core->tiers.host); /* nothing is left */
+        zsd_account_used(&w.daemon.core->tiers.host); /* nothing stays in use */
     for (uint32_t c = 0; c < 2; c++)
         job_ready_ask(&w, c, c);
     assert_int_equal(answer(&w, 0), -ENOSPC);
@@ -225,8 +225,8 @@ static uint64_t pair_least(void)
 
 /* ---- opening */
 
-/* A rank that is still being opened can do nothing yet, and one that could not be opened has left
- * nothing behind. */
+/* A rank that is still being opened can do nothing yet, and one whose open failed has left nothing
+ * behind. */
 static void a_rank_that_could_not_be_opened(void **state)
 {
     for (int keep = 0; keep < 2; keep++) {
@@ -254,12 +254,12 @@ static void a_rank_that_could_not_be_opened(void **state)
         assert_int_equal(answer(&w, 0), -EMFILE);
         world_expire(&w);
         assert_true(zb_list_empty(&w.daemon.core->jobs->list));
-        assert_int_equal(job_open_with(&w, 0, &args), 0); /* the same connection, another try */
+        assert_int_equal(job_open_with(&w, 0, &args), 0); /* the same connection tries again */
         world_close(&w);
     }
 }
 
-/* A client dies while its staging is being made. */
+/* A client dies while its staging is being allocated. */
 static void a_client_that_dies_while_it_opens(void **state)
 {
     const struct open_args args = { .rank = 1, .world = 2, .keep = true };
@@ -267,14 +267,14 @@ static void a_client_that_dies_while_it_opens(void **state)
 
     (void)state;
     world_open(&w, PLENTY, "threads", 2);
-    job_open_ask(&w, 0, 0, &args); /* of a job that is new: it ends */
+    job_open_ask(&w, 0, 0, &args); /* a new job: it ends */
     client_gone(&w, 0);
     world_settle(&w);
     assert_int_equal(answers[0].times, 1);
     assert_true(zb_list_empty(&w.daemon.core->jobs->list));
     world_close(&w);
 
-    pair_open(&w, PLENTY, true); /* of a kept one: it stays */
+    pair_open(&w, PLENTY, true); /* a kept job: it stays */
     client_gone(&w, 1);
     world_settle(&w);
     for (int i = 0; i < 2; i++) {
@@ -284,15 +284,15 @@ static void a_client_that_dies_while_it_opens(void **state)
         client_gone(&w, 1);
         assert_int_equal(answers[1].times, 1);
     }
-    pair_again(&w, 1); /* while their staging goes back */
+    pair_again(&w, 1); /* while their staging is being freed */
     assert_int_equal(job_of(&w, 0)->host_held.used[ZSD_USE_STAGING], 2 * STAGING);
     world_close(&w);
 }
 
 /* ---- ready */
 
-/* The deadline of ready passes while the memory is made: who asks again is answered when it is
- * there, and who asks later takes nobody's gradients away. */
+/* The deadline of ready passes while memory is being allocated. A rank that asks again is answered
+ * when it is complete; one that asks later does not discard other ranks' gradients. */
 static void ready_that_is_late(void **state)
 {
     struct world w;
@@ -330,8 +330,8 @@ static void ready_that_is_late(void **state)
 
 /* ---- kept jobs */
 
-/* A rank is lost between pushes and step, and comes back: everyone's gradients are dropped, and
- * whoever has asked for the step hears it. */
+/* A rank is lost between pushes and step, and rejoins: all gradients are dropped, and ranks that
+ * have asked for the step are told. */
 static void a_rank_comes_back(void **state)
 {
     struct world w;
@@ -350,7 +350,7 @@ static void a_rank_comes_back(void **state)
     zb_close_fd(&answers[1].fd);
     assert_int_equal(answer(&w, 0), -EBUSY);
     step_ask(&w, 0, 0, 1);
-    assert_int_equal(answer(&w, 0), -EBUSY); /* as it would be now */
+    assert_int_equal(answer(&w, 0), -EBUSY); /* the answer that a new request would get */
     for (uint32_t c = 0; c < 2; c++)
         pair_push(&w, c, 1);
     for (uint32_t c = 0; c < 2; c++)
@@ -360,7 +360,7 @@ static void a_rank_comes_back(void **state)
     world_close(&w);
 }
 
-/* A rank that comes back names its own shards, not another's. */
+/* A rank that rejoins must register its own shards, not another's. */
 static void a_rank_comes_back_as_another(void **state)
 {
     const struct open_args args = { .rank = 1, .world = 2, .keep = true, .attach = true };
@@ -378,7 +378,7 @@ static void a_rank_comes_back_as_another(void **state)
     world_close(&w);
 }
 
-/* What a job may take of the host tier holds for ranks that come back, too. */
+/* The job's limit on host memory also holds for ranks that rejoin. */
 static void a_rank_comes_back_for_more(void **state)
 {
     struct open_args args = { .world = 1, .keep = true, .host_bytes_max = STAGING + (2 << 20) };
@@ -398,7 +398,8 @@ static void a_rank_comes_back_for_more(void **state)
     world_close(&w);
 }
 
-/* What is kept for a rank that left is no other job's, and the budget does not grow for it. */
+/* Memory that is kept for a rank that left is not available to other jobs, and the budget does not
+ * grow for it. */
 static void what_is_kept_for_a_rank(void **state)
 {
     const struct open_args other = { .name = "k" }, again = { .keep = true, .attach = true };
@@ -425,7 +426,7 @@ static void what_is_kept_for_a_rank(void **state)
         assert_int_equal(core->tiers.host.budget, full);
         assert_int_equal(zsd_account_used(&core->tiers.host), full);
     }
-    assert_int_equal(zsd_host_set(core, full + STAGING, &err), 0); /* that is enough for both */
+    assert_int_equal(zsd_host_set(core, full + STAGING, &err), 0); /* enough for both */
     client_gone(&w, 0);
     world_settle(&w);
     assert_int_equal(job_open_with(&w, 1, &other), 0);
@@ -434,8 +435,9 @@ static void what_is_kept_for_a_rank(void **state)
     world_close(&w);
 }
 
-/* A rank is lost in a step. Before it began (somebody pins) it is given up by all; after that it
- * ends without the rank, with its note, and who attaches meanwhile hears the count after it. */
+/* A rank is lost in a step. If the step has not begun (a pin delays it), it fails for all ranks.
+ * Otherwise it ends without the rank, with its note, and a rank that attaches meanwhile gets the
+ * count after the step. */
 static void a_rank_is_lost_in_a_step(void **state)
 {
     Zp__NoteGet get = ZP__NOTE_GET__INIT;
@@ -446,7 +448,7 @@ static void a_rank_is_lost_in_a_step(void **state)
     pair_open(&w, pair_least(), true);
     w.daemon.core->tiers.host_target += STAGING;
     w.daemon.core->tiers.host.budget +=
-        STAGING; /* for who comes back before the old one is returned */
+        STAGING; /* for a rank that rejoins before the old memory is freed */
     fetch1_ask(&w, 0, 0, 0, 0);
     assert_int_equal(answer(&w, 0), 0);
     for (uint32_t c = 0; c < 2; c++)
@@ -488,7 +490,7 @@ static void a_rank_is_lost_in_a_step(void **state)
     world_close(&w);
 }
 
-/* Who waits to attach until a step is over may go, and the daemon with it. */
+/* A rank that waits for the end of a step to attach may go, and the daemon may end. */
 static void a_rank_attaches_to_the_end(void **state)
 {
     const struct open_args args = { .rank = 1, .world = 2, .keep = true, .attach = true };
@@ -519,7 +521,7 @@ static void a_rank_attaches_to_the_end(void **state)
     }
 }
 
-/* Who waits to attach until a step is over hears how it ended, too. */
+/* A rank that waits for the end of a step to attach is told if the step fails. */
 static void a_rank_attaches_to_a_step_that_fails(void **state)
 {
     const struct open_args args = { .rank = 1, .world = 2, .keep = true, .attach = true };
@@ -530,7 +532,7 @@ static void a_rank_attaches_to_a_step_that_fails(void **state)
     pair_open(&w, pair_least(), true);
     w.daemon.core->tiers.host_target += STAGING;
     w.daemon.core->tiers.host.budget +=
-        STAGING; /* for who comes back before the old one is returned */
+        STAGING; /* for a rank that rejoins before the old memory is freed */
     for (uint32_t c = 0; c < 2; c++)
         step_ask(&w, c, c, 1);
     zsd_core_turn(&w.daemon);
@@ -545,8 +547,8 @@ static void a_rank_attaches_to_a_step_that_fails(void **state)
 
 /* ---- things in flight */
 
-/* The client dies right behind its request, in every kind of job, with memory running out at every
- * allocation. */
+/* The client dies right after its request, in every kind of job, with every allocation failing
+ * once. */
 static void a_client_dies_behind_its_request(void **state)
 {
     uint64_t least = pair_least();
@@ -595,7 +597,7 @@ static void a_client_dies_behind_its_request(void **state)
         }
 }
 
-/* Reading a gradient and adding to it do not meet: what came first goes first. */
+/* Reading a gradient and adding to it are done in order of arrival. */
 static void a_gradient_is_read_while_it_grows(void **state)
 {
     struct world w;
@@ -659,7 +661,7 @@ static void a_write_that_fails(void **state)
         pair_open(&w, pair_least(), false);
         assert_int_equal(zn_fault_install(w.daemon.engine, &plan), 0);
         write_ask(&w, 1, 1, 1);
-        fetch1_ask(&w, 0, 2, 1, 0); /* waits for it */
+        fetch1_ask(&w, 0, 2, 1, 0); /* it waits for the write */
         assert_int_equal(answer(&w, 1), -EIO);
         assert_int_equal(answer(&w, 2), -EAGAIN);
         fetch1_ask(&w, 0, 0, 1, 0);
@@ -674,7 +676,7 @@ static void a_write_that_fails(void **state)
 
 /* ---- the ring */
 
-/* One rank, whose budget is the least: more shards of a size than its ring has places. */
+/* One rank with the least budget: more shards of a size than its ring has places. */
 static void single_open(struct world *w)
 {
     uint64_t least;
@@ -695,7 +697,7 @@ static void single_open(struct world *w)
     }
 }
 
-/* A fetch that gave up leaves nothing behind that waits for its places. */
+/* A fetch that timed out leaves nothing that waits for its places. */
 static void a_fetch_gives_up(void **state)
 {
     static const uint32_t three[] = { 1, 2, 3 }, two[] = { 4, 5 };
@@ -716,11 +718,11 @@ static void a_fetch_gives_up(void **state)
     assert_int_equal(answer(&w, 2), -ETIMEDOUT);
     assert_true(zb_list_empty(&job_of(&w, 0)->room_waiters));
     assert_int_equal(job_of(&w, 0)->active, 0);
-    skip_ask(&w, 0, 0, 1); /* pins do not stand in its way */
+    skip_ask(&w, 0, 0, 1); /* pins do not delay it */
     assert_int_equal(answer(&w, 0), 0);
     write_ask(&w, 0, 0, 4);
     assert_int_equal(answer(&w, 0), 0);
-    fetch1_ask(&w, 0, 1, 5, 0); /* two that want the same: one gives up, the other does not */
+    fetch1_ask(&w, 0, 1, 5, 0); /* two want the same shard: one times out, the other does not */
     fetch_ask(&w, 0, 2, two, 2, 0);
     world_settle(&w);
     release(&w, 0, 1);
@@ -731,7 +733,7 @@ static void a_fetch_gives_up(void **state)
     world_close(&w);
 }
 
-/* A shard may be named twice: it is pinned twice. */
+/* A shard may be named twice, and is then pinned twice. */
 static void a_shard_twice_in_a_fetch(void **state)
 {
     static const uint32_t twice[] = { 1, 1, 2, 1 };
@@ -746,12 +748,12 @@ static void a_shard_twice_in_a_fetch(void **state)
         release(&w, 0, 1);
     release(&w, 0, 2);
     assert_int_equal(job_of(&w, 0)->pins, 0);
-    release(&w, 0, 2); /* refused, counted */
+    release(&w, 0, 2); /* refused, and counted */
     assert_int_equal(w.daemon.stats.releases_bad, 1);
     world_close(&w);
 }
 
-/* A fetch in progress when a step is asked for does not keep it waiting. */
+/* A fetch in progress does not delay a step. */
 static void a_fetch_meets_a_step(void **state)
 {
     static const uint32_t all[] = { 1, 2, 3 };
@@ -768,7 +770,7 @@ static void a_fetch_meets_a_step(void **state)
     }
     fetch_ask(&w, 0, 1, all, 3, 0);
     step_ask(&w, 0, 0, 1);
-    fetch_ask(&w, 0, 2, all, 2, 1); /* of the version that the step makes */
+    fetch_ask(&w, 0, 2, all, 2, 1); /* for the version that the step makes */
     assert_int_equal(answer(&w, 1), 0);
     for (uint32_t u = 1; u <= 3; u++)
         release(&w, 0, u);
@@ -816,7 +818,7 @@ static void whoever_survives_a_job(void **state)
     world_close(&w);
 }
 
-/* The core ends with everything in flight that there is. */
+/* The core ends with every kind of operation in flight. */
 static void the_core_ends(void **state)
 {
     static const uint32_t all[] = { 0, 1, 2, 3, 4, 5, 6 };
@@ -950,11 +952,11 @@ static void storm_act(struct world *w, uint64_t *seed)
             job_open_ask(w, c, tag, &args);
         break;
     }
-    case 20: /* whatever is missing of the gradients */
+    case 20: /* the missing gradients */
         for (u = 0; u < UNITS && (tag = storm_tag()) < ANSWERS; u++)
             push_ask(w, unit_owner(u, STORM_CLIENTS), tag, u, step, 0);
         break;
-    case 21: /* and the step that everyone asks for */
+    case 21: /* and the step, requested by all ranks */
         world_settle(w);
         for (c = 0; c < STORM_CLIENTS && (tag = storm_tag()) < ANSWERS; c++)
             step_ask(w, c, tag, step);
@@ -965,8 +967,8 @@ static void storm_act(struct world *w, uint64_t *seed)
     }
 }
 
-/* Three ranks of a kept job do anything at any time; whatever they did, each request is answered
- * once, the sums hold, and everything is given back. */
+/* Three ranks of a kept job do random things at random times. Each request is answered once, the
+ * sums hold, and everything is freed. */
 static void a_storm(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /*
- * Whom zctl top tells what: the core's answer, by the user who asks.
+ * What zctl top tells which user: the core's answer, by the asking user.
  */
 #include "tests/unit/daemon/core_fixture.h"
 
@@ -11,7 +11,7 @@
 #define MINE   1000u
 #define OTHERS 1001u
 
-/* What client c is told under its tag. */
+/* The answer to client c under its tag. */
 static Zp__TopReply *look(struct world *w, unsigned c, const char *job)
 {
     Zp__TopRequest q = ZP__TOP_REQUEST__INIT;
@@ -39,7 +39,7 @@ static void a_user_sees_his_own(void **state)
     world_open(&w, 64 << 20, "threads", 2);
     assert_int_equal(job_open(&w, 0), 0);
     assert_int_equal(job_define(&w, 0, ZB_F32), 0);
-    waiting.conn = &w.clients[0].conn; /* conn.c is not here to keep the list */
+    waiting.conn = &w.clients[0].conn; /* conn.c is not linked to keep the list */
     zb_list_init(&w.daemon.unanswered);
     zb_list_push_back(&w.daemon.unanswered, &waiting.daemon_node);
     for (size_t i = 0; i < ZB_COUNT(rows); i++) {
@@ -53,7 +53,7 @@ static void a_user_sees_his_own(void **state)
             assert_string_equal(r->oldest->method, "step");
             assert_string_equal(r->oldest->job, w.clients[0].conn.member->job->name);
         }
-        assert_int_equal(r->n_tiers, 2); /* the node is everybody's */
+        assert_int_equal(r->n_tiers, 2); /* the node's rows are visible to everyone */
         assert_int_equal(r->n_paths, 1);
         zp__top_reply__free_unpacked(r, NULL);
     }
@@ -62,7 +62,7 @@ static void a_user_sees_his_own(void **state)
     assert_int_equal(call(&w, 1, zsd_top, &q), -ENOENT);
     w.clients[1].conn.uid = MINE;
     assert_int_equal(call(&w, 1, zsd_top, &q), 0);
-    waiting.conn = NULL; /* its client has gone: it is nobody's */
+    waiting.conn = NULL; /* its client has gone: it belongs to nobody */
     zp__top_reply__free_unpacked(look(&w, 1, ""), NULL);
     world_close(&w);
 }

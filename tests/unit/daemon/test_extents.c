@@ -23,7 +23,7 @@ static struct zb_needs need(uint64_t a, uint64_t b, uint64_t c)
     return p;
 }
 
-/* Sets a promise to so many of each size: the code. */
+/* Sets a promise to these numbers of places of each size; returns the code. */
 static int promise_err(struct zsd_core *core, struct zb_needs *now, uint64_t a, uint64_t b,
                        uint64_t c, struct zb_err *err)
 {
@@ -50,11 +50,11 @@ static void no_promise(struct zsd_core *core, struct zb_needs *now)
 }
 
 struct sum {
-    uint64_t held; /* places with a holder */
+    uint64_t held; /* places with at least one holder */
     uint64_t held_bytes, free_bytes, promised_bytes;
 };
 
-/* Over all classes. */
+/* Sums over all classes. */
 static struct sum places_sum(const struct zsd_core *core)
 {
     struct zsd_places_copy c;
@@ -103,7 +103,7 @@ static void needs_are_sorted(void **state)
     zb_needs_done(&p);
 }
 
-/* A place is free, held by one, by more, and free again; no two are the same bytes. */
+/* A place is free, held once, held more than once, and free again; no two places overlap. */
 static void places_are_lent(void **state)
 {
     struct zb_needs now = { 0 };
@@ -146,7 +146,7 @@ static void places_are_lent(void **state)
     world_close(&w);
 }
 
-/* A promise that shrinks before its pages go: they go to the map when the last holder does. */
+/* A promise shrinks before its pages go: they return to the map when the last holder goes. */
 static void a_promise_shrinks_first(void **state)
 {
     struct zb_needs now = { 0 };
@@ -162,10 +162,10 @@ static void a_promise_shrinks_first(void **state)
     for (unsigned i = 0; i < 3; i++)
         at[i] = zsd_extent_take(core, sizes[1]);
     assert_int_equal(promise(core, &now, 0, 1, 0), 0);
-    assert_int_equal(zb_space_free_units(core->disk->extents), all - 9); /* the fourth is back */
+    assert_int_equal(zb_space_free_units(core->disk->extents), all - 9); /* with the fourth */
     zsd_extent_unref(core, at[0], sizes[1]);
     assert_int_equal(zb_space_free_units(core->disk->extents), all - 6);
-    /* a promise that grows again takes over what is held beyond it */
+    /* a promise that grows again includes the held places beyond it */
     assert_int_equal(promise(core, &now, 0, 2, 0), 0);
     assert_int_equal(zb_space_free_units(core->disk->extents), all - 6);
     zsd_extent_unref(core, at[1], sizes[1]);
@@ -185,7 +185,7 @@ struct lent {
     uint32_t holders[LENT];
 };
 
-/* A place is taken, gets another holder, or loses one. */
+/* Takes a place, adds a holder, or removes one. */
 static void lent_changes(struct zsd_core *core, struct lent *l, uint64_t *seed)
 {
     uint64_t i = ztest_random(seed) % LENT, bytes = sizes[i % 2];
@@ -214,7 +214,7 @@ static void copies_equal(const struct zsd_places_copy *a, const struct zsd_place
         assert_true(a->classes[i].nfree == b->classes[i].nfree);
 }
 
-/* Whatever changes while it is made, and the map grows: it is what there was at its beginning. */
+/* Whatever changes while the copy is made, and if the map grows: it has the state of its start. */
 static void a_copy_in_parts(void **state)
 {
     struct zb_needs now = { 0 };
@@ -232,7 +232,7 @@ static void a_copy_in_parts(void **state)
         bool all = false;
         size_t slots;
 
-        if (round == 100) /* fewer places, and a map that has room for many more */
+        if (round == 100) /* fewer places, and a map with room for many more */
             for (uint32_t i = 50; i < LENT; i++)
                 for (; l.holders[i] > 0; l.holders[i]--)
                     zsd_extent_unref(core, l.at[i], sizes[i % 2]);
@@ -252,7 +252,7 @@ static void a_copy_in_parts(void **state)
         }
         assert_true(round != 150 || copy.slots > slots);
         assert_int_equal(zsd_places_copy_end(&copy), 0);
-        lent_changes(core, &l, &seed); /* after it */
+        lent_changes(core, &l, &seed); /* after the copy */
         assert_int_equal(zsd_places_copy_sort(&copy), 0);
         copies_equal(&copy, &then);
         if (round % 20 == 0)
@@ -268,7 +268,7 @@ static void a_copy_in_parts(void **state)
     world_close(&w);
 }
 
-/* Wherever the copy is when the map grows, it misses no place that goes to where it has been (K1). */
+/* Wherever the copy is when the map grows, it misses no place that moves to a copied part (K1). */
 static void copied_while_it_grows(void **state)
 {
     (void)state;
@@ -299,7 +299,7 @@ static void copied_while_it_grows(void **state)
     }
 }
 
-/* No room: too few bytes, or enough of them in pieces. Nothing has changed then. */
+/* No room: too few bytes, or enough of them but in pieces. Nothing is changed then. */
 static void no_room(void **state)
 {
     struct zb_needs now = { 0 }, other = { 0 };
@@ -335,7 +335,7 @@ static void no_room(void **state)
     assert_int_equal(zb_space_free_units(core->disk->extents), all / 2);
     before = places_sum(core);
     err = (struct zb_err){ 0 };
-    /* the small ones would fit: none of them is taken */
+    /* the small ones would fit, but none is taken */
     assert_int_equal(promise_err(core, &now, 10, 1, 0, &err), -ENOSPC);
     assert_non_null(strstr(err.text, "in pieces"));
     assert_true(sum_equal(before, places_sum(core)));
@@ -347,7 +347,7 @@ static void no_room(void **state)
     world_close(&w);
 }
 
-/* What one size gives back is what another one lacks: in one change, and undone when it fails. */
+/* Bytes that one size gives up are used by another, in one change; undone when it fails. */
 static void sizes_exchange(void **state)
 {
     struct zb_needs now = { 0 };
@@ -365,13 +365,13 @@ static void sizes_exchange(void **state)
     held = zsd_extent_take(core, sizes[2]);
     assert_int_equal(promise(core, &now, all % 20 + 20, 0, all / 20 - 1), 0);
     before = places_sum(core);
-    /* as many bytes as there are, but where 20 units lie together there is no room for 7 * 3 */
+    /* there are enough bytes, but pieces of 20 units have no room for 7 * 3 */
     assert_int_equal(promise(core, &now, all % 20 + 20, 7, all / 20 - 2), -ENOSPC);
     assert_true(sum_equal(before, places_sum(core)));
     assert_int_equal(promise(core, &now, all % 20 + 19, 7, all / 20 - 2), -ENOSPC);
     assert_true(sum_equal(before, places_sum(core)));
     assert_int_equal(zsd_extent_refs(core, held), 1);
-    /* every free place of it is still there, and none is twice */
+    /* every free place of it is still there, and none twice */
     for (uint64_t i = 1; i < all / 20 - 1; i++) {
         again = zsd_extent_take(core, sizes[2]);
         assert_int_equal(zsd_extent_refs(core, again), 1);
@@ -384,7 +384,7 @@ static void sizes_exchange(void **state)
     world_close(&w);
 }
 
-/* What the rows of a catalog say at the start. */
+/* The rows of a catalog, at the start. */
 static void places_are_adopted(void **state)
 {
     static const struct {
@@ -428,13 +428,13 @@ static void places_are_adopted(void **state)
     }
     assert_int_equal(places_sum(core).held, 3);
     assert_int_equal(zsd_extent_refs(core, 0), 2);
-    /* the promise that comes then has them already */
+    /* the following promise includes them */
     assert_int_equal(promise(core, &now, 2, 1, 0), 0);
     assert_int_equal(zb_space_free_units(core->disk->extents), 2032 - 5);
     assert_int_equal(promise(core, &now, 3, 1, 0), 0);
     assert_int_equal(zb_space_free_units(core->disk->extents), 2032 - 6);
     assert_int_equal(zsd_extent_take(core, UNIT),
-                     4 * UNIT); /* the map's next-fit, not a taken one */
+                     4 * UNIT); /* found by the map's next-fit; not a place in use */
     zsd_extent_unref(core, 4 * UNIT, UNIT);
     zsd_extent_unref(core, 0, 3 * UNIT);
     zsd_extent_unref(core, 0, 3 * UNIT);
@@ -460,8 +460,8 @@ static void without_a_data_file(void **state)
     world_close(&w);
 }
 
-/* Jobs that promise, take, share and let go in any order, each inside its promise: there always is
- * a place, and in the end every byte is back. */
+/* Jobs promise, take, share and release in any order, each inside its promise: there is always a
+ * place, and at the end every byte is free. */
 static void jobs_in_any_order(void **state)
 {
     enum { JOBS = 5, HELD = 40, ROUNDS = 20000 };
@@ -535,7 +535,7 @@ static void jobs_in_any_order(void **state)
     world_close(&w);
 }
 
-/* Every allocation fails once: nothing has changed, and it works the next time. */
+/* Every allocation fails once: nothing is changed, and the next attempt works. */
 static void memory_runs_out(void **state)
 {
     struct world w;
@@ -567,7 +567,7 @@ static void memory_runs_out(void **state)
         if (adopted < 0)
             assert_int_equal(zsd_extent_adopt(core, 1000 * UNIT, 7 * UNIT, NULL), 0);
         zsd_extent_unref(core, 1000 * UNIT, 7 * UNIT);
-        alloc_fail(1, 1000); /* a promise that shrinks needs none */
+        alloc_fail(1, 1000); /* a promise that shrinks allocates nothing */
         core_entered(true);
         assert_int_equal(zb_needs_bytes(&now), zb_needs_bytes(&want));
         want.n = 1;

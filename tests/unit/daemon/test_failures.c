@@ -21,20 +21,21 @@
 #include "daemon/startup.h"
 
 /*
- * The first thing that our code asks of the system fails, then the second, and so on until it gets
- * through: every way out is walked, and leaves nothing behind (the address sanitizer looks too).
+ * The first system call or allocation of our code fails, then the second, and so on until the
+ * operation succeeds. So every error path is taken, and must leave nothing behind (the address
+ * sanitizer checks, too).
  */
 
 static unsigned asked, fail_at; /* 0: nothing fails */
 
-/** Is this the one that fails? */
+/** Whether this call is to fail. */
 static bool fails(void)
 {
     return ++asked == fail_at;
 }
 
-/* The linker sends the calls of our libraries here (--wrap). A thread never asks: what it would ask
- * for is not ours to count. */
+/* The linker redirects our libraries' calls here (--wrap). Calls of other threads are not
+ * counted, and never fail. */
 static pthread_t main_thread;
 
 #define WRAP(type, name, failed, params, args)                     \
@@ -98,7 +99,7 @@ static void remove_all(void)
 {
     (void)unlink(in_dir("data/" ZSD_DATA_FILE));
     (void)rmdir(in_dir("data"));
-    (void)unlink(in_dir("s.lock")); /* who could not lock it leaves it there */
+    (void)unlink(in_dir("s.lock")); /* if locking failed, the file stays */
     if (rmdir(dir) != 0)
         fail_msg("something was left in %s", dir);
 }
@@ -126,7 +127,7 @@ static void the_start(void **state)
         if (group)
             (void)snprintf(d.config.socket_group, sizeof(d.config.socket_group), "%s",
                            group->gr_name);
-        (void)strcpy(d.config.io, "threads"); /* io_uring would be replaced when it fails */
+        (void)strcpy(d.config.io, "threads"); /* if io_uring failed, it would be replaced */
         d.config.nvme_bytes = ZB_MIB;
         d.config.threads = 2;
         asked = 0;
@@ -147,12 +148,13 @@ static void the_start(void **state)
             fail_msg("%u: something is still up", nth);
         assert_int_equal(core_double.news, core_double.frees);
         remove_all();
-        rc = asked < nth ? 0 : -1; /* some may fail without harm: on to the next */
+        rc = asked < nth ? 0 : -1; /* some may fail without harm: the next one follows */
     }
     assert_true(failures > 20);
 }
 
-/** A client comes, says hello and asks: it is served, or hung up on; the next one is served. */
+/** A client connects, sends hello and a request: it is served, or hung up on; the next one is
+ * served. */
 static void a_client(void **state)
 {
     static struct server_fixture x;
@@ -180,7 +182,7 @@ static void a_client(void **state)
         if (through)
             assert_int_equal(served, 2);
         hung_up += served < 2;
-        next = sf_connect(&x); /* accepted when the pause is over, if there is one */
+        next = sf_connect(&x); /* accepted after the pause, if there is one */
         sf_hello(next, 1, 1, "lucky");
         assert_true(sf_pump_until(&x, &x.daemon.clients, 1 + (served == 2)));
         assert_int_equal(sf_reply(&x, next, 1), 0);

@@ -1,4 +1,5 @@
-/* Whose turn it is: shares, late arrivals, no credit for idleness, urgent turns and their limit. */
+/* Which flow is next: shares, late arrivals, no credit for idleness, urgent turns and their
+ * limit. */
 #include "tests/ztest.h"
 
 #include <stdlib.h>
@@ -45,7 +46,7 @@ static void push(unsigned flow, uint64_t bytes, bool urgent)
     zsd_fair_push(&x.fair, &x.flows[flow], &item->turn, bytes, x.shares[flow], urgent);
 }
 
-/** Takes the next one; FLOWS: nobody waits. */
+/** Takes the next one; FLOWS: none waits. */
 static unsigned take(void)
 {
     struct zsd_turn *turn = zsd_fair_next(&x.fair);
@@ -78,7 +79,7 @@ static void drain(void)
 
 static const struct {
     const char *name;
-    uint32_t shares[FLOWS]; /* 0: not there */
+    uint32_t shares[FLOWS]; /* 0: absent */
     unsigned expected[FLOWS];
 } share_cases[] = {
     { "alone", { 1 }, { 1200 } },
@@ -112,7 +113,7 @@ static void shares_are_kept(void **state)
     }
 }
 
-/** By bytes, not by turns: one flow's are 16 times as large. */
+/** Shares count bytes, not turns: one flow's turns are 16 times as large. */
 static void large_turns_count_as_much(void **state)
 {
     (void)state;
@@ -145,8 +146,8 @@ static void order_within_a_flow(void **state)
     assert_null(zsd_fair_next(&x.fair));
 }
 
-/** Who comes late is served like the others from then on: what they had before does not count, and
- * neither does its own absence. */
+/** A flow that arrives late is served like the others from then on: neither their past nor its own
+ * absence counts. */
 static void nothing_is_saved_up(void **state)
 {
     (void)state;
@@ -155,18 +156,18 @@ static void nothing_is_saved_up(void **state)
     run(1 | 2, 100);
     assert_in_range(x.taken[1] / PAGE, 49, 51);
     drain();
-    run(1, 1000); /* flow 1 was idle for long, again */
+    run(1, 1000); /* flow 1 was idle for a long time, again */
     run(1 | 2, 100);
     assert_in_range(x.taken[1] / PAGE, 49, 51);
     drain();
     run(2, 5);
-    run(1 | 2 | 4, 300); /* who was alone meanwhile owes nothing */
+    run(1 | 2 | 4, 300); /* a flow that was alone meanwhile owes nothing */
     for (unsigned i = 0; i < 3; i++)
         assert_in_range(x.taken[i] / PAGE, 98, 102);
     drain();
 }
 
-/** One that comes and goes gets no more than one that stays. */
+/** A flow that comes and goes gets no more than one that stays. */
 static void leaving_gains_nothing(void **state)
 {
     uint64_t came = 0, stayed = 0;
@@ -200,7 +201,7 @@ static void a_share_changes(void **state)
     drain();
 }
 
-/** Urgent turns go first, and are paid for. */
+/** Urgent turns go first, and are charged. */
 static void urgent_first_but_paid(void **state)
 {
     (void)state;
@@ -212,15 +213,15 @@ static void urgent_first_but_paid(void **state)
     for (unsigned i = 0; i < 16; i++)
         push(0, PAGE, true);
     for (unsigned i = 0; i < 16; i++)
-        assert_int_equal(take(), 0); /* before even its own others */
+        assert_int_equal(take(), 0); /* even before other turns of the same flow */
     for (unsigned i = 0; i < 16; i++)
-        assert_int_equal(take(), 1); /* what the other waited for */
+        assert_int_equal(take(), 1); /* the turns that waited for these */
     run(1 | 2, 40);
     assert_in_range(x.taken[0] / PAGE, 19, 21);
     drain();
 }
 
-/** Between urgent ones the shares count, too. */
+/** Shares also count between urgent turns. */
 static void urgent_ones_share(void **state)
 {
     (void)state;
@@ -259,7 +260,7 @@ static void urgent_ones_starve_nobody(void **state)
     drain();
 }
 
-/** Whatever comes and goes: nobody who waits all the time falls behind what its share says. */
+/** Random arrivals: no flow that waits all the time falls behind its share. */
 static void a_storm(void **state)
 {
     uint64_t total, waiting;

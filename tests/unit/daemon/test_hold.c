@@ -1,5 +1,5 @@
 /*
- * Page writes wait while a change of the catalog is flushed; reads do not; and not for ever.
+ * Page writes wait while a change of the catalog is flushed, but not for ever; reads do not wait.
  */
 #include "tests/unit/daemon/saved_fixture.h"
 
@@ -12,7 +12,7 @@
 
 #define TURNS 50
 
-/* One transfer of a page that belongs to nobody. */
+/* One transfer of a page of no job. */
 struct transfer {
     struct zsd_pio pio;
     unsigned done;
@@ -64,7 +64,7 @@ static void writes_wait_reads_do_not(void **state)
     for (int round = 0; round < 2; round++) {
         transfer_start(&w, &before, ZN_WRITE, buf, 0);
         zsd_hold_begin(core);
-        zsd_hold_begin(core); /* once */
+        zsd_hold_begin(core); /* counts once */
         transfer_start(&w, &write, ZN_WRITE, buf + ZB_PAGE_ALIGN, ZB_PAGE_ALIGN);
         transfer_start(&w, &read, ZN_READ, buf + (size_t)2 * ZB_PAGE_ALIGN, 0);
         while (before.done + read.done < 2)
@@ -91,7 +91,7 @@ static void writes_wait_reads_do_not(void **state)
     world_close(&w);
 }
 
-/* While it is made durable, also when that fails. */
+/* A hold lasts until the snapshot is durable, also when that fails. */
 static void a_snapshot_holds(void **state)
 {
     Zp__SnapshotTake q = ZP__SNAPSHOT_TAKE__INIT;
@@ -111,7 +111,8 @@ static void a_snapshot_holds(void **state)
         at = zsd_map_take(s.w.daemon.core, ZB_PAGE_ALIGN);
         assert_true(at != ZB_NO_PLACE);
         assert_int_equal(zn_fault_install(s.w.daemon.engine, &plan), 0);
-        assert_int_equal(s.w.daemon.stats.write_holds, 0); /* not for a commit: it has pages */
+        assert_int_equal(s.w.daemon.stats.write_holds,
+                         0); /* a commit has no hold: it writes pages */
         ask(&s.w, 0, zsd_snapshot, &q);
         while (!s.w.daemon.core->disk->hold.on) {
             assert_int_equal(answers[0].rc, NONE);

@@ -9,10 +9,11 @@
 #include "daemon/run/daemon.h"
 
 /*
- * Quotas: who is charged, who is refused and with which words, and what comes back.
+ * Quotas: which level is charged, which one refuses and with which message, and that charges are
+ * returned.
  */
 
-#define USER  1000u /* neither root nor who runs this test */
+#define USER  1000u /* neither root nor the user who runs this test */
 #define OTHER 1001u
 
 static struct zsd d;
@@ -31,7 +32,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    zsd_limits_close(&d); /* asserts that all came back */
+    zsd_limits_close(&d); /* asserts that all charges were returned */
     return 0;
 }
 
@@ -108,7 +109,7 @@ static void each_level_refuses(void **state)
     }
 }
 
-/* A thing is charged to jobs or to connections: a limit of the other level would never apply. */
+/* A resource is charged to jobs or to connections: a limit at another level would never apply. */
 static void limits_are_where_charges_are(void **state)
 {
     static const bool of_job[ZSD_LIMITS] = {
@@ -129,7 +130,7 @@ static void limits_are_where_charges_are(void **state)
     zsd_quota_leave(&q);
 }
 
-/* The node's is a part of host_bytes. */
+/* The node's limit is a part of host_bytes. */
 static void bytes_of_one_job(void **state)
 {
     const struct {
@@ -155,7 +156,7 @@ static void bytes_of_one_job(void **state)
     }
 }
 
-/* A large node allows a job and a user more, too. */
+/* A large node also allows a job and a user more. */
 static void definitions_of_a_large_node(void **state)
 {
     const enum zsd_limit what = ZSD_LIMIT_DEFINITION_BYTES;
@@ -172,7 +173,7 @@ static void definitions_of_a_large_node(void **state)
     zsd_quota_leave(&job);
 }
 
-/* What others may not have is kept for those who are trusted. */
+/* A part that ordinary users cannot have is reserved for trusted ones. */
 static void the_reserve(void **state)
 {
     struct zsd_quota a = joined(ZSD_LEVEL_CONN, USER), b = joined(ZSD_LEVEL_CONN, OTHER),
@@ -201,7 +202,7 @@ static void by_an_option(void **state)
     zsd_quota_leave(&q);
 }
 
-/* Of a daemon without limits, or of nobody: counted, never refused. */
+/* Without limits, or for no user: counted, never refused. */
 static void of_nobody(void **state)
 {
     struct zsd_quota q = { 0 };
@@ -232,7 +233,7 @@ static unsigned lines(struct zsd_quota *q, uint64_t now_ns, unsigned asked, uint
     return written;
 }
 
-/* A burst, then a rate; who reconnects finds its user's tokens as they were. */
+/* A burst, then a rate; a client that reconnects gets the tokens that its user has left. */
 static void log_lines(void **state)
 {
     struct zsd_quota conn = joined(ZSD_LEVEL_CONN, USER), other = joined(ZSD_LEVEL_CONN, OTHER);
@@ -244,7 +245,7 @@ static void log_lines(void **state)
     assert_in_range(burst, 1, 100);
     assert_int_equal(dropped, 0);
     assert_int_equal(lines(&conn, 2 * SECOND, 1000, &dropped), 1); /* one a second */
-    assert_int_equal(dropped, 1000 - burst); /* and says how many were not written */
+    assert_int_equal(dropped, 1000 - burst); /* the message has the number of dropped lines */
     all = burst + 1;
     for (unsigned i = 0; i < 100; i++) {
         zsd_quota_leave(&conn);
@@ -252,7 +253,7 @@ static void log_lines(void **state)
         all += lines(&conn, 2 * SECOND, 1000, &dropped);
     }
     assert_in_range(all, burst, 8 * burst);
-    assert_int_equal(lines(&other, 2 * SECOND, 1, &dropped), 1); /* nobody else is held to it */
+    assert_int_equal(lines(&other, 2 * SECOND, 1, &dropped), 1); /* others are not affected */
     assert_int_equal(lines(&conn, 1000 * SECOND, 1000, &dropped), burst);
     zsd_quota_leave(&conn);
     zsd_quota_leave(&other);

@@ -11,7 +11,7 @@
 
 #include "daemon/run/compute.h"
 
-/* The orderly end; and that tasks come back. The turn itself is seen in test_conn.c. */
+/* The orderly end; and the return of tasks. test_conn.c tests the turn itself. */
 
 static struct server_fixture x;
 static uv_timer_t timer;
@@ -36,7 +36,7 @@ static uint64_t now_ms(void)
     return zb_now_ns() / 1000000;
 }
 
-/** Runs this from the loop after a while. */
+/** The loop runs this after a delay. */
 static void later(uint64_t ms, uv_timer_cb run)
 {
     (void)uv_timer_init(&x.daemon.loop->uv, &timer);
@@ -66,7 +66,7 @@ static void nothing_in_progress(void **state)
         assert_true(now_ms() - begin < 1000);
         assert_true(core_double.draining);
         assert_int_equal(core_double.farewells, 1);
-        assert_int_equal(sf_files(&x), 0); /* nobody finds it any more */
+        assert_int_equal(sf_files(&x), 0); /* no client finds it any more */
         if (i + 1 < ZB_COUNT(signals))
             teardown(state);
     }
@@ -81,7 +81,7 @@ static void no_longer_busy(uv_timer_t *t)
     core_answer(5);
 }
 
-/** What is in progress finishes, and its answer is sent. */
+/** An operation in progress finishes, and its answer is sent. */
 static void an_operation_in_progress(void **state)
 {
     int fd = sf_client(&x);
@@ -109,19 +109,19 @@ static void all_is_said(uv_timer_t *t)
     core_double.busy = 0;
 }
 
-/** Jobs that end have work of their own, and somebody to tell. */
+/** Jobs that end have work of their own, and clients to tell. */
 static void the_farewell(void **state)
 {
     int fd = sf_client(&x);
     uint64_t begin = now_ms();
 
     (void)state;
-    sf_send(fd, ZP_REQUEST, ZP_FETCH, 9, NULL, 0); /* waits for something that will not come */
+    sf_send(fd, ZP_REQUEST, ZP_FETCH, 9, NULL, 0); /* it waits for something that will not come */
     sf_pump(&x);
     core_double.farewell_busy = 2;
     watch(60000);
     assert_int_equal(raise(SIGTERM), 0);
-    later(ZSD_SEND_MS + 200, all_is_said); /* the time for answers does not end it */
+    later(ZSD_SEND_MS + 200, all_is_said); /* the time limit for answers does not end it */
     assert_true(zsd_loop_run(&x.daemon));
     assert_true(now_ms() - begin >= ZSD_SEND_MS + 200);
     assert_int_equal(core_double.farewells, 1);
@@ -143,7 +143,7 @@ static void an_operation_that_never_ends(void **state)
     assert_false(zsd_loop_run(&x.daemon));
     assert_true(now_ms() - begin >= 200);
     assert_true(now_ms() - begin < 2000);
-    assert_int_equal(core_double.farewells, 1); /* told, before the loop stops */
+    assert_int_equal(core_double.farewells, 1); /* told before the loop stops */
     assert_int_equal(sf_reply(&x, fd, 9), 0);
     assert_int_equal(close(fd), 0);
 }
@@ -188,7 +188,7 @@ static void a_client_that_never_reads(void **state)
     assert_int_equal(close(fd), 0);
 }
 
-/** drain_ms holds for what is busy; answers do not make it longer than ZSD_SEND_MS. */
+/** drain_ms limits the whole end, the sending of answers included. */
 static void a_short_time_for_all(void **state)
 {
     int fd = sf_client(&x);
@@ -227,7 +227,7 @@ static void the_manager_is_told(void **state)
     assert_int_equal(unlink(a.sun_path), 0);
 }
 
-/* ---- nobody uses it */
+/* ---- an unused daemon */
 
 static int used_fd;
 
@@ -256,7 +256,7 @@ static uint64_t run_unused(uint32_t linger_s, uint32_t kept_s, unsigned jobs)
     return now_ms() - begin - 1200;
 }
 
-/** Not while a client is there, however short the time is; then soon. */
+/** It does not end while a client is there, however short the time is; then soon. */
 static void unused(void **state)
 {
     (void)state;
@@ -288,7 +288,7 @@ static void leave_work(uv_timer_t *t)
     later(700, finish);
 }
 
-/** A commit, say, that nobody waits for. */
+/** For example a commit that no client waits for. */
 static void unused_and_busy(void **state)
 {
     (void)state;
@@ -321,7 +321,7 @@ static void task_done(struct zsd_task *task)
     tasks_done++;
 }
 
-/** More than one turn takes: all come back, and each turn has its limit. */
+/** More than one turn can reap: all return, and each turn has its limit. */
 static void tasks_come_back(void **state)
 {
     (void)state;
@@ -330,7 +330,7 @@ static void tasks_come_back(void **state)
         tasks[i] = (struct zsd_task){ .run = task_run, .done = task_done };
         zsd_compute_post(x.daemon.compute, &tasks[i]);
     }
-    (void)usleep(50000); /* most of them are finished: a turn takes no more all the same */
+    (void)usleep(50000); /* most of them are finished: a turn still reaps no more */
     (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
     assert_true(tasks_done <= ZSD_REAP_MAX);
     assert_true(sf_pump_until(&x, &tasks_done, TASKS));

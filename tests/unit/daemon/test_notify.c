@@ -39,7 +39,7 @@ static void told(void **state)
         assert_string_equal(text, "READY=1");
         assert_int_equal(close(fd), 0);
     }
-    assert_int_equal(zsd_notify("READY=1"), -ECONNREFUSED); /* the manager has gone */
+    assert_int_equal(zsd_notify("READY=1"), -ECONNREFUSED); /* the service manager has gone */
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(dir), 0);
 }

@@ -1,4 +1,4 @@
-/* Nodes and their CPUs on topologies that hwloc makes up, and real memory on the real node 0. */
+/* Nodes and their CPUs on synthetic hwloc topologies, and real memory on the real node 0. */
 #include "tests/ztest.h"
 
 #include <errno.h>
@@ -23,7 +23,7 @@
 static const struct {
     const char *name, *machine, *option, *cpus;
     int rc;
-    const char *says; /* the text, or the sentence */
+    const char *says; /* the result, or the error message */
     unsigned nsets;
 } cases[] = {
     { "one node", "node:1 pu:2", "auto", "", 0, "one node", 0 },
@@ -96,7 +96,8 @@ static void *policy_of_thread(void *arg)
     return NULL;
 }
 
-/** Memory that is touched is counted where it is; a thread of ours has the policy, too. */
+/** Memory is counted on the node where it is; a thread with the policy places its memory there,
+ * too. */
 static void memory_is_on_node_0(void **state)
 {
     uint8_t *memory = zsd_private_new(BYTES), *arena;
@@ -136,14 +137,14 @@ static void memory_is_on_node_0(void **state)
     (void)snprintf(want, sizeof(want), "0:%llu", (unsigned long long)(2 * BYTES));
     assert_memory_equal(text, want, strlen(want));
     zsd_arena_close(&a);
-    zsd_numa_survey(n, areas, 3, &use); /* one of them is gone */
+    zsd_numa_survey(n, areas, 3, &use); /* one area is gone */
     assert_int_equal(use.on[0], BYTES);
     zsd_numa_close(n);
     assert_int_equal(policy(), POLICY_DEFAULT);
     zsd_private_free(memory, BYTES);
 }
 
-/** What is elsewhere than it was asked to be is spilled: here, on a node that is made up. */
+/** Memory that is not on its requested node counts as spilled: here, with a synthetic node. */
 static void what_is_elsewhere_is_spilled(void **state)
 {
     uint8_t *memory = zsd_private_new(BYTES);
@@ -171,7 +172,7 @@ static void what_is_elsewhere_is_spilled(void **state)
     zsd_private_free(memory, BYTES);
 }
 
-/** A large area is counted by samples, whole all the same. */
+/** A large area is counted by samples; the result covers all of it. */
 static void samples_count_for_what_is_between(void **state)
 {
     uint64_t bytes = 600 * ZB_MIB + 4096 * 3;

@@ -1,6 +1,6 @@
 /*
- * Opens that wait, that take a job over, and that are refused; and the limit of tensors: against the
- * core, with a store and a durable job in it.
+ * Opens that wait, that take a job over, and that are refused; and the limit of tensors. Tested on
+ * the core, with a store and a durable job in it.
  */
 #include "tests/ztest.h"
 
@@ -11,7 +11,7 @@
 
 #include "tests/unit/daemon/saved_fixture.h"
 
-/* The job is in the catalog only: its incarnation has ended. */
+/* The job leaves memory, and remains in the catalog. */
 static void job_leaves_memory(struct saved_world *s)
 {
     struct zb_err why = { 0 };
@@ -24,7 +24,7 @@ static void job_leaves_memory(struct saved_world *s)
     assert_null(saved_job(s)->job);
 }
 
-/* Ends a job that may be in the catalog only. */
+/* Destroys a job that may be in the catalog only. */
 static void job_destroyed(struct saved_world *s)
 {
     Zp__JobName q = ZP__JOB_NAME__INIT;
@@ -41,7 +41,7 @@ static void job_destroyed(struct saved_world *s)
 
 static const struct open_args again = { .keep = true, .durable = true, .attach = true };
 
-/* A job that is destroyed or rolled back, on a drive that stands still. */
+/* An open waits for a job that is being destroyed or rolled back, on a drive that stalls. */
 static void a_wait_for_a_job_has_a_deadline(void **state)
 {
     struct saved_world s;
@@ -61,7 +61,7 @@ static void a_wait_for_a_job_has_a_deadline(void **state)
     saved_close(&s);
 }
 
-/* Of the one that is armed; 0: there is none. */
+/* The deadline that is armed; 0: none. */
 static uint64_t deadline_armed(const struct zsd_core *core)
 {
     for (unsigned i = 0; i < ZSD_WHEEL_SLOTS; i++) {
@@ -73,7 +73,8 @@ static uint64_t deadline_armed(const struct zsd_core *core)
     return 0;
 }
 
-/* Bytes that are on their way back, and do not come. Waking it does not begin its time again. */
+/* An open waits for memory that is being freed, but never is. Waking it does not restart its
+ * time. */
 static void a_wait_for_room_has_a_deadline(void **state)
 {
     const struct open_args other = { .name = "k", .staging_bytes = UINT64_C(1) << 30 };
@@ -104,7 +105,7 @@ static void a_wait_for_room_has_a_deadline(void **state)
 
 /* ---- takeovers that are refused */
 
-/* Of a saved job: whatever stops it, ranks of the old epoch are not cut off. */
+/* A takeover of a saved job: whatever prevents it, ranks of the old epoch stay connected. */
 static void a_refused_takeover_of_a_saved_job_changes_nothing(void **state)
 {
     const struct open_args over = {
@@ -128,7 +129,7 @@ static void a_refused_takeover_of_a_saved_job_changes_nothing(void **state)
     job_destroyed(&s);
 }
 
-/* Of a job that is in memory, by who would be refused afterwards: its ranks stay. */
+/* A takeover of a job in memory that would be refused later: its ranks stay connected. */
 static void a_refused_takeover_cuts_nobody_off(void **state)
 {
     static const struct open_args rows[] = {
@@ -151,7 +152,8 @@ static void a_refused_takeover_cuts_nobody_off(void **state)
 
 /* ---- another user's job */
 
-/* Whoever is neither its owner nor the administrator is told what he would be told of nothing. */
+/* A user who is neither the owner nor the administrator gets the same answer as for an unknown
+ * name. */
 static void names_of_others_cannot_be_probed(void **state)
 {
     char job[] = "j", none[] = "n", empty[] = "";
@@ -200,7 +202,7 @@ static void names_of_others_cannot_be_probed(void **state)
 #define PARTS  700u
 #define MANY_T (PART * PARTS)
 
-/* A unit of MANY_T tensors, in parts; the code of the first that was refused. */
+/* Defines a unit of MANY_T tensors, in parts; the code of the first refusal. */
 static int many_define(struct world *w, unsigned c, uint32_t index)
 {
     static Zp__Tensor tensors[PART];
@@ -253,7 +255,7 @@ static void tensors_count_once(void **state)
     world_close(&w);
 }
 
-/* What a saved job has counts when it is made again. */
+/* The tensors of a saved job count when it is loaded again. */
 static void tensors_of_a_saved_job_count(void **state)
 {
     struct saved_world s;

@@ -1,7 +1,7 @@
 /*
- * What is done to a page's bytes: a step in one pass gives the bytes and the checksums of three
- * passes (verify all, step all, seal all), whatever is streamed and however long the page is; and a
- * bad block is found before anything is made of it.
+ * Work on a page's bytes. A step in one pass gives the same bytes and checksums as three passes
+ * (verify all, step all, seal all), whatever is streamed and however long the page is. A bad block
+ * is found before it is used.
  */
 #include "tests/ztest.h"
 
@@ -48,7 +48,8 @@ static const struct {
 
 static const uint32_t lengths[] = { 1, 2, 3, 8, 9, 16, BLOCKS_MAX };
 
-/* Neighbours, gaps of frozen elements, bounds in the middle of blocks; the page begins in it. */
+/* Adjacent segments, gaps of frozen elements, bounds inside blocks; the page begins inside the
+ * first. */
 static const struct zk_segment segments[] = {
     { 0, 2 * B, 0 },     { 3 * B, B + 100, 1 }, { 4 * B + 100, 900, 2 }, { 5 * B + 8, 7 * B, 0 },
     { 14 * B, 4000, 1 }, { 15 * B - 96, 1, 2 }, { 16 * B, 40 * B, 1 },
@@ -56,7 +57,7 @@ static const struct zk_segment segments[] = {
 
 static struct zk_scalars by_group[GROUPS];
 
-/* A page, and all that is needed to step it. */
+/* A page, and everything needed to step it. */
 struct fixture {
     struct zb_layout layout;
     struct zsd_pagework work;
@@ -83,7 +84,7 @@ static struct fixture *fixture_new(size_t layout, size_t use, uint32_t blocks, u
         x->len[p] = zb_page_bytes(x->layout.block_bytes[p], (uint64_t)blocks * B);
         x->bytes[p] = aligned_alloc(4096, x->len[p]);
         assert_non_null(x->bytes[p]);
-        for (size_t i = 0; i < x->len[p]; i += 2) { /* bf16 and fp32 of a sane size */
+        for (size_t i = 0; i < x->len[p]; i += 2) { /* bf16 and fp32 values of a moderate size */
             uint16_t half = (uint16_t)(0x3c00 + ztest_random(&seed) % 512);
 
             memcpy(x->bytes[p] + i, &half, sizeof(half));
@@ -161,8 +162,8 @@ static void one_pass_is_three(void **state)
             }
 }
 
-/* One bit, under each checksum of each plane that is verified: it is named, and of the bytes under
- * it and behind them nothing is changed in any plane. */
+/* One bit flips, under each checksum of each verified plane: the block is named, and from it on no
+ * byte of any plane is changed. */
 static void a_bad_block_is_found_first(void **state)
 {
     unsigned cases = 0;
@@ -205,7 +206,7 @@ static void a_bad_block_is_found_first(void **state)
     assert_true(cases > 50);
 }
 
-/* What is no step verifies all of the page before it reads or changes any of it. */
+/* Operations other than a step verify all of the page before they read or change any of it. */
 static void others_verify_all_first(void **state)
 {
     static const enum zsd_page_kind kinds[] = { ZSD_PAGE_READ, ZSD_PAGE_INIT, ZSD_PAGE_FILL };
@@ -245,7 +246,7 @@ static void others_verify_all_first(void **state)
     }
 }
 
-/* A push is added to a page that was verified as a whole: to a bad one nothing is, nor counted. */
+/* A push verifies the whole page first: it neither adds to a bad page nor counts anything. */
 static void a_push_verifies_all_first(void **state)
 {
     static float values[BLOCKS_MAX * B];

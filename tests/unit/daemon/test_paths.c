@@ -1,4 +1,5 @@
-/* Several data files: who gets the next page, which file a transfer goes to, what goes to all. */
+/* Several data files: which one gets the next page, which one a transfer goes to, and what goes to
+ * all. */
 #include "tests/ztest.h"
 
 #include "base/slots.h"
@@ -83,12 +84,12 @@ static void spread_by_rate(void **state)
         assert_true(ZN_AT_PATH(at[n]) < PATHS);
         assert_true(ZN_AT_OFFSET(at[n]) + PAGE_BYTES <= zsd_path_bytes(d.core, ZN_AT_PATH(at[n])));
         count[ZN_AT_PATH(at[n])]++;
-        if ((n + 1) % 6 == 0 && n < 300) { /* nobody is full yet */
+        if ((n + 1) % 6 == 0 && n < 300) { /* none is full yet */
             assert_int_equal(count[0], (n + 1) / 2);
             assert_int_equal(count[1], (n + 1) / 3);
         }
     }
-    assert_int_equal(n, total / PAGE_BYTES); /* a full path is passed over */
+    assert_int_equal(n, total / PAGE_BYTES); /* a full path is skipped */
     assert_int_equal(zsd_map_free_bytes(d.core), 0);
     for (unsigned i = 0; i < n; i++)
         zsd_map_give(d.core, at[i], PAGE_BYTES);
@@ -131,7 +132,7 @@ static void measured(void **state)
     paths_down(true);
 }
 
-/* A path that cannot be measured cannot be used: the start ends. */
+/* A path that cannot be measured cannot be used: the start fails. */
 static void measured_in_vain(void **state)
 {
     struct zn_fault_plan plan = { .nth = 1, .nth_on = true, .nth_res = -EIO };
@@ -218,7 +219,7 @@ static void each_to_its_file(void **state)
     paths_down(true);
 }
 
-/* A flush and a commit slot reach every file, in order, up to the first that fails. */
+/* A flush and a commit slot go to every file, in order, up to the first that fails. */
 static void some_to_all(void **state)
 {
     const struct zn_fault_plan fault = { .nth = 1, .nth_res = -EIO };
@@ -251,7 +252,7 @@ static void some_to_all(void **state)
     for (unsigned i = 0; i < PATHS; i++)
         assert_int_equal(slots[i].sequence, 5);
     paths_down(false);
-    assert_int_equal(unlink(file_name(1)), 0); /* a new one: it never had a slot */
+    assert_int_equal(unlink(file_name(1)), 0); /* a new file, which never had a slot */
     paths_up(0);
     assert_int_equal(zsd_paths_slots(&d, slots, &n, NULL), 0);
     assert_int_equal(n, PATHS - 1);
@@ -259,7 +260,7 @@ static void some_to_all(void **state)
     paths_down(true);
 }
 
-/* With one request at a time: who waits for a fetch comes before those who came earlier. */
+/* With one request at a time: a transfer that a fetch waits for goes before earlier ones. */
 static void urgent_first(void **state)
 {
     enum { N = 8 };

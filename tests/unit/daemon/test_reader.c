@@ -1,4 +1,4 @@
-/* Reading what is saved, beside the job that goes on. */
+/* Reading saved data while the job goes on. */
 #include "tests/unit/daemon/saved_fixture.h"
 
 #include "tests/ztest.h"
@@ -13,7 +13,7 @@
 
 #define R_STAGING (192u << 10)
 
-/* Client 1's. */
+/* Client 1's reader. */
 struct reader {
     uint64_t id;
     uint8_t *staging;
@@ -83,7 +83,7 @@ static int reader_read(struct saved_world *s, unsigned c, const struct reader *r
     return answer(&s->w, c);
 }
 
-/* Reads, and compares with `truth`; nothing beside it was touched. */
+/* Reads, and compares with `truth`; bytes outside of the range are unchanged. */
 static void read_equals(struct saved_world *s, unsigned c, const struct reader *r, uint32_t unit,
                         uint32_t what, uint64_t first, uint64_t count, const uint8_t *truth)
 {
@@ -117,10 +117,10 @@ static void reads_everything(struct saved_world *s, unsigned c, const struct rea
         }
 }
 
-/* ---- memory that somebody else needs */
+/* ---- memory that others need */
 
-/* A reader has what is kept for a rank: who comes back waits until it closes, not longer than its
- * deadline; the budget does not grow meanwhile. */
+/* A reader may use memory that is kept for a rank. The rank that rejoins waits until the reader
+ * closes, up to its deadline; the budget does not grow meanwhile. */
 static void who_comes_back_waits_for_a_reader(void **state)
 {
     const struct open_args again = { .keep = true, .durable = true, .attach = true };
@@ -159,8 +159,8 @@ static void who_comes_back_waits_for_a_reader(void **state)
     saved_close(&s);
 }
 
-/* A job waits for the state of another one; what a reader gives back does as well. And no reader
- * takes what the job waits for. */
+/* A job waits for another job's state to be freed; memory from a closed reader is accepted, too.
+ * And no reader takes memory that the job waits for. */
 static void who_waits_hears_of_a_reader_that_closes(void **state)
 {
     const struct open_args other = { .name = "k", .staging_bytes = R_STAGING };
@@ -180,7 +180,7 @@ static void who_waits_hears_of_a_reader_that_closes(void **state)
     world_settle(&s.w);
     assert_int_equal(answers[2].rc, NONE);
     assert_true(core->tiers.host_target == zsd_account_used(&core->tiers.host));
-    core->tiers.host_target += 4096; /* free, and wanted */
+    core->tiers.host_target += 4096; /* free, but wanted by the job */
     core->tiers.host.budget += 4096;
     q.job = name;
     q.snapshot = newest;
@@ -201,7 +201,7 @@ static const struct {
               { ZB_F32, SAVED_TIGHT },
               { ZB_BF16, SAVED_TIGHT } };
 
-/* Any range of any unit, whatever was committed, resident or streamed. */
+/* Reads any range of any unit, for every committed version, resident or streamed. */
 static void ranges_are_read(void **state)
 {
     (void)state;
@@ -213,7 +213,7 @@ static void ranges_are_read(void **state)
         saved_open(&s, kinds[k].host_bytes, kinds[k].dtype, 2);
         assert_int_equal(reader_open(&s, 1, &r), 0);
         reads_everything(&s, 1, &r);
-        /* pages that were cut larger than the page buffers of this daemon are */
+        /* pages that are larger than the page buffers of this daemon */
         buffer_bytes = s.w.daemon.core->disk->buffer_bytes;
         s.w.daemon.core->disk->buffer_bytes = 4096;
         reads_everything(&s, 1, &r);
@@ -264,7 +264,8 @@ static void the_manifest_is_read(void **state)
     saved_close(&s);
 }
 
-/* A manifest longer than a reply comes in parts, each inside a body (zsd_reply asserts). */
+/* A manifest longer than a reply is sent in parts, each within the limit of a body (zsd_reply
+ * asserts it). */
 static void a_long_manifest_comes_in_parts(void **state)
 {
     enum { N = 1000 };
@@ -287,7 +288,7 @@ static void a_long_manifest_comes_in_parts(void **state)
         many[i].count = 1;
         many[i].ndims = ZP_DIMS_MAX;
         for (int d = 0; d < (int)ZP_DIMS_MAX; d++)
-            many[i].dims[d] = UINT64_MAX; /* the longest */
+            many[i].dims[d] = UINT64_MAX; /* the longest number */
         many[i].group = ZP_GROUP_FROZEN;
     }
     unit->tensors = many;
@@ -361,7 +362,7 @@ static void what_is_refused(void **state)
     assert_int_equal(call(&s.w, 1, zsd_reader_open, &o), -ENOSPC);
     s.w.clients[1].conn.uid = 1001;
     o.staging_bytes = 4096;
-    assert_int_equal(call(&s.w, 1, zsd_reader_open, &o), -ENOENT); /* as what is not there */
+    assert_int_equal(call(&s.w, 1, zsd_reader_open, &o), -ENOENT); /* like an unknown name */
     assert_string_equal(answers[1].text, "there is no saved job 'j'");
     s.w.clients[1].conn.uid = 1000;
 
@@ -373,7 +374,7 @@ static void what_is_refused(void **state)
         if (answer(&s.w, 1) != rows[i].rc)
             fail_msg("%s: %d %s", rows[i].name, answers[1].rc, answers[1].text);
     }
-    assert_int_equal(reader_read(&s, 2, &r, 0, 1, 0, 1), -ENOENT); /* another's */
+    assert_int_equal(reader_read(&s, 2, &r, 0, 1, 0, 1), -ENOENT); /* another client's reader */
     wrong = r;
     wrong.id++;
     assert_int_equal(reader_read(&s, 1, &wrong, 0, 1, 0, 1), -ENOENT);
@@ -382,13 +383,13 @@ static void what_is_refused(void **state)
     assert_int_equal(call(&s.w, 1, zsd_reader_close, &ref), -ENOENT);
     assert_int_equal(reader_read(&s, 1, &r, 0, 1, 0, 1), -ENOENT);
     reader_unmap(&r);
-    assert_int_equal(reader_open(&s, 1, &r), 0); /* once more */
+    assert_int_equal(reader_open(&s, 1, &r), 0); /* opened again */
     reader_unmap(&r);
     saved_close(&s);
 }
 
-/* The job commits over and over: a reader sees what it opened, and when it has gone, its room is
- * back. */
+/* The job commits again and again: a reader sees the version that it opened; when the reader has
+ * gone, that version's places are free. */
 static void a_version_stays_readable(void **state)
 {
     (void)state;
@@ -421,13 +422,13 @@ static void a_version_stays_readable(void **state)
         reader_unmap(&r);
         reader_unmap(&r2);
         assert_int_equal(reader_open(&s, 1, &r), 0);
-        reads_everything(&s, 1, &r); /* the newest */
+        reads_everything(&s, 1, &r); /* the newest version */
         reader_unmap(&r);
         saved_close(&s);
     }
 }
 
-/* A snapshot is read as it was, also when it is destroyed meanwhile. */
+/* A snapshot is read unchanged, also if it is destroyed meanwhile. */
 static void a_snapshot_is_read(void **state)
 {
     struct saved_world s, was;
@@ -462,7 +463,7 @@ static void a_snapshot_is_read(void **state)
     for (uint32_t u = 0; u < UNITS; u++)
         for (int what = 0; what < 5; what++)
             free(was.truth[u][what]);
-    /* SIGTERM: what is in progress ends, and nothing begins */
+    /* SIGTERM: what is in progress ends, and nothing new begins */
     zsd_core_drain(&s.w.daemon);
     assert_int_equal(reader_read(&s, 1, &r, 0, ZK_PARAM, 0, 1), -ECANCELED);
     s.w.daemon.core->draining = false;
@@ -470,7 +471,7 @@ static void a_snapshot_is_read(void **state)
     saved_close(&s);
 }
 
-/* No room for another version: the job commits all the same, and its reader is told. */
+/* No room for another version: the job commits nevertheless, and its reader is told. */
 static void a_reader_gives_way(void **state)
 {
     (void)state;
@@ -486,7 +487,7 @@ static void a_reader_gives_way(void **state)
         assert_int_equal(zsd_promise_set(core, &filler, &want, NULL), 0);
         assert_int_equal(reader_open(&s, 1, &r), 0);
         reads_everything(&s, 1, &r);
-        if (busy) { /* a read and more of them are on their way */
+        if (busy) { /* reads are in progress and waiting */
             for (unsigned tag = 8; tag < 14; tag++)
                 read_ask(&s, 1, tag, &r, 1, ZK_MASTER, 0, unit_elems[1], 64);
             world_turn(&s.w);
@@ -509,7 +510,8 @@ static void a_reader_gives_way(void **state)
     }
 }
 
-/* The job is destroyed under a reader: it reads on, and the room comes back with it. */
+/* The job is destroyed while a reader has it open: the reader goes on, and places are freed when it
+ * closes. */
 static void a_job_goes_first(void **state)
 {
     struct saved_world s;
@@ -528,10 +530,10 @@ static void a_job_goes_first(void **state)
     assert_null(zsd_saved_by_name(s.w.daemon.core, "j"));
     reads_everything(&s, 1, &r);
     reader_unmap(&r);
-    saved_close(&s); /* every byte is back */
+    saved_close(&s); /* checks that every byte is free */
 }
 
-/* Several reads at once: in order, each into its own part of staging. */
+/* Several reads at a time: in order, each into its own part of staging. */
 static void reads_wait_in_line(void **state)
 {
     struct saved_world s;
@@ -551,7 +553,7 @@ static void reads_wait_in_line(void **state)
     saved_close(&s);
 }
 
-/* The connection ends after each number of turns, opening or reading: nothing is left. */
+/* The connection ends after each possible number of turns, opening or reading: nothing is left. */
 static void connections_end(void **state)
 {
     bool over = false;
@@ -569,7 +571,7 @@ static void connections_end(void **state)
         ask_as(&s.w, 1, 8, zsd_reader_open, &o);
         for (unsigned i = 0; i < turns; i++) {
             world_turn(&s.w);
-            (void)usleep(100); /* let threads have their turn */
+            (void)usleep(100); /* lets threads run */
             if (answers[8].rc == 0 && answers[9].times == 0 && answers[9].rc == 0) {
                 answers[9].rc = NONE;
                 for (unsigned tag = 9; tag < 12; tag++)
@@ -584,7 +586,7 @@ static void connections_end(void **state)
         for (unsigned tag = 9; tag < 12; tag++)
             assert_true(answers[tag].times <= 1);
         assert_int_equal(answers[8].times, 1);
-        if (turns % 3 == 0) { /* and the core goes, with a reader that has it all */
+        if (turns % 3 == 0) { /* and the core ends while the reader is open */
             assert_int_equal(reader_open(&s, 1, &r), 0);
             read_ask(&s, 1, 9, &r, 1, ZK_MASTER, 0, unit_elems[1], 64);
             reader_unmap(&r);
@@ -593,7 +595,7 @@ static void connections_end(void **state)
     }
 }
 
-/* A page that is damaged is named, and what is not of it is read. */
+/* A damaged page is named, and all other data can be read. */
 static void damage_is_named(void **state)
 {
     struct zn_fault_plan plan = { .nth = 1, .nth_res = -EIO };

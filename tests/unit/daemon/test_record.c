@@ -1,9 +1,9 @@
 /*
- * Records of the catalog: what is put comes back, in the bytes of nvme/FORMAT.md; and whatever else
- * the bytes are, they are refused or mean something that is in its range. They passed a checksum,
- * but a bug or another version may have made them.
+ * Records of the catalog: a stored record is read back, in the bytes of nvme/FORMAT.md. Any other
+ * bytes are refused, or have a meaning within its range. A checksum protects records, but a bug or
+ * another version may have written them.
  *
- * ZSHARD_RECORD_ROUNDS=N: so many damaged records of each kind instead of 3,000.
+ * ZSHARD_RECORD_ROUNDS=N: the number of damaged records of each kind, instead of 3,000.
  */
 #include "tests/ztest.h"
 
@@ -18,7 +18,7 @@
 
 static struct zb_err err;
 
-/* ---- objects, drawn from a seed */
+/* ---- random objects, from a seed */
 
 static void name_draw(char *name, size_t len_max, uint64_t *seed)
 {
@@ -66,7 +66,7 @@ static int put_job(struct zn_txn *t, uint64_t *seed)
 }
 
 /* A format byte, the name and its length, the owner, five numbers and host_bytes_max come before
- * the eight unused bytes: what stood there is not read, and zeros are written. */
+ * the eight unused bytes, which are ignored when read, and written as zeros. */
 static int again_job(const struct zn_key *key, const void *bytes, size_t len_bytes,
                      struct zn_txn *t)
 {
@@ -127,7 +127,7 @@ static int again_unit(const struct zn_key *key, const void *bytes, size_t len_by
 
     if (rc < 0)
         return rc;
-    for (uint32_t i = 0; i < u->nsegments; i++) { /* what the kernels are given */
+    for (uint32_t i = 0; i < u->nsegments; i++) { /* as passed to the kernels */
         assert_true(u->segments[i].first >= end && u->segments[i].count > 0);
         end = u->segments[i].first + u->segments[i].count;
         assert_true(end <= u->elems);
@@ -187,7 +187,7 @@ static int again_version(const struct zn_key *key, const void *bytes, size_t len
     return rc;
 }
 
-/* The second record of a version with nothing but this note. */
+/* The second record of a version with only this note. */
 static int put_one_note(struct zn_txn *t, struct zsd_note *note)
 {
     struct zsd_version v = { .id = 5, .world = 1, .notes = note };
@@ -326,8 +326,8 @@ static int again_snap(const struct zn_key *key, const void *bytes, size_t len_by
     return rc;
 }
 
-/* put: some object of the kind, as a record. again: reads a record and, when it is one, puts what
- * it read. */
+/* put: writes a random object of the kind as a record. again: reads a record, and writes the object
+ * that it has read, if any. */
 static const struct kind {
     const char *name;
     enum zsd_record kind;
@@ -343,8 +343,9 @@ static const struct kind {
     { "snapshot", ZSD_RECORD_SNAPSHOT, put_snap, again_snap },
 };
 
-/* Reads bytes that are exactly as long as they say (so that a sanitizer sees the end): refused with
- * a sentence, or what was read is what was there. What became of it. */
+/* Reads bytes in a buffer of exactly their length (so that a sanitizer sees the end). They are
+ * refused with an error message, or the object that was read encodes to the same bytes. Returns
+ * the rc of the read. */
 static int read_back(const struct kind *k, const struct zn_key *key, const uint8_t *bytes,
                      size_t len_bytes)
 {
@@ -386,7 +387,7 @@ static void round_trips(void **state)
     }
 }
 
-/* Each beginning of a record, and a record with one byte more, is damaged. */
+/* Each prefix of a record, and a record with one byte more, is damaged. */
 static void truncations(void **state)
 {
     (void)state;
@@ -415,7 +416,7 @@ static void truncations(void **state)
     }
 }
 
-/* Bytes that nobody put: noise, and records with a few bytes changed. */
+/* Random bytes, and records with a few bytes changed. */
 static void hostile_bytes(void **state)
 {
     const char *more = getenv("ZSHARD_RECORD_ROUNDS");
@@ -434,7 +435,7 @@ static void hostile_bytes(void **state)
             if (n % 4 == 0)
                 for (size_t b = 1; b < c->len_bytes && b < 300; b++)
                     c->bytes[b] = (uint8_t)ztest_random(&seed);
-            for (unsigned k = 0; k < changes; k++) { /* mostly where the lengths are */
+            for (unsigned k = 0; k < changes; k++) { /* mostly near the lengths */
                 size_t room = ztest_random(&seed) % 2 ? c->len_bytes : zb_min_u64(c->len_bytes, 90);
 
                 c->bytes[ztest_random(&seed) % room] =
@@ -496,7 +497,7 @@ static void row_bytes(void **state)
     zn_txn_free(t);
 }
 
-/* A version brings its notes along, and takes them with it. */
+/* A version is stored and removed together with its notes. */
 static void version_notes(void **state)
 {
     uint8_t data[] = { 1, 2, 3 };

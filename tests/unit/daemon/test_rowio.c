@@ -41,7 +41,7 @@ static void rw_read(struct zsd_row_read *r, const struct zb_err *err)
 static const char *const planes[] = { "parameters", "optimizer state" };
 static const uint32_t elem_bytes[] = { 2, 10 };
 
-/* A row of two pages, bf16, of unit 3 from its element 40960; its extents lie from `at` on. */
+/* A row of two pages, bf16, of unit 3 from its element 40960; its extents start at `at`. */
 static struct zsd_row *row_make(uint64_t at)
 {
     struct zsd_row *r = calloc(1, sizeof(*r));
@@ -66,7 +66,7 @@ static struct zsd_row *row_make(uint64_t at)
     return r;
 }
 
-/* Writes a page that says seed; sealed for the row. */
+/* Writes a page filled with `seed`, sealed for the row. */
 static void page_write(struct world *w, struct zsd_row *r, enum zsd_saved_plane p, uint32_t page,
                        uint8_t *buf, uint64_t seed)
 {
@@ -99,7 +99,7 @@ static struct zb_err page_read(struct world *w, struct zsd_row *r, enum zsd_save
                               .done = rw_read } };
 
     zsd_row_read_start(&x.read, "j");
-    assert_int_equal(x.done, 0); /* never from inside */
+    assert_int_equal(x.done, 0); /* never from inside the call */
     world_settle(w);
     assert_int_equal(x.done, 1);
     return x.err;
@@ -111,7 +111,7 @@ static void row_done(struct zsd_row *r)
     zsd_row_free(r);
 }
 
-/* Every page, then everything that can be wrong with it. */
+/* Every page; then everything that can be wrong with it. */
 static void pages_are_verified(void **state)
 {
     uint8_t *buf[2];
@@ -189,7 +189,7 @@ static void devices_fail(void **state)
     world_close(&w);
 }
 
-/* Who only looks keeps the struct, and nothing else. */
+/* A look keeps the struct, but not the places. */
 static void looks_keep_the_struct(void **state)
 {
     struct zsd_row *r = row_make(0);
@@ -199,10 +199,10 @@ static void looks_keep_the_struct(void **state)
     zsd_row_look(r);
     zsd_row_look_away(r);
     assert_int_equal(r->looks, 1);
-    r->refs = 0; /* its last holder went, and so did its places */
+    r->refs = 0; /* its last holder released it, and its places */
     r->gone = true;
     assert_int_equal(r->planes[0].extents[0].job, 9);
-    zsd_row_look_away(r); /* the sanitizer says if it leaks */
+    zsd_row_look_away(r); /* the sanitizer reports a leak */
     r = row_make(0);
     zsd_row_look(r);
     zsd_row_look_away(r);

@@ -1,6 +1,6 @@
 /*
- * fsck and df: who may ask, that askers share a run, and that no change waits for one. Against the core,
- * with a store and a durable job in it.
+ * fsck and df: who may ask, that requests share a run, and that no change waits for one. Tested on
+ * the core, with a store and a durable job in it.
  */
 #include "tests/ztest.h"
 
@@ -72,7 +72,7 @@ static void fsck_is_the_administrators(void **state)
     saved_close(&s);
 }
 
-/* Ten ask at once: one pass, and each is answered. */
+/* Ten requests at once: one run, and each is answered. */
 static void askers_share_a_run(void **state)
 {
     struct saved_world s;
@@ -115,7 +115,7 @@ static void snapshot_comes_first(struct saved_world *s)
     no_problems(1);
 }
 
-/* What is asked for after an fsck is done before it, and the fsck is right all the same. */
+/* A request that follows an fsck is done before it, and the fsck is still right. */
 static void fsck_gives_way(void **state)
 {
     struct saved_world s;
@@ -128,7 +128,7 @@ static void fsck_gives_way(void **state)
     saved_close(&s);
 }
 
-/* Keeps the catalog's thread until it may go on. */
+/* Blocks the catalog's thread until it may go on. */
 struct keeper {
     struct zsd_task task;
     sem_t goes_on;
@@ -145,7 +145,7 @@ static void keeper_done(struct zsd_task *task)
     (void)task;
 }
 
-/* Also one that has begun already. */
+/* The same if the fsck has begun already. */
 static void fsck_is_stopped(void **state)
 {
     struct keeper keeper = { .task = { .run = keeper_run, .done = keeper_done } };

@@ -1,4 +1,4 @@
-/* Every saved page is read, at a rate, whatever happens meanwhile. */
+/* Every saved page is read, at a limited rate, whatever happens meanwhile. */
 #include "tests/unit/daemon/saved_fixture.h"
 
 #include "tests/ztest.h"
@@ -58,7 +58,7 @@ static struct report scrub(struct saved_world *s, uint32_t action, uint64_t rate
     return r;
 }
 
-/* Ticks, as if each were 20 ms after the one before it, until the run is over. */
+/* Ticks every (simulated) 20 ms until the run has ended. */
 static struct report scrub_over(struct saved_world *s)
 {
     uint64_t now = zb_now_ns();
@@ -83,7 +83,7 @@ static void scrub_world(struct saved_world *s, enum zb_dtype dtype, uint64_t hos
     s->w.clients[0].conn.uid = geteuid(); /* the daemon's own user */
 }
 
-/* Client 0 is the owner of the job again, for world_close(). */
+/* Client 0 is the owner of the job again, as world_close() needs. */
 static void scrub_close(struct saved_world *s)
 {
     s->w.clients[0].conn.uid = 1000;
@@ -122,7 +122,7 @@ static void every_page_is_read(void **state)
         assert_int_equal(r.total, bytes);
         assert_int_equal(r.bad, 0);
         assert_int_equal(s.w.daemon.stats.scrub_bytes, bytes);
-        /* once more, with pages that were cut larger than our buffers are */
+        /* once more, with pages that are larger than our buffers */
         buffer_bytes = s.w.daemon.core->disk->buffer_bytes;
         s.w.daemon.core->disk->buffer_bytes = 4096;
         r = scrub(&s, START, FAST);
@@ -136,7 +136,7 @@ static void every_page_is_read(void **state)
     }
 }
 
-/* Damaged pages are counted, all of them, and the first are named. */
+/* Damaged pages are counted, all of them, and the first ones are named. */
 static void damage_is_found(void **state)
 {
     static const unsigned counts[] = { 1, 5, 16, 20 };
@@ -172,7 +172,7 @@ static void damage_is_found(void **state)
     }
 }
 
-/* What cannot be read is bad as well, and the run goes on. */
+/* A page that cannot be read counts as bad, and the run goes on. */
 static void devices_fail(void **state)
 {
     struct zn_fault_plan plan = { .nth = 3, .nth_res = -EIO };
@@ -191,7 +191,7 @@ static void devices_fail(void **state)
     scrub_close(&s);
 }
 
-/* In no interval are more bytes read than the rate allows, but for one page. */
+/* In no interval are more bytes read than the rate allows, plus one page. */
 static void the_rate_is_kept(void **state)
 {
     const uint64_t rate = UINT64_C(2) << 20, page = PAGE * 10, tick_ns = 20000000;
@@ -212,9 +212,9 @@ static void the_rate_is_kept(void **state)
                      (unsigned long long)ticks + 1);
         first = ticks == 0 ? r.bytes : first;
     }
-    assert_true(first > 0); /* it does not save up for a whole page */
-    assert_true(ticks * tick_ns * rate / 1000000000u < r.total + 4 * page); /* nor dawdles */
-    /* after a pause of the loop nothing is made up for */
+    assert_true(first > 0); /* it does not wait until the rate allows a whole page */
+    assert_true(ticks * tick_ns * rate / 1000000000u < r.total + 4 * page); /* nor is it too slow */
+    /* after a pause of the loop, nothing is made up for */
     r = scrub(&s, START, rate);
     zsd_core_tick(&s.w.daemon, now + UINT64_C(3600000000000));
     for (int i = 0; i < 50; i++)
@@ -271,7 +271,7 @@ static void it_pauses_and_stops(void **state)
 
     (void)scrub(&s, START, UINT64_C(2) << 20);
     zsd_core_tick(&s.w.daemon, now += 20000000);
-    world_turn(&s.w); /* a page is on its way */
+    world_turn(&s.w); /* a page is being read */
     r = scrub(&s, STOP, 0);
     assert_string_equal(r.state, "stopped");
     world_settle(&s.w);
@@ -281,8 +281,8 @@ static void it_pauses_and_stops(void **state)
     scrub_close(&s);
 }
 
-/* What goes while it runs is skipped, and costs nobody a place: the job commits on a device that
- * has just room for it. */
+/* Rows that are dropped while it runs are skipped, and it keeps no places in use: the job commits
+ * on a device that has just enough room for it. */
 static void jobs_go_on(void **state)
 {
     (void)state;
@@ -310,7 +310,7 @@ static void jobs_go_on(void **state)
         assert_int_equal(zsd_promise_set(s.w.daemon.core, &filler, &none, NULL), 0);
         zb_needs_done(&filler);
         zb_needs_done(&want);
-        (void)scrub(&s, START, FAST); /* and the job goes */
+        (void)scrub(&s, START, FAST); /* and the job ends */
         for (unsigned i = 0; i < turns; i++) {
             zsd_core_tick(&s.w.daemon, now += 20000000);
             world_turn(&s.w);
@@ -320,7 +320,7 @@ static void jobs_go_on(void **state)
     }
 }
 
-/* A saved page costs one read, whoever has it: the same row in two versions. */
+/* A saved page is read once, however many versions share it: the same row in two versions. */
 static void shared_pages_are_read_once(void **state)
 {
     struct saved_world s;
@@ -372,7 +372,7 @@ static void shared_pages_are_read_once(void **state)
     scrub_close(&s);
 }
 
-/* The daemon ends under it. */
+/* The daemon ends during a run. */
 static void the_daemon_ends(void **state)
 {
     (void)state;

@@ -44,7 +44,7 @@ static const char *in_dir(const char *name)
     return path;
 }
 
-/** Refused with this code and sentence; the server is not there. */
+/** Refused with this code and message; the server is not running. */
 static void refused(int rc, const char *says)
 {
     struct zb_err err = { 0 };
@@ -54,7 +54,7 @@ static void refused(int rc, const char *says)
     if (got != rc || err.code != rc || !strstr(err.text, says))
         fail_msg("got %d, '%s'", got, err.text);
     assert_null(x.daemon.server);
-    assert_true(sf_files(&x) <= files + 1); /* a lock file that somebody else holds may stay */
+    assert_true(sf_files(&x) <= files + 1); /* a lock file that another process holds may stay */
 }
 
 /* ---- the path */
@@ -69,7 +69,7 @@ static void modes_of_the_socket(void **state)
     assert_int_equal(stat(x.path, &st), 0);
     assert_true(S_ISSOCK(st.st_mode));
     assert_int_equal(st.st_mode & 07777, 0600);
-    assert_int_equal(sf_files(&x), 2); /* and the lock */
+    assert_int_equal(sf_files(&x), 2); /* the socket and the lock */
     (void)umask(022);
 }
 
@@ -107,12 +107,12 @@ static void too_long(void **state)
     memcpy(p, x.dir, strlen(x.dir));
     p[strlen(x.dir)] = '/';
     p[n] = '\0';
-    assert_int_equal(strlen(p), 107); /* the longest that there is */
+    assert_int_equal(strlen(p), 107); /* the longest possible path */
     sf_listen(&x);
     zsd_server_close(&x.daemon);
     assert_int_equal(sf_files(&x), 0);
 
-    /* One byte more comes only by the environment: the options refuse it. */
+    /* Only the environment can set a path of one byte more: the options refuse it. */
     assert_int_equal(setenv("ZSHARD_SOCKET",
                             "/tmp/sssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssss"
                             "ssssssssssssssssssssssssssssssssssssss",
@@ -142,7 +142,7 @@ static void no_directory_at_all(void **state)
     assert_int_equal(unlink(in_dir("file")), 0);
 }
 
-/** The rule's directory is made when it is the last part that is missing. */
+/** The default directory is made if only its last part is missing. */
 static void the_directory_of_the_rule(void **state)
 {
     (void)state;
@@ -230,7 +230,7 @@ static void a_dead_socket(void **state)
 
 static void a_socket_that_never_listened(void **state)
 {
-    int fd = listen_there(x.path, false); /* bound, and held: nobody could ever connect */
+    int fd = listen_there(x.path, false); /* bound, but no process could ever connect */
 
     (void)state;
     sf_listen(&x);
@@ -251,11 +251,11 @@ static void another_daemon(void **state)
     assert_int_equal(zsd_server_open(&y.daemon, zsd_loop_uv(&y.daemon), &zsd_dispatch_ops, &err),
                      -EADDRINUSE);
     assert_non_null(strstr(err.text, "is in use by another daemon"));
-    assert_int_equal(sf_files(&x), 2); /* what is there is the first one's */
-    (void)close(sf_client(&x));        /* and it serves */
+    assert_int_equal(sf_files(&x), 2); /* they are the first daemon's */
+    (void)close(sf_client(&x));        /* which still serves */
 }
 
-/** As after kill -9: socket and lock file lie there, and nobody holds the lock. */
+/** As after kill -9: socket and lock file exist, but the lock is not held. */
 static void a_dead_daemon(void **state)
 {
     int fd = open(in_dir("s.lock"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
@@ -270,7 +270,7 @@ static void a_dead_daemon(void **state)
     assert_int_equal(sf_files(&x), 0);
 }
 
-/** It holds its lock for a moment after its death: we wait. */
+/** A dying daemon holds its lock for a moment after its death: the start waits. */
 static void a_dying_daemon(void **state)
 {
     pid_t child;
@@ -296,7 +296,7 @@ static void a_dying_daemon(void **state)
     assert_int_equal(close(p[1]), 0);
 }
 
-/** The lock file vanishes between its being opened and being locked: the name decides. */
+/** The lock file vanishes after it was opened and before it is locked: the name decides. */
 static void a_lock_that_lost_its_name(void **state)
 {
     pid_t child;
@@ -319,7 +319,7 @@ static void a_lock_that_lost_its_name(void **state)
     assert_int_equal(read(p[0], &c, 1), 1);
     sf_listen(&x);
     fd = open(in_dir("s.lock"), O_WRONLY | O_CLOEXEC);
-    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), -1); /* the one that has the name is held */
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), -1); /* the file that has the name is locked */
     assert_int_equal(close(fd), 0);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(close(p[0]), 0);
@@ -334,7 +334,7 @@ static void a_lock_that_is_a_link(void **state)
     assert_int_equal(unlink(in_dir("s.lock")), 0);
 }
 
-/** Somebody replaced our file: it is not ours to remove. */
+/** Another process has replaced our file: it is not ours to remove. */
 static void not_our_file_any_more(void **state)
 {
     int fd;
@@ -385,7 +385,7 @@ static int client_as(uid_t uid)
     return fd;
 }
 
-/** Of another user: its own limit is out of the way. */
+/** Run as another user: its own limit does not apply first. */
 static void listen_two(void)
 {
     only_root();
@@ -430,11 +430,11 @@ static void the_waiting_room(void **state)
         sf_pump(&x);
     }
     assert_int_equal(x.daemon.server->nrefused, ZSD_REFUSED_MAX);
-    for (size_t i = 0; i < 3; i++) /* who waited longest went */
+    for (size_t i = 0; i < 3; i++) /* those that had waited longest were dropped */
         sf_dead(&x, waiting[i]);
     for (size_t i = 3; i < 6; i++)
         expect_refusal(waiting[i]);
-    sf_send(waiting[6], ZP_ONEWAY, ZP_RELEASE, 0, NULL, 0); /* not a way to begin */
+    sf_send(waiting[6], ZP_ONEWAY, ZP_RELEASE, 0, NULL, 0); /* not a valid first frame */
     sf_dead(&x, waiting[6]);
     sf_send_bytes(waiting[7], "garbage", 7);
     sf_dead(&x, waiting[7]);
@@ -448,7 +448,7 @@ static void the_waiting_room(void **state)
     assert_int_equal(close(b), 0);
 }
 
-/** When all places are taken, the administrator can still look; it cannot train there. */
+/** When all places are taken, the administrator can still inspect, but not train. */
 static void places_for_the_administrator(void **state)
 {
     int a, b, admin[ZSD_ADMIN_PLACES], c;
@@ -506,7 +506,7 @@ static void one_user_too_many(void **state)
     assert_int_equal(close(c), 0);
 }
 
-/** Who connects and says nothing does not keep a place; who said hello does. */
+/** A connection without hello does not keep its place; one with hello does. */
 static void no_hello_in_time(void **state)
 {
     int silent, half, good;
@@ -525,13 +525,13 @@ static void no_hello_in_time(void **state)
     sf_dead(&x, silent);
     sf_dead(&x, half);
     sf_alive(&x, good);
-    assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv), -1); /* nobody is waited for */
+    assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv), -1); /* no deadline is armed */
     assert_int_equal(close(good), 0);
 }
 
 static unsigned trims;
 
-/* In place of the C library's. */
+/* Replaces the C library's. */
 int malloc_trim(size_t pad)
 {
     (void)pad;
@@ -539,7 +539,7 @@ int malloc_trim(size_t pad)
     return 0;
 }
 
-/** What clients made it take goes back to the system when the last of them has left. */
+/** Memory that clients caused goes back to the system when the last of them has left. */
 static void memory_goes_back(void **state)
 {
     int a, b;
@@ -550,12 +550,12 @@ static void memory_goes_back(void **state)
     b = sf_client(&x);
     assert_int_equal(close(a), 0);
     sf_pump(&x);
-    assert_false(uv_is_active((uv_handle_t *)&x.daemon.server->trim)); /* one is there still */
+    assert_false(uv_is_active((uv_handle_t *)&x.daemon.server->trim)); /* one is still there */
     assert_int_equal(close(b), 0);
     assert_true(sf_pump_until(&x, &trims, 1));
 }
 
-/** No descriptors: whoever connects waits, the others are served, and nothing spins. */
+/** No descriptors are left: new connections wait, the others are served, and nothing spins. */
 static void no_descriptors_left(void **state)
 {
     struct rlimit before, low;
@@ -574,7 +574,7 @@ static void no_descriptors_left(void **state)
     assert_int_equal(x.daemon.clients, 1);
     turns = core_double.turns;
     assert_false(sf_pump_until(&x, &x.daemon.clients, 2)); /* two seconds */
-    assert_true(core_double.turns - turns < 100);          /* one in ZSD_ACCEPT_PAUSE_MS */
+    assert_true(core_double.turns - turns < 100);          /* one in each ZSD_ACCEPT_PAUSE_MS */
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     assert_true(sf_pump_until(&x, &x.daemon.clients, 2));
     sf_hello(b, 1, 1, "patient");
@@ -618,14 +618,14 @@ static void drained(void **state)
     (void)strcpy(a.sun_path, x.path);
     assert_int_equal(connect(late, (const struct sockaddr *)&a, sizeof(a)), -1);
     assert_int_equal(errno, ENOENT);
-    sf_alive(&x, fd); /* who was there is served */
+    sf_alive(&x, fd); /* a connected client is served */
     sf_send(fd, ZP_REQUEST, ZP_FETCH, 1, NULL, 0);
     sf_pump(&x);
     core_answer(10);
     assert_true(zsd_server_unsent(&x.daemon) > 0);
     assert_int_equal(sf_reply(&x, fd, 1), 0);
     assert_int_equal(zsd_server_unsent(&x.daemon), 0);
-    zsd_server_drain(&x.daemon); /* twice is once */
+    zsd_server_drain(&x.daemon); /* a second call does nothing */
     assert_int_equal(close(fd), 0);
     assert_int_equal(close(late), 0);
 }

@@ -16,7 +16,7 @@ static bool kernel_has_slices(void)
            (major > 6 || (major == 6 && minor >= 12));
 }
 
-/** The kernel has it, and nothing else of the thread has changed. */
+/** The kernel has the value, and nothing else of the thread has changed. */
 static void set_and_read(void **state)
 {
     struct {

@@ -54,7 +54,7 @@ static unsigned open_files(void)
     return names_in("/proc/self/fd");
 }
 
-/** Without those of io_uring, which the kernel ends when it likes to. */
+/** Without those of io_uring, which the kernel may end at any time. */
 static unsigned threads(void)
 {
     DIR *d = opendir("/proc/self/task");
@@ -149,7 +149,7 @@ static void everything(void **state)
     assert_int_equal(open_files(), files);
     assert_int_equal(threads(), threads_at_rest);
     assert_int_equal(names_in(dir), 1); /* the data stays */
-    zsd_shutdown(&daemon_);             /* nothing is up: nothing happens */
+    zsd_shutdown(&daemon_);             /* nothing is running: nothing happens */
 }
 
 static void two_starts_differ(void **state)
@@ -175,7 +175,7 @@ static void no_nvme_tier(void **state)
     zsd_shutdown(&daemon_);
 }
 
-/** The data file's size is remembered by the file. */
+/** The file keeps its size. */
 static void auto_size(void **state)
 {
     struct statvfs vfs;
@@ -214,7 +214,7 @@ static void temporary_directory(void **state)
     assert_int_equal(names_in(daemon_.config.data), 0); /* the data file has no name any more */
     assert_int_equal(zn_info(daemon_.engine)->size_bytes, 2 * ZB_MIB);
     zsd_shutdown(&daemon_);
-    assert_int_equal(rmdir(in_dir("tmp")), 0); /* empty */
+    assert_int_equal(rmdir(in_dir("tmp")), 0); /* it is empty */
 }
 
 static void state_directory(void **state)
@@ -229,7 +229,7 @@ static void state_directory(void **state)
     assert_int_equal(names_in(in_dir("data")), 1);
 }
 
-/** No O_DIRECT there: it works all the same, and says so. */
+/** Without O_DIRECT: it works nevertheless, and logs that. */
 static void on_tmpfs(void **state)
 {
     char path[] = "/dev/shm/zshard-start-XXXXXX", file[64];
@@ -256,7 +256,7 @@ static rlim_t descriptors(void)
     return r.rlim_cur;
 }
 
-/** As many as clients_max may need, but never fewer than there were. */
+/** As many as clients_max may need, but never fewer than before. */
 static void descriptors_for_clients(void **state)
 {
     struct rlimit before, low;
@@ -277,7 +277,7 @@ static void descriptors_for_clients(void **state)
     up();
     assert_int_equal(descriptors(), 1000);
     zsd_shutdown(&daemon_);
-    daemon_.config.clients_max = UINT32_MAX; /* more than the system has: it starts all the same */
+    daemon_.config.clients_max = UINT32_MAX; /* more than the system has: it starts nevertheless */
     up();
     assert_true(descriptors() == before.rlim_max);
     zsd_shutdown(&daemon_);
@@ -295,7 +295,7 @@ static void put(const char *path, const char *text)
     assert_int_equal(close(fd), 0);
 }
 
-static int held = -1; /* what a case holds while the daemon tries */
+static int held = -1; /* held by a case while the daemon tries to start */
 
 static void no_parent(void)
 {
@@ -331,7 +331,7 @@ static void data_file_is_not_ours(void)
 static void data_is_anothers(void)
 {
     assert_int_equal(mkdir(in_dir("data"), 0700), 0);
-    if (chown(in_dir("data"), 65534, 65534) < 0) /* not root: as good as */
+    if (chown(in_dir("data"), 65534, 65534) < 0) /* not root: this is refused, too */
         assert_int_equal(chmod(in_dir("data"), 0777), 0);
 }
 
@@ -502,8 +502,7 @@ static void paths_set(const char *first, const char *second)
                    in_dir(second));
 }
 
-/* Each path has its file, which the core is told to measure; what is in it stays; the order is
- * kept. */
+/* Each path has its file, which the core measures; contents stay; the order is kept. */
 static void several_paths(void **state)
 {
     struct zb_err err = { 0 };
@@ -558,7 +557,7 @@ static void what_is_not_ours_is_not_touched(void **state)
     assert_int_equal(close(fd), 0);
 }
 
-/** The directory belongs to another user and is closed to us. */
+/** The directory belongs to another user, and we have no access. */
 static void a_directory_that_we_may_not_write(void **state)
 {
     struct zb_err err = { 0 };
@@ -576,7 +575,7 @@ static void a_directory_that_we_may_not_write(void **state)
     assert_non_null(strstr(err.text, "user 65534 may not write there"));
 }
 
-/* ---- file systems that we make: in a child with mounts of its own */
+/* ---- file systems made for the test, in a child with mounts of its own */
 
 static bool mounts_of_our_own(void)
 {
@@ -587,7 +586,7 @@ static bool mounts_of_our_own(void)
 
 #define CHILD_SKIPPED 77
 
-/** Says on standard error what was not as it should be. */
+/** Reports on standard error what was not as expected. */
 static int child_expects(const char *what, int wanted, const char *says)
 {
     struct zb_err err = { 0 };
@@ -656,7 +655,7 @@ static void a_read_only_file_system(void **state)
     in_child(child_read_only);
 }
 
-/** libuv keeps two descriptors for signals from the first loop on. */
+/** libuv keeps two descriptors for signals once the first loop exists. */
 static int first_loop(void **state)
 {
     struct zb_err err = { 0 };

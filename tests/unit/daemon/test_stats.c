@@ -1,5 +1,5 @@
 /*
- * Counters have names, gauges are integrals, and page operations are in one stage at a time.
+ * Counters have names, gauges are integrals, and a page operation is in one stage at a time.
  */
 #include "tests/ztest.h"
 
@@ -22,7 +22,7 @@ static void gauge(void **state)
     struct zsd_gauge g = { 0 };
 
     (void)state;
-    zsd_gauge_inc(&g, 1000); /* there was none before: the time since 0 does not count */
+    zsd_gauge_inc(&g, 1000); /* the value was 0 before: the time since 0 does not count */
     zsd_gauge_inc(&g, 1010);
     zsd_gauge_dec(&g, 1030);
     zsd_gauge_dec(&g, 1035);
@@ -31,14 +31,14 @@ static void gauge(void **state)
     assert_int_equal(g.area_ns, 10 + 2 * 20 + 5);
     assert_int_equal(g.busy_ns, 35);
     zsd_gauge_set(&g, 3, 2000);
-    zsd_gauge_at(&g, 1500); /* of the past */
+    zsd_gauge_at(&g, 1500); /* a time in the past */
     zsd_gauge_at(&g, 2001);
     assert_int_equal(g.area_ns, 55 + 3);
     assert_int_equal(g.busy_ns, 36);
 }
 
-/* Three operations: the sum of the stages is what they took, and the drive alone is waited for
- * whenever none is computed, or with the GPU. */
+/* Three operations: the stages add up to their total time, and only the drive is waited for when
+ * none is computed or on the GPU. */
 static void stages(void **state)
 {
     struct zsd_job_stats s = { 0 };

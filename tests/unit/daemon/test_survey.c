@@ -1,6 +1,6 @@
 /*
- * However much is saved, and in memory, no turn of an fsck, a df, a scrub or a reader does more than
- * ZSD_TURN_WORK units of work; and what they tell is right, whatever changes between two turns.
+ * However much is saved and in memory, no turn of an fsck, a df, a scrub or a reader does more than
+ * ZSD_TURN_WORK units of work. Their results are right, whatever changes between two turns.
  */
 #include "tests/unit/daemon/core_fixture.h"
 
@@ -14,13 +14,13 @@
 #include "daemon/show/requests.h"
 #include "daemon/show/scans.h"
 
-#define SHARDS     9000u /* of a block: more than two turns look at */
+#define SHARDS     9000u /* of a block: more than fit into two turns */
 #define PAGES      9000u /* of one shard */
 #define PAGE_BYTES (2u * ZB_BLOCK_ELEMS)
 #define FAST       (UINT64_C(1) << 40)
 #define R_STAGING  (SHARDS * (uint64_t)PAGE_BYTES + 4096)
 
-enum { SCRUB_STATUS, SCRUB_START, SCRUB_PAUSE, SCRUB_GO_ON, SCRUB_STOP }; /* of the wire */
+enum { SCRUB_STATUS, SCRUB_START, SCRUB_PAUSE, SCRUB_GO_ON, SCRUB_STOP }; /* as in the protocol */
 
 struct stored {
     struct world w;
@@ -56,7 +56,7 @@ static void store_gone(const struct stored *b)
 
 static void store_close(struct stored *b)
 {
-    world_close(&b->w); /* every place is back */
+    world_close(&b->w); /* checks that every place is free */
     store_gone(b);
 }
 
@@ -94,12 +94,12 @@ static void job_is_ready(struct world *w)
     if (w->answer(w, 0) != 0)
         fail_msg("%s", answers[0].text);
     zb_close_fd(&answers[0].fd);
-    for (uint32_t i = 0; i < job_of(w, 0)->nshards; i++) /* nobody looks at the bytes */
+    for (uint32_t i = 0; i < job_of(w, 0)->nshards; i++) /* the bytes are never read */
         zsd_shard_written(job_of(w, 0)->shards[i], job_of(w, 0)->shards[i]->npages);
 }
 
-/* A committed job of many shards, the last element of which nobody registered; and of one shard of many
- * pages. */
+/* A committed job of many shards, with its last element not registered; and one of a single shard
+ * of many pages. */
 static void many_open(struct stored *b)
 {
     const struct unit units[2] = { { .name = "shards",
@@ -130,7 +130,7 @@ static void many_open(struct stored *b)
     b->w.daemon.turns.work = b->w.daemon.stats.turn_max_work = 0;
 }
 
-/* The longest turn since the last time was a full one, and no more. */
+/* The longest turn since the last check was a full one, and no longer. */
 static void bounded(struct stored *b, const char *what)
 {
     uint64_t work = b->w.daemon.stats.turn_max_work;
@@ -213,7 +213,7 @@ static void fsck_and_df_in_parts(void **state)
     store_close(&b);
 }
 
-/* After some turns of both, somebody hangs up, the job is destroyed, the daemon ends. */
+/* After some turns of both, the client hangs up, the job is destroyed, or the daemon ends. */
 static void what_ends_under_them(void **state)
 {
     Zp__JobName q = ZP__JOB_NAME__INIT;
@@ -250,7 +250,7 @@ static void what_ends_under_them(void **state)
     }
 }
 
-/* ---- beside a job that goes on */
+/* ---- while a job goes on */
 
 #define STREAMED 3000u /* pages */
 
@@ -316,7 +316,7 @@ static void step_ask(struct stored *b, uint64_t n, bool commits, unsigned tag)
     ask_as(&b->w, 0, tag, zsd_step, &step);
 }
 
-/* Every page is written anew, and saved, while they look. */
+/* Every page is written again, and saved, while they run. */
 static void beside_steps(void **state)
 {
     struct stored b;
@@ -349,7 +349,7 @@ static void beside_steps(void **state)
     store_close(&b);
 }
 
-/* A place that is lost, and one that is held once too little, are found. */
+/* A lost place, and one with a holder too few, are found. */
 static void what_is_wrong_is_found(void **state)
 {
     struct stored b;
@@ -366,7 +366,7 @@ static void what_is_wrong_is_found(void **state)
     row = saved->committed->rows[SHARDS / 2];
     for (int wrong = 0; wrong < 2; wrong++) {
         zsd_extent_ref(core, row->planes[ZSD_SAVED_PARAM].extents[0].at);
-        if (wrong == 1) { /* two too little */
+        if (wrong == 1) { /* two too few */
             for (int i = 0; i < 2; i++)
                 zsd_extent_unref(core, row->planes[ZSD_SAVED_PARAM].extents[0].at, PAGE_BYTES);
         }
@@ -411,7 +411,7 @@ static void scrub_says(struct stored *b, unsigned tag, const char *state, uint64
     zp__scrub_reply__free_unpacked(r, NULL);
 }
 
-/* The list is made in parts, and so are rows skipped that were dropped. */
+/* The list is made in parts, and dropped rows are skipped in parts. */
 static void scrub_in_parts(void **state)
 {
     Zp__JobName q = ZP__JOB_NAME__INIT;
@@ -441,7 +441,7 @@ static void scrub_in_parts(void **state)
     store_close(&b);
 }
 
-/* While rows are marked it is stopped, whoever started it hangs up, the job is destroyed, the daemon
+/* While rows are marked, it is stopped, its client hangs up, the job is destroyed, or the daemon
  * ends. */
 static void what_ends_a_scrub(void **state)
 {
@@ -512,12 +512,13 @@ static void reader_in_parts(void **state)
     assert_int_equal(call(&b.w, 1, zsd_reader_read, &q), -ENOENT);
     assert_non_null(strstr(answers[1].text, "element 36864000 of unit 'shards' of job 'j' was in "
                                             "no shard"));
-    q.count = ZB_BLOCK_ELEMS; /* it reads on */
+    q.count = ZB_BLOCK_ELEMS; /* it goes on reading */
     assert_int_equal(call(&b.w, 1, zsd_reader_read, &q), 0);
     store_close(&b);
 }
 
-/* What a version needs is known when it is whole: nobody counts its rows when it is replaced. */
+/* The needs of a version are known when it is complete: its rows are not counted again when it is
+ * replaced. */
 static void a_version_knows_its_needs(void **state)
 {
     struct zb_needs sum = { 0 };

@@ -1,5 +1,5 @@
 /*
- * Turns of the loop: what a turn runs and what it leaves to the next one, what is counted, deadlines.
+ * Turns of the loop: what a turn runs and what it leaves to the next one, counters, deadlines.
  */
 #include "tests/unit/daemon/core_fixture.h"
 
@@ -8,8 +8,8 @@
 struct job_of_works {
     struct zsd_work work;
     struct zsd_core *core;
-    unsigned again;  /* so often it defers itself */
-    unsigned weight; /* counts as */
+    unsigned again;  /* how often it defers itself again */
+    unsigned weight; /* the work that it counts as */
     unsigned ran, order;
 };
 
@@ -50,7 +50,7 @@ static void itself(void **state)
     world_close(&w);
 }
 
-/* Works that wake each other let the loop go between. */
+/* Works that defer each other let the loop run in between. */
 static void ping_work(struct zsd_work *work);
 
 static struct zsd_work ping_pong[2] = { { .run = ping_work }, { .run = ping_work } };
@@ -78,7 +78,7 @@ static void each_other(void **state)
     world_close(&w);
 }
 
-/* What does not fit into a turn is run in the next one, before what came later. */
+/* Works that exceed a turn run in the next one, before later ones. */
 static void bounded(void **state)
 {
     struct world w;
@@ -104,7 +104,7 @@ static void bounded(void **state)
     world_close(&w);
 }
 
-/* Requests have half a turn; works have the rest, however many requests come. */
+/* Requests get half a turn; works get the rest, however many requests come. */
 static void requests_leave_room(void **state)
 {
     struct world w;
@@ -124,7 +124,7 @@ static void requests_leave_room(void **state)
     world_close(&w);
 }
 
-/* A request that looks at more than a turn may, in each turn, does not keep works from running. */
+/* Requests that do more work than a turn may, in each turn, do not keep works from running. */
 static void long_requests(void **state)
 {
     struct world w;
@@ -159,13 +159,13 @@ static void on_deadline(struct zsd_timed *timed)
 
     expired[i]++;
     nexpired++;
-    if (i == 0) { /* from inside: one that is due as well, and a new one */
+    if (i == 0) { /* from inside: another one that is due, and a new one */
         zsd_timed_disarm(&deadlines[1]);
         zsd_timed_arm(deadlines_core, &deadlines[4], 1, on_deadline);
     }
 }
 
-/* One is due at once, one is disarmed by that, one is due in the next round, one after many. */
+/* One is due at once and disarms another, one is due in the next round, one after many. */
 static void deadlines_pass(void **state)
 {
     static const uint32_t timeouts_ms[DEADLINES - 1] = { 1, 1, 80000, 4 * 3600 * 1000 };
@@ -212,7 +212,7 @@ static void on_any(struct zsd_timed *timed)
     nany++;
 }
 
-/* Requests without end do not keep deadlines from passing. */
+/* Endless requests do not delay deadlines. */
 static void deadlines_in_a_flood(void **state)
 {
     struct zsd_timed two[2] = { 0 };
@@ -268,7 +268,7 @@ static void quantiles(void **state)
     daemon.turns.work = 17;
     zsd_turn_worked(&daemon);
     assert_int_equal(daemon.stats.turn_max_work, 17);
-    zsd_turn_over(&daemon, 0); /* the start: no turn */
+    zsd_turn_over(&daemon, 0); /* the start: not a turn */
     assert_int_equal(daemon.stats.turns, 0);
     zsd_turn_over(&daemon, UINT64_MAX / 2); /* it waited all the time */
     assert_int_equal(daemon.stats.turns, 1);
@@ -276,7 +276,7 @@ static void quantiles(void **state)
     assert_true(daemon.stats.turn_max_ns > 0);
 }
 
-/* What is told as recent begins anew each time. */
+/* Recent maxima are reset each time they are reported. */
 static void recent_turns(void **state)
 {
     struct zsd daemon = { 0 };

@@ -1,8 +1,8 @@
 /*
- * A rank has the parameter arena writable, and writes to it while pages are saved: what it spoils are
- * its own parameters. A page of a commit is what its checksum says, whenever the rank writes.
+ * A rank has the parameter arena mapped writable, and writes to it while pages are saved: it only
+ * spoils its own parameters. A page of a commit matches its checksum, whenever the rank writes.
  *
- * The rank writes at the worst time: when a page is sealed, and its transfer has not begun.
+ * The rank writes at the worst time: when a page has been sealed, but its transfer has not begun.
  */
 #include "tests/unit/daemon/saved_fixture.h"
 
@@ -15,7 +15,7 @@ void __real_zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio);
 void __wrap_zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio);
 
 static struct {
-    struct zsd_job *job; /* NULL: nobody writes */
+    struct zsd_job *job; /* NULL: no rank writes */
     unsigned times;
 } rank;
 
@@ -27,7 +27,7 @@ void __wrap_zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio)
     __real_zsd_pio_start(core, pio);
 }
 
-/* The rank goes and comes back. */
+/* The rank leaves and rejoins. */
 static void again(struct saved_world *s, bool writable)
 {
     const struct open_args attach = { .keep = true, .durable = true, .attach = true };
@@ -69,7 +69,7 @@ static void step(struct saved_world *s)
         fail_msg("%s", answers[0].text);
 }
 
-/* Pages of the newest commit whose checksums differ. */
+/* The number of pages of the newest commit whose checksums differ. */
 static uint64_t bad_pages(struct saved_world *s)
 {
     Zp__Scrub q = ZP__SCRUB__INIT;
@@ -79,7 +79,7 @@ static uint64_t bad_pages(struct saved_world *s)
     s->w.clients[1].conn.uid = geteuid();
     q.action = 1; /* start */
     assert_int_equal(call(&s->w, 1, zsd_scrub, &q), 0);
-    q.action = 0; /* what became of it */
+    q.action = 0; /* status */
     for (int i = 0; i < 100000 && (!r || strcmp(r->state, "running") == 0); i++) {
         zp__scrub_reply__free_unpacked(r, NULL);
         zsd_core_tick(&s->w.daemon, now += 20000000);
@@ -113,7 +113,7 @@ static void commits_are_what_was_sealed(void **state)
 
             saved_open(&s, rows[i].host_bytes, rows[i].dtype, 2);
             again(&s, true);
-            again(&s, false); /* it has its mapping still */
+            again(&s, false); /* it still has its mapping */
             rank.job = job_of(&s.w, 0);
             rank.times = 0;
             if (steps)

@@ -19,7 +19,7 @@ import unittest
 
 SOURCE = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../.."))
 ZSHARDD = sys.argv.pop(1) if len(sys.argv) > 1 else "zshardd"
-SLOW = 120  # seconds until we believe that something will not happen, sanitizers included
+SLOW = 120  # seconds until we conclude that something will not happen, with sanitizers
 REQUEST, REPLY = 1, 2
 HELLO, PING = 1, 2
 

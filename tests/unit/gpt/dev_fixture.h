@@ -1,6 +1,6 @@
 /*
- * dev_fixture.h - a device that a test of the model runs on: opened as the engine would, with the
- * model's own handle on its stream. The emulated one always opens, CUDA's where there is one.
+ * dev_fixture.h - a device for tests of the model, opened as the engine would, with the model's own
+ * handle on its stream. The emulated one always opens, CUDA's only where there is one.
  */
 #ifndef ZTEST_DEV_FIXTURE_H
 #define ZTEST_DEV_FIXTURE_H
@@ -18,7 +18,7 @@ struct fixture {
     struct zk_gpu_stream *stream;
     struct gpt_dev *dev;
     struct zk_gpu_mem *mem; /* the test's own; NULL */
-    size_t used;            /* of it */
+    size_t used;            /* of that memory */
     uint64_t random;
     struct zb_err err;
 };
@@ -31,7 +31,7 @@ struct fixture {
             fail_msg("%s: %s is %d: %s", (x)->name, #call, good_rc, (x)->err.text); \
     } while (0)
 
-/** false: there is no such GPU here, and it says so. */
+/** false: there is no such GPU here; a message says so. */
 static inline bool fixture_open(struct fixture *x, const char *name)
 {
     struct zb_err err = { 0 };

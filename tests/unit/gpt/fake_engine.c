@@ -1,7 +1,7 @@
 /*
- * fake_engine.c - see fake_engine.h. Weights are fp32 masters; a bf16 or fp16 unit hands out what
- * the masters round to. A dynamic loss scale is FAKE_SCALE. The step is AdamW's. A wrong use by the
- * trainer is an assertion.
+ * fake_engine.c - see fake_engine.h. Weights are fp32 masters; a bf16 or fp16 unit returns the
+ * rounded masters. A dynamic loss scale is FAKE_SCALE. The step is AdamW's. Wrong use by the
+ * trainer fails an assertion.
  */
 #include "tests/unit/gpt/fake_engine.h"
 
@@ -60,7 +60,7 @@ const char *zc_strerror(int rc)
 static void comm_close(struct zc_comm *comm, bool clean)
 {
     fake.comm_closed++;
-    assert(fake.closed == fake.opened); /* the engine first */
+    assert(fake.closed == fake.opened); /* the engine must be closed first */
     assert(clean == fake.closed_clean || fake.opened == 0);
     free(comm);
 }
@@ -171,7 +171,7 @@ int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit)
     return 0;
 }
 
-/* Pieces of an odd size, as a rank's slices would ask. */
+/* Calls init for pieces of an odd size, like the slices of a rank. */
 int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 {
     int rc = call(z);
@@ -203,7 +203,7 @@ static uint16_t round_away(float x)
     return (uint16_t)((bits + 0x8000) >> 16);
 }
 
-/* fp16, ties to even: 11 bits of a normal number; below, multiples of 2^-24. */
+/* fp16, ties to even: normal numbers have 11 bits; below them, multiples of 2^-24. */
 static uint16_t round_half(float x)
 {
     int power;
@@ -212,7 +212,7 @@ static uint16_t round_half(float x)
 
     (void)frexpf(x, &power);
     ulp = ldexpf(1, power - 11 < -24 ? -24 : power - 11);
-    n = lrintf(fabsf(x) / ulp); /* 1024 to 2048 of a normal number */
+    n = lrintf(fabsf(x) / ulp); /* 1024 to 2048 for a normal number */
     assert(fabsf(x) < 65504);
     power = n < 1024 ? 0 : ilogbf(ulp) + 25;
     return (uint16_t)((signbit(x) ? 0x8000 : 0) + (power > 0 ? (power - 1) * 1024 : 0) + n);
@@ -262,7 +262,7 @@ int zc_zero_release(struct zc_zero *z, uint32_t unit)
     if (rc != 0)
         return rc;
     assert(z->units[unit].gathered > 0);
-    if (--z->units[unit].gathered == 0) /* whoever still reads it reads nonsense */
+    if (--z->units[unit].gathered == 0) /* later reads get garbage */
         for (uint64_t i = 0; i < z->units[unit].elems; i++)
             z->units[unit].half[i] = 0x7fc0;
     return 0;
@@ -413,7 +413,7 @@ int zc_zero_progress(struct zc_zero *z, uint64_t *ret_iterations, uint64_t *ret_
     return rc;
 }
 
-/* The state of the last engine that was closed, of a job that was kept. */
+/* The state of the last engine that was closed, if its job was kept. */
 static struct kept {
     uint64_t iterations, applied;
     float *master[UNITS_MAX], *m[UNITS_MAX], *v[UNITS_MAX];
@@ -460,7 +460,7 @@ int zc_zero_sum(struct zc_zero *z, double *values, uint32_t n)
     int rc = call(z);
 
     for (uint32_t i = 0; i < n && rc == 0; i++)
-        values[i] *= fake.world; /* every rank the same */
+        values[i] *= fake.world; /* every rank has the same */
     return rc;
 }
 
@@ -476,7 +476,7 @@ int zc_zero_read(struct zc_zero *z, uint32_t unit, enum zc_what what, uint64_t f
 
     if (rc != 0)
         return rc;
-    assert(what == (z->units[unit].frozen ? ZC_PARAM : ZC_MASTER)); /* it has no other */
+    assert(what == (z->units[unit].frozen ? ZC_PARAM : ZC_MASTER)); /* no other */
     assert(first + count <= z->units[unit].elems);
     memcpy(out, z->units[unit].master + first, count * sizeof(*out));
     return 0;
@@ -498,7 +498,7 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
     return 0;
 }
 
-/* There is no device here: test_device.py has the real engine. */
+/* There is no device here: test_device.py uses the real engine. */
 void *zc_zero_stream(struct zc_zero *z)
 {
     (void)z;

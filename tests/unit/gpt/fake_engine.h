@@ -1,6 +1,6 @@
 /*
- * fake_engine.h - the engine's public functions in one process and in plain memory, strict about
- * how they are called, and failing where a test asks: for the tests of the trainer's loop.
+ * fake_engine.h - the engine's public functions in one process and in plain memory, for tests of
+ * the trainer's loop. It is strict about how they are called, and fails where a test asks.
  */
 #ifndef FAKE_ENGINE_H
 #define FAKE_ENGINE_H
@@ -14,26 +14,26 @@
 struct fake_engine {
     unsigned fail_at; /* this call to the engine, counted from 1, fails; 0: none does */
     unsigned calls;   /* seen so far */
-    uint32_t world;   /* that zc_comm_open() says; rank 0 is the only one there is */
+    uint32_t world;   /* as zc_comm_open() reports it; rank 0 is the only one there is */
 
     unsigned opened, closed, comm_opened, comm_closed;
     bool closed_clean;
     bool skip_next_step;
 
-    /* a job that is kept: its state is there for the next engine that resumes */
+    /* a kept job: the next engine that resumes finds its state */
     char note[600], socket[64];
     size_t note_bytes;
-    uint64_t committed;             /* behind this step */
+    uint64_t committed;             /* after this step */
     uint32_t quantized;             /* units of the last engine */
     double lrs[64];                 /* of the first steps of the last engine */
-    struct zc_zero_options options; /* it was opened with; its strings are gone */
+    struct zc_zero_options options; /* that it was opened with; its strings are freed */
     int commit_rc;                  /* of every commit */
     bool other_job;                 /* resuming is -EINVAL */
 };
 
 extern struct fake_engine fake;
 
-/** Frees the job that was kept. */
+/** Frees the kept job. */
 void fake_forget(void);
 
 #define FAKE_SCALE    1024.0

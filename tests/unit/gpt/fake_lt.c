@@ -1,9 +1,9 @@
 /*
- * fake_lt.c - a cuBLASLt on memory of the processor, by its documentation: column-major, D = alpha
- * op(A) op(B) + beta C + bias (one for each row of D), descriptors by attributes with sizes that
- * must be right. It is strict where the real one is, and it is not: unknown attributes, sizes,
- * aliasing that is none, an algorithm of another product, alignments less than what was asked for.
- * It has no way for batches of four.
+ * fake_lt.c - a cuBLASLt on processor memory, written from its documentation: column-major, D =
+ * alpha op(A) op(B) + beta C + bias (one for each row of D), descriptors with attributes whose
+ * sizes must be right. It rejects whatever the real one rejects, and more: unknown attributes,
+ * wrong sizes, invalid aliasing, an algorithm for another product, alignments smaller than
+ * requested. It has no algorithm for batches of four.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ struct pref {
 #define LT_DECLARE(name, type, args) PUBLIC type name args;
 LT_FUNCTIONS(LT_DECLARE)
 
-static int live; /* handles, descriptors, layouts, preferences */
+static int live; /* live handles, descriptors, layouts, preferences */
 
 PUBLIC int fake_lt_live(void);
 int fake_lt_live(void)
@@ -164,7 +164,7 @@ int cublasLtMatmulPreferenceSetAttribute(void *pref, int attribute, const void *
                : INVALID;
 }
 
-/* What [m, k] by [k, n] there are; 0: they do not fit. */
+/* The sizes of an [m, k] by [k, n] product; 0: they do not match. */
 static int sizes(const struct desc *d, const struct layout *a, const struct layout *b,
                  const struct layout *c, uint64_t size[3])
 {
@@ -176,7 +176,7 @@ static int sizes(const struct desc *d, const struct layout *a, const struct layo
            a->count == b->count && a->count == c->count;
 }
 
-/* The algorithm remembers what it was asked for: aligns, and whether there is a bias. */
+/* The algorithm records the request: alignments, and whether there is a bias. */
 int cublasLtMatmulAlgoGetHeuristic(void *handle, void *desc, void *a, void *b, void *c, void *d,
                                    void *pref, int wanted, lt_found *found, int *ret_found)
 {
@@ -221,7 +221,7 @@ static void put(void *x, int type, int64_t i, float v)
         ((uint16_t *)x)[i] = type == LT_R_16BF ? gpt_elem_to_bf16(v) : gpt_elem_to_fp16(v);
 }
 
-/* Element (row, col) of op(X), of matrix i. */
+/* Element (row, col) of op(X), for matrix i. */
 static float at(const void *x, const struct layout *l, int32_t op, int32_t i, uint64_t row,
                 uint64_t col)
 {

@@ -11,8 +11,8 @@ struct fake_stash_counts fake_stash;
 struct stash {
     struct gpt_stash base;
     struct gpt_stash_options options;
-    uint32_t at[GPT_STASH_SLOTS]; /* entries in slots; UINT32_MAX: none */
-    enum { FREE, HELD, KEPT, DROPPED } state[GPT_STASH_SLOTS]; /* the last two: when not busy */
+    uint32_t at[GPT_STASH_SLOTS]; /* the entry in each slot; UINT32_MAX: none */
+    enum { FREE, HELD, KEPT, DROPPED } state[GPT_STASH_SLOTS]; /* the last two: until not busy */
     unsigned char **stored;                                    /* by entry; NULL: nothing */
     uint32_t announced;
     bool failed;
@@ -45,7 +45,7 @@ static void device_await(const struct stash *s, unsigned slot)
         (void)nanosleep(&moment, NULL);
 }
 
-/* What was kept or dropped goes, when the device is done with it; wait: now. */
+/* Frees a kept or dropped slot when the device is done with it. wait: waits for that. */
 static void slot_settle(struct stash *s, unsigned slot, bool wait)
 {
     uint32_t entry = s->at[slot];
@@ -72,7 +72,7 @@ static void slots_settle(struct stash *s)
         slot_settle(s, i, false);
 }
 
-/* The next slot in turn, so that none is another's for long. */
+/* The next slot in turn, so that entries change slots often. */
 static void *slot_new(struct stash *s, uint32_t entry, unsigned *ret_slot)
 {
     unsigned slot = (entry + fake_stash.made + fake_stash.taken) % GPT_STASH_SLOTS;

@@ -1,8 +1,7 @@
 /*
  * fake_stash.h - a stash in plain memory, for tests of the passes and of the trainer. It is strict:
- * what left a slot is overwritten there as soon as the device, if there is one, is said to be done
- * with it, and every take is of bytes that were stored; so is whoever gets the order of calls
- * wrong.
+ * a slot is overwritten once its entry has left it and the device, if there is one, is done with
+ * it; every take must be of stored bytes; and calls in a wrong order are errors.
  */
 #ifndef FAKE_STASH_H
 #define FAKE_STASH_H
@@ -11,9 +10,9 @@
 
 struct fake_stash_counts {
     unsigned opened, closed;
-    unsigned made, taken, ahead; /* ahead: takes of what was announced by the call before */
+    unsigned made, taken, ahead; /* ahead: takes of an entry that the previous call announced */
     unsigned fail_at;            /* this make or take fails, counted from 1; 0: none */
-    uint32_t entries;            /* of the last one that was opened */
+    uint32_t entries;            /* of the last stash that was opened */
     uint64_t entry_bytes;
 };
 

@@ -107,7 +107,7 @@ static const struct {
     { GOOD " --config ds.json", 0, "" },
     { "--config ds.json --steps 3 --seed 1 --seq 8 --layers 2 --heads 2 --width 16", 0, "" },
     { "--config ds.json --steps 3 --seed 1 --seq 8 --layers 2 --heads 2", -EINVAL, "--width C is" },
-    { GOOD " --config ds.json --keep", 0, "" }, /* it may say where */
+    { GOOD " --config ds.json --keep", 0, "" }, /* it may name the store */
     { GOOD " --config", -EINVAL, "--config needs a value" },
     { GOOD " --offload disk", -EINVAL, "--offload must be none, host or nvme, not 'disk'" },
     { GOOD " --offload nvme", 0, "" },
@@ -185,7 +185,7 @@ static void values_arrive(void **state)
     assert_string_equal(args.data.at[2], "c");
     assert_true(args.lr == 2.5 && args.weight_decay == 0.5 && args.clip == 0);
     assert_int_equal(args.dtype, GPT_BF16);
-    assert_int_equal(args.offload_param, GPT_OFFLOAD_HOST); /* more special than --offload */
+    assert_int_equal(args.offload_param, GPT_OFFLOAD_HOST); /* more specific than --offload */
     assert_int_equal(args.offload_optimizer, GPT_OFFLOAD_NVME);
     assert_int_equal(args.offload_grad, GPT_GRAD_HOST);
     assert_string_equal(args.socket, "s");
@@ -195,7 +195,7 @@ static void values_arrive(void **state)
     assert_string_equal(args.jsonl, "l");
     assert_true(args.keep);
     assert_false(args.resume);
-    assert_int_equal(args.seed, 7); /* the last one */
+    assert_int_equal(args.seed, 7); /* the last one wins */
     assert_int_equal(args.freeze, 1);
     assert_true(args.quantize_frozen);
     gpt_args_done(&args);

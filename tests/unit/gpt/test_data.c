@@ -22,7 +22,7 @@ static void file_write(const char *path, const void *bytes, size_t n)
     assert_int_equal(fclose(f), 0);
 }
 
-/* A token file whose header says `count`, followed by n tokens of value first, first + 1, ... */
+/* A token file with n tokens of value first, first + 1, ..., and `count` in its header. */
 static void bin_write(const char *path, int32_t magic, int32_t version, int32_t count,
                       uint16_t first, size_t n)
 {
@@ -49,7 +49,7 @@ static void files_make(void)
     file_write("empty.txt", "", 0);
     file_write("bytes.txt", "\x00\xff\x80", 3);
     bin_write("ten.bin", 20240520, 1, 10, 100, 10);
-    bin_write("five.bin", 20240520, 1, 5, 50252, 5); /* up to the last of the vocabulary */
+    bin_write("five.bin", 20240520, 1, 5, 50252, 5); /* up to the end of the vocabulary */
     bin_write("none.bin", 20240520, 1, 0, 0, 0);
     bin_write("magic.bin", 20240521, 1, 10, 100, 10);
     bin_write("version.bin", 20240520, 7, 10, 100, 10);
@@ -62,7 +62,7 @@ static void files_make(void)
     assert_int_equal(mkdir("folder", 0777), 0);
     assert_int_equal(mkfifo("fifo.txt", 0666), 0);
     assert_int_equal(close(open("huge.txt", O_WRONLY | O_CREAT, 0666)), 0);
-    assert_int_equal(truncate("huge.txt", (off_t)GPT_TEXT_BYTES_MAX + 1), 0); /* a hole */
+    assert_int_equal(truncate("huge.txt", (off_t)GPT_TEXT_BYTES_MAX + 1), 0); /* a sparse file */
 }
 
 static const struct {
@@ -164,7 +164,7 @@ static void entropy(void **state)
     gpt_data_close(d);
 }
 
-/* Every window holds the tokens that stand at its offset, also where it crosses files. */
+/* Every window holds the tokens at its offset, also across file bounds. */
 static void windows(void **state)
 {
     static const struct {
@@ -212,7 +212,7 @@ static void offsets_are_pure(void **state)
     for (uint64_t i = 0; i < 1000; i++) {
         uint64_t at = gpt_data_offset(d, 5, 6, i);
 
-        assert_int_equal(at, gpt_data_offset(e, 5, 6, i)); /* of the sizes only */
+        assert_int_equal(at, gpt_data_offset(e, 5, 6, i)); /* depends only on the sizes */
         differ[0] += at != gpt_data_offset(d, 6, 6, i);
         differ[1] += at != gpt_data_offset(d, 5, 7, i);
         differ[2] += at != gpt_data_offset(d, 5, 6, i + 1);

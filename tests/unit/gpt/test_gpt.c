@@ -1,10 +1,11 @@
 /*
- * test_gpt.c - the model against the same model written again, in double and in plain loops.
+ * test_gpt.c - compares the model with a second implementation in double, with plain loops.
  *
- * The gradient of the double model is taken numerically, by four points (error of order h^4, about
- * 1e-9 here), so it shares nothing with the backward pass under test. Tolerances: a loss to 2e-6; a
- * gradient to 5e-6 of the largest one of its tensor, or of the whole model where the tensor's own
- * is nearly 0 (the bias of the keys has none). The largest errors seen are 2e-7 and 1.2e-6.
+ * The gradient of the double model is computed numerically, from four points (error of order h^4,
+ * about 1e-9 here), so it shares nothing with the backward pass under test. Tolerances: 2e-6 for a
+ * loss; for a gradient 5e-6 of the largest one of its tensor, or of the whole model where the
+ * tensor's own is nearly 0 (the bias of the keys has none). The largest errors seen are 2e-7 and
+ * 1.2e-6.
  */
 #include "tests/ztest.h"
 
@@ -18,7 +19,7 @@
 
 #define UNITS_MAX 8
 
-/* Very large requests are refused under the sanitizers as they are without them. */
+/* Under sanitizers, very large allocations must fail as they do without them. */
 #define SANITIZER_ASKS __attribute__((visibility("default")))
 SANITIZER_ASKS const char *__asan_default_options(void);
 SANITIZER_ASKS const char *__tsan_default_options(void);
@@ -198,7 +199,7 @@ static void fixture_open(struct fixture *x, struct gpt_shape shape, uint32_t seq
         x->w[u] = malloc(n * sizeof(float));
         x->g[u] = calloc(n, sizeof(float));
         gpt_init_range(&x->model, 1, u, 0, n, x->w[u]);
-        for (uint64_t i = 0; i < n; i++) /* nothing stays 0 or 1 */
+        for (uint64_t i = 0; i < n; i++) /* no value stays 0 or 1 */
             x->w[u][i] += (float)((double)(int64_t)ztest_random(&seed) * 0x1p-63 * 0.3);
     }
     gpt_run_tokens(x->run, x->tokens);
@@ -316,7 +317,7 @@ static void same_bits_again(void **state)
     (void)state;
     fixture_open(&x, small, 3, 5);
     fixture_open(&y, small, 3, 5);
-    (void)forward(&y, false); /* leaves nothing behind that matters */
+    (void)forward(&y, false); /* leaves nothing behind that affects the next */
     assert_true(forward_backward(&x) == forward_backward(&y));
     for (uint32_t u = 0; u < x.model.nunits; u++)
         assert_memory_equal(x.g[u], y.g[u], x.model.units[u].elems * sizeof(float));
@@ -324,7 +325,7 @@ static void same_bits_again(void **state)
     fixture_close(&y);
 }
 
-/* They get no gradient, and no other one changes by that. */
+/* Frozen blocks get no gradient, and no other gradient changes. */
 static void frozen_blocks(void **state)
 {
     (void)state;
@@ -369,7 +370,7 @@ static void gradients_add(void **state)
     fixture_close(&y);
 }
 
-/* Ten sequences at once, whose logits need two pieces, against ten batches of one. */
+/* Ten sequences at once, whose logits need two pieces, compared with ten batches of one. */
 static void logits_in_pieces(void **state)
 {
     struct gpt_shape shape = { .layers = 1, .heads = 1, .width = 4, .seq = 20, .vocab = 50257 };
@@ -455,7 +456,7 @@ static void units_as_hugging_face_names_them(void **state)
     for (uint32_t u = 0; u < model.nunits; u++) {
         uint64_t at = 0;
 
-        for (uint32_t t = 0; t < model.units[u].ntensors; t++) { /* one behind the other */
+        for (uint32_t t = 0; t < model.units[u].ntensors; t++) { /* one after another */
             assert_int_equal(model.units[u].tensors[t].first, at);
             at += model.units[u].tensors[t].elems;
         }
@@ -496,7 +497,7 @@ static void initial_values_any_cut(void **state)
         gpt_init_range(&model, 43, u, 0, padded, cut);
         if (u != gpt_unit_ln_f(&model))
             assert_memory_not_equal(whole, cut, padded * sizeof(float));
-        gpt_init_range(&model, 42, u, padded, 7, cut); /* all of it padding */
+        gpt_init_range(&model, 42, u, padded, 7, cut); /* all of it is padding */
         for (int i = 0; i < 7; i++)
             assert_true(cut[i] == 0.0f);
         free(whole);
@@ -597,7 +598,7 @@ static void runs_refused(void **state)
     }
 }
 
-/* The planner counts the same units without this code. */
+/* The planner counts the same units with code of its own. */
 static void the_planner_agrees(void **state)
 {
     const struct gpt_shape shapes[] = {

@@ -1,10 +1,10 @@
 /*
- * test_kern.c - every operation of the model on every device that opens, against plain loops in
- * double: the emulated one always, CUDA's where there is one.
+ * test_kern.c - compares every operation of the model, on every device that opens, with plain loops
+ * in double. The emulated device always opens, CUDA's only where there is one.
  *
- * Arrays are drawn, rounded to their dtype, and handed to both. What is written has a guard behind
- * it, and is full of NaNs before, unless it is added to. Tolerances: sums of fp32 have a relative
- * error of some n * 2^-24 at most; what is rounded to bf16 one of 2^-8 besides, to fp16 2^-11.
+ * Arrays are random, rounded to their dtype, and given to both. Outputs are followed by a guard,
+ * and filled with NaNs first unless they are added to. Tolerances: sums of fp32 have a relative
+ * error of n * 2^-24 at most; rounding to bf16 adds 2^-8, to fp16 2^-11.
  */
 #include "tests/ztest.h"
 
@@ -27,7 +27,7 @@ enum type { F32 = GPT_DEV_F32, BF16 = GPT_DEV_BF16, F16 = GPT_DEV_FP16, F64, U32
 
 static const size_t type_bytes[] = { [F32] = 4, [BF16] = 2, [F16] = 2, [F64] = 8, [U32] = 4 };
 
-/* On the device, and its values on the host. */
+/* An array on the device, and its values on the host. */
 struct array {
     enum type type;
     size_t n;
@@ -53,7 +53,7 @@ static void kern_close(struct fixture *x)
     fixture_close(x);
 }
 
-/* Runs `run` on each device that there is. */
+/* Runs `run` on each device that opens. */
 static void on_each(void (*run)(struct fixture *x))
 {
     static const char *const names[] = { "emulated:64M", "emulated:64M:50", "cuda" };
@@ -108,7 +108,8 @@ static struct array array_take(struct fixture *x, enum type type, size_t n)
     return a;
 }
 
-/* Puts a->v on the device, and takes it back as its type has it; the guard behind it too. */
+/* Copies a->v, rounded to the array's type, to the device, with the guard; a->v gets the rounded
+ * values. */
 static void array_put(struct fixture *x, struct array *a)
 {
     size_t bytes = a->n * type_bytes[a->type];
@@ -135,7 +136,7 @@ static struct array array_drawn(struct fixture *x, enum type type, size_t n, dou
     return a;
 }
 
-/* Of what is written. */
+/* An array for output. */
 static struct array array_junk(struct fixture *x, enum type type, size_t n)
 {
     struct array a = array_take(x, type, n);
@@ -152,7 +153,7 @@ static void array_done(struct array *a)
     a->v = NULL;
 }
 
-/* The device has `want` where a is, to a relative error and an absolute one. */
+/* Checks that the device has `want` in a, to a relative and an absolute error. */
 static void array_check(struct fixture *x, const char *what, const struct array *a,
                         const double *want, double relative, double absolute)
 {
@@ -190,7 +191,7 @@ static void again(struct fixture *x)
     x->used = 0;
 }
 
-/* ---- shapes: rows that are fewer and more than a team's lanes, and than the pieces of a sum */
+/* ---- shapes: rows shorter and longer than a team's lanes, and than the pieces of a sum */
 
 static const struct shape {
     uint64_t rows, cols;
@@ -360,7 +361,7 @@ static void norm_on(struct fixture *x)
                                            .dtype = d,
                                            .norm_back = { in.dev, w.dev, mean.dev, rstd.dev, dy.dev,
                                                           dx.dev, s.rows, s.cols } });
-        /* A row of one element has no spread: rstd is 316 then, and errors are as large. */
+        /* A row of one element has no variance: rstd is 316 then, and errors are as large. */
         array_check(x, "norm's way back", &dx, want_dx, 1e-5, s.cols == 1 ? 1e-3 : 1e-5);
         gpt_dev_kernel(x->dev,
                        &(struct gpt_kern){ .op = GPT_KERN_COLS,
@@ -373,7 +374,7 @@ static void norm_on(struct fixture *x)
                                                    .cols_end = { part.dev, db.dev, s.cols } });
         array_check(x, "the gradient of a norm's weights", &dw, want_dw, 1e-5, 1e-4);
         array_check(x, "the gradient of a norm's biases", &db, want_db, 1e-5, 1e-5);
-        for (uint64_t j = 0; j < s.cols; j++) /* once more, without x */
+        for (uint64_t j = 0; j < s.cols; j++) /* again, without x */
             for (uint64_t r = 0; r < s.rows; r++)
                 want_db[j] += dy.v[r * s.cols + j];
         gpt_dev_kernel(
@@ -577,7 +578,7 @@ static const struct product {
     float alpha, beta;
     uint32_t gap;     /* elements between rows */
     bool interleaved; /* the batch's matrices are columns of one array */
-    uint32_t skew;    /* elements of the bias that are skipped */
+    uint32_t skew;    /* elements of the bias to skip */
 } products[] = {
     { "plain", 33, 20, 17, 1, false, false, false, 1, 0, 0, false, 0 },
     { "one element", 1, 1, 1, 1, false, false, false, 2, 0, 0, false, 0 },
@@ -595,7 +596,7 @@ static const struct product {
     { "a square, transposed, into heads", 32, 8, 32, 3, true, false, false, 1, 0, 0, true, 0 },
 };
 
-/* Rows next to each other (and a gap), matrices behind each other or side by side. */
+/* Rows are adjacent or have a gap; matrices follow each other or are interleaved. */
 static struct gpt_mat mat_of(const struct product *p, uint64_t rows, uint64_t cols, bool t)
 {
     bool heads = p->interleaved && rows != cols;
@@ -633,7 +634,7 @@ static void product_on(struct fixture *x, const struct product *p, enum type dty
     mm.a = a;
     mm.b = b;
     mm.d = d;
-    memcpy(want, vd.v, most * sizeof(*want)); /* what lies between is left alone */
+    memcpy(want, vd.v, most * sizeof(*want)); /* the gaps are left unchanged */
     for (uint64_t i = 0; i < p->batch; i++)
         for (uint64_t r = 0; r < p->m; r++)
             for (uint64_t c = 0; c < p->n; c++) {
@@ -646,7 +647,7 @@ static void product_on(struct fixture *x, const struct product *p, enum type dty
                       (p->bias ? bias.v[p->skew + c] : 0);
             }
     gpt_dev_matmul(x->dev, &mm);
-    /* Rounded twice where a kernel adds the bias. */
+    /* Two roundings if a kernel adds the bias. */
     array_check(x, p->name, &vd, want, 1e-5, p->skew && d_type != F32 ? 0x1p-6 : 1e-5);
     free(want);
     array_done(&va);
@@ -662,7 +663,7 @@ static void products_on(struct fixture *x)
         product_on(x, &products[i], F32, F32);
         product_on(x, &products[i], BF16, BF16);
         product_on(x, &products[i], F16, F16);
-        if (!products[i].bias) { /* biases are of the dtype */
+        if (!products[i].bias) { /* biases have the product's dtype */
             product_on(x, &products[i], BF16, F32);
             product_on(x, &products[i], F16, F32);
         }
@@ -684,9 +685,9 @@ ON_EACH(softmax)
 ON_EACH(loss)
 ON_EACH(products)
 
-/* ---- what is not right */
+/* ---- errors */
 
-/* A kernel that names memory of nobody: the device is lost, and says so from then on. */
+/* A kernel with an invalid address: the device is lost, and reports that from then on. */
 static void a_wrong_address_is_said(void **state)
 {
     struct fixture x;

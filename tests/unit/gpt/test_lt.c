@@ -1,6 +1,6 @@
 /*
- * test_lt.c - what lt.c makes of a product for cuBLASLt, against BLAS, on a cuBLASLt that does what
- * the documentation says, on the processor (fake_lt.c).
+ * test_lt.c - how lt.c describes products to cuBLASLt: compared with BLAS, with a fake cuBLASLt
+ * that works on the processor, by the documentation (fake_lt.c).
  */
 #include "tests/ztest.h"
 
@@ -70,7 +70,7 @@ static const struct row {
     struct gpt_mat a, b, d;
     bool bias;
     float alpha, beta;
-    uint32_t skip; /* elements at the front of all arrays: worse alignments */
+    uint32_t skip; /* elements at the start of all arrays, for worse alignments */
 } rows[] = {
     { "plain", 5, 7, 3, 1, { .ld = 3 }, { .ld = 7 }, { .ld = 7 }, false, 1, 0, 0 },
     { "bias", 5, 8, 4, 1, { .ld = 4 }, { .ld = 8 }, { .ld = 8 }, true, 1, 0, 0 },
@@ -190,7 +190,7 @@ static void products_are_blas(void **state)
 
         if (r->bias && dtype != d_dtype)
             continue;
-        for (int again = 0; again < 2; again++) { /* the second time by the plan that is kept */
+        for (int again = 0; again < 2; again++) { /* the second time with the kept plan */
             arrays_fill(want, &host);
             arrays_fill(got, &dev);
             assert_int_equal(gpt_matmul_host(&host), 0);
@@ -211,7 +211,7 @@ static void products_are_blas(void **state)
     free(got);
 }
 
-/* A bias of another dtype than its product's is what the library does not have. */
+/* The library does not support a bias of a dtype other than its product's. */
 static void what_there_is_not_is_said(void **state)
 {
     struct arrays *x = aligned_alloc(256, sizeof(*x));
@@ -229,7 +229,7 @@ static void what_there_is_not_is_said(void **state)
     assert_non_null(strstr(err.text, "not supported, says the test"));
     err = (struct zb_err){ 0 };
     mm = product(&rows[1], x, GPT_DEV_F32, GPT_DEV_F32);
-    assert_int_equal(gpt_lt_matmul(lt, &mm, workspace, (void *)1, &err), -EIO); /* its own word */
+    assert_int_equal(gpt_lt_matmul(lt, &mm, workspace, (void *)1, &err), -EIO); /* its own error */
     gpt_lt_close(lt);
     free(x);
 }

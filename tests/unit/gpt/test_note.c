@@ -43,7 +43,7 @@ static void only_this_run(void **state)
         if (!strstr(err.text, says[i]) || !strstr(err.text, "'j'"))
             fail_msg("%s: %s", says[i], err.text);
     }
-    for (size_t n = 0; n < bytes; n++) /* cut anywhere */
+    for (size_t n = 0; n < bytes; n++) /* truncated anywhere */
         assert_int_equal(gpt_note_check(note, n, &args, &data, 9, NULL), -EEXIST);
 }
 
@@ -59,7 +59,7 @@ static void what_may_change(void **state)
     args.lr = args.clip = args.weight_decay = 1;
     args.steps = 50;
     args.export = args.jsonl = "x";
-    data.files = 2; /* the same tokens, cut elsewhere */
+    data.files = 2; /* the same tokens, in other files */
     assert_int_equal(gpt_note_check(note, bytes, &args, &data, 9, NULL), 0);
 }
 

@@ -1,7 +1,7 @@
 /*
- * test_pass.c - the passes on a device against those on the processor: loss and every gradient, of
- * two micro-batches one after the other, on every device that opens. fp32 to rounding; bf16 to what
- * its roundings allow, with weights that are bf16 for both.
+ * test_pass.c - compares the passes on every device that opens with those on the processor: loss
+ * and every gradient, for two micro-batches in a row. fp32 to rounding; bf16 to the limit of its
+ * roundings, with bf16 weights for both.
  */
 #include "tests/ztest.h"
 
@@ -19,7 +19,7 @@
 
 #define UNITS_MAX 8
 
-/* A unit's weights and gradients: of the processor, and on the device. */
+/* A unit's weights and gradients, on the processor and on the device. */
 struct unit {
     float *weights, *grads, *got;
     struct zk_gpu_mem *mem;
@@ -51,9 +51,9 @@ static void units_new(struct fixture *x, const struct gpt *model, enum gpt_dtype
         t->got = calloc(n, 4);
         assert_true(half && t->weights && t->grads && t->got);
         gpt_init_range(model, 3, u, 0, n, t->weights);
-        for (uint64_t i = 0; i < n; i++) { /* wider, and no zeros */
+        for (uint64_t i = 0; i < n; i++) { /* larger, and no zeros */
             t->weights[i] = 2 * t->weights[i] + 0.01f * ((float)(i % 7) - 3);
-            t->grads[i] = 0.001f * (float)(i % 5); /* what is there is added to */
+            t->grads[i] = 0.001f * (float)(i % 5); /* existing gradients are added to */
             half[i] = dtype == GPT_DEV_FP16 ? gpt_elem_to_fp16(t->weights[i])
                                             : gpt_elem_to_bf16(t->weights[i]);
             if (dtype != GPT_DEV_F32)
@@ -153,8 +153,8 @@ static void grads_check(struct fixture *x, const char *name, const struct gpt *m
     }
 }
 
-/* In bf16: 2^-8 for each of 18 L + 2 roundings, as a root, and nothing off for averages; in fp16
- * 2^-11. */
+/* For bf16: 2^-8 for each of 18 L + 2 roundings, as a root of squares, with no reduction for
+ * averages; for fp16 2^-11. */
 static double bound_of(const struct gpt_shape *s, enum gpt_dtype_dev dtype)
 {
     return dtype == GPT_DEV_F32
@@ -162,7 +162,7 @@ static double bound_of(const struct gpt_shape *s, enum gpt_dtype_dev dtype)
                : (dtype == GPT_DEV_BF16 ? 0x1p-8 : 0x1p-11) * sqrt(18.0 * s->layers + 2);
 }
 
-/* Sequences of a setting; recompute as a device does it usually. */
+/* Sequences of a setting, with the usual recomputation of a device. */
 static struct gpt_hold hold_of(uint32_t sequences)
 {
     return (struct gpt_hold){ .sequences = sequences, .recompute = true };
@@ -187,7 +187,7 @@ static void passes_on(struct fixture *x, const struct setting *s, enum gpt_dtype
     if (gpt_dev_run_new(&dev, x->dev, &model, &hold, dtype, &err) != 0)
         fail_msg("%s, %s: %s", x->name, s->name, err.text);
     assert_true(gpt_dev_allocated(x->dev) >= gpt_dev_run_bytes(&model, &hold, dtype));
-    if (dtype == GPT_DEV_FP16) { /* gradients of both are those of 256 times the loss */
+    if (dtype == GPT_DEV_FP16) { /* the gradients of both are scaled by 256 */
         gpt_run_scale(host, 256);
         gpt_dev_run_scale(dev, 256);
     }
@@ -200,13 +200,14 @@ static void passes_on(struct fixture *x, const struct setting *s, enum gpt_dtype
         fail_msg("%s, %s: %s", x->name, s->name, err.text);
     if (!(fabs(got - want) <= bound * fabs(want)))
         fail_msg("%s, %s: the loss is %.9g, not %.9g", x->name, s->name, got, want);
-    /* Weights are wider here than a model's, and branches larger than the stream: 4 times that. */
+    /* Weights are larger here than in a model, and branches larger than the stream: 4 times
+     * that. */
     grads_check(x, s->name, &model, units, 4 * bound,
                 dtype == GPT_DEV_BF16   ? 1e-3
                 : dtype == GPT_DEV_FP16 ? 256 * 1e-4
                                         : 1e-6);
 
-    dev_micro(dev, &model, units, tokens, 0); /* a loss is told once */
+    dev_micro(dev, &model, units, tokens, 0); /* a loss is reported once */
     if (gpt_dev_loss(dev, &got, &err) != 0)
         fail_msg("%s, %s: %s", x->name, s->name, err.text);
     if (!(fabs(got - host_micro(host, &model, units, tokens)) <= bound * fabs(want)))
@@ -235,7 +236,7 @@ static void passes_are_the_processors(void **state)
     }
 }
 
-/* Passes of `micros` micro-batches, each pass of all of them before the next one. */
+/* Passes of `micros` micro-batches, each pass for all of them before the next pass. */
 static void dev_vertical(struct gpt_dev_run *run, const struct gpt *model, struct unit *units,
                          const struct setting *s, uint32_t micros, uint32_t *tokens)
 {
@@ -258,7 +259,7 @@ static void dev_vertical(struct gpt_dev_run *run, const struct gpt *model, struc
 #undef EACH
 }
 
-/* A slow link: each copy that leaves the device comes behind so many others of its bytes. */
+/* A slow link: each copy that leaves the device waits for this many other copies of its size. */
 static unsigned copies_ahead;
 
 void __real_gpt_dev_down_beside(struct gpt_dev *d, void *host, const void *dev, uint64_t bytes,
@@ -274,7 +275,7 @@ void __wrap_gpt_dev_down_beside(struct gpt_dev *d, void *host, const void *dev, 
         __real_gpt_dev_down_beside(d, host, dev, bytes, before, after);
 }
 
-/* What one way of going through micro-batches, and of keeping what is between, makes of them. */
+/* The results of one order of micro-batches and one way of keeping activations. */
 struct made {
     float *grads[UNITS_MAX];
     double loss;
@@ -333,7 +334,8 @@ static void made_by(const char *name, const struct setting *s, bool bf16, bool v
     fixture_close(&x);
 }
 
-/* Not a bit changes, but of the embedding's gradient, where another order adds otherwise. */
+/* No bit changes, except in the embedding's gradient, where another order of additions rounds
+ * differently. */
 static void what_is_kept_changes_nothing(void **state)
 {
     static const struct setting deep = { "deep, wide", { 5, 2, 16, 8, 40 }, 3 }, *s = &deep;
@@ -365,7 +367,7 @@ static void what_is_kept_changes_nothing(void **state)
                 assert_true(fake_stash.ahead > 5);
                 assert_true(fake_stash.taken - fake_stash.ahead <= 3); /* the first of each walk */
             }
-            if (kept == ALL) /* insides of every block, and what the head needs of its own */
+            if (kept == ALL) /* the insides of every block, and the head's own */
                 assert_true(other.bytes - base.bytes >=
                             (micros * layers - 1) * (n * c * (4 + 14 * e) + 16 * n));
         }
@@ -375,7 +377,7 @@ static void what_is_kept_changes_nothing(void **state)
     }
 }
 
-/* Copies are slower than passes: what a pass makes, it makes behind the copy of what was there. */
+/* Copies are slower than passes: a pass must not overwrite data before its copy has ended. */
 static void a_window_stays_until_it_is_copied(void **state)
 {
     static const struct setting deep = { "deep, a slow link", { 5, 1, 8, 4, 11 }, 1 };
@@ -400,7 +402,7 @@ static void a_window_stays_until_it_is_copied(void **state)
     }
 }
 
-/* Blocks that are not trained get no gradient, and no other one changes by that. */
+/* Frozen blocks get no gradient, and no other gradient changes. */
 static void frozen_blocks(void **state)
 {
     const struct setting s = { "frozen", { 3, 2, 16, 8, 40 }, 3 };
@@ -417,7 +419,7 @@ static void frozen_blocks(void **state)
         made_by("emulated:64M", &s, i & 1, false, i & 2 ? INPUTS : ALL, 2, &model, &upper);
         assert_true(all.loss == upper.loss);
         for (uint32_t u = 0; u < model.nunits; u++) {
-            const struct made *same = u == 1 || u == 2 ? &none : &all; /* as they began, or not */
+            const struct made *same = u == 1 || u == 2 ? &none : &all; /* frozen, or trained */
 
             assert_memory_equal(same->grads[u], upper.grads[u], model.units[u].elems * 4);
             if (u >= 1 && u <= 3)
@@ -430,7 +432,7 @@ static void frozen_blocks(void **state)
     }
 }
 
-/* Of a layer: its residual stream. */
+/* For each layer: its residual stream. */
 static void memory_grows_by_the_stream(void **state)
 {
     struct gpt_shape shape = { 2, 4, 64, 32, 100 };
@@ -477,7 +479,7 @@ static bool give_up(void *arg)
     return --*(int *)arg > 0;
 }
 
-/* A device that never gets there: whoever waits can give up. */
+/* A device that never finishes: a waiting thread can give up. */
 static void a_wait_can_be_given_up(void **state)
 {
     struct gpt_shape shape = { 1, 1, 8, 4, 10 };

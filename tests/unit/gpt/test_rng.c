@@ -39,7 +39,7 @@ static void streams_differ(void **state)
 
     (void)state;
     assert_int_equal(gpt_rng(0, "").stream, UINT64_C(0xcbf29ce484222325));
-    assert_int_equal(gpt_rng(0, "foobar").stream, UINT64_C(0x85944171f73967e8)); /* FNV-1a's own */
+    assert_int_equal(gpt_rng(0, "foobar").stream, UINT64_C(0x85944171f73967e8)); /* FNV-1a */
     gpt_rng_block(&a, 5, x);
     gpt_rng_block(&b, 5, y);
     gpt_rng_block(&c, 5, z);
@@ -61,7 +61,7 @@ static void below_is_uniform(void **state)
         assert_int_equal(gpt_rng_below(&rng, i, 1), 0);
     }
     for (int k = 0; k < 10; k++)
-        assert_in_range(times[k], 9600, 10400); /* 10000 with a deviation of 95 */
+        assert_in_range(times[k], 9600, 10400); /* 10000 with a standard deviation of 95 */
 }
 
 static void normal_moments(void **state)
@@ -86,7 +86,7 @@ static void normal_moments(void **state)
     assert_true(fabs(sum[2] / n - 1) < 5 * sqrt(2 / n));
     assert_true(fabs(sum[3] / n) < 5 * sqrt(15 / n));
     assert_true(fabs(sum[4] / n - 3) < 5 * sqrt(96 / n));
-    assert_true(fabs(sum[0] / n) < 5 / sqrt(n)); /* not correlated inside a block */
+    assert_true(fabs(sum[0] / n) < 5 / sqrt(n)); /* not correlated within a block */
 }
 
 int main(void)

@@ -185,7 +185,7 @@ static void length_table(void **state)
     assert_string_equal(error, "'nowhere': No such file or directory");
     assert_int_equal(zc_st_open(&f, folder_own(), NULL, 0), -EINVAL);
     assert_int_equal(zc_st_open(&f, folder_own(), error, 8),
-                     -EINVAL); /* the sentence is cut, with a 0 */
+                     -EINVAL); /* the error message is truncated, with a terminating 0 */
     assert_int_equal(strlen(error), 7);
     assert_null(f);
 }
@@ -203,7 +203,7 @@ static void looking_in(void **state)
     file_write("x", strlen(header), header, 11);
     assert_int_equal(zc_st_open(&f, "x", NULL, 0), 0);
     assert_int_equal(zc_st_count(f), 2);
-    assert_string_equal(zc_st_at(f, 0)->name, "a"); /* the order of the data */
+    assert_string_equal(zc_st_at(f, 0)->name, "a"); /* in order of the data */
     assert_string_equal(zc_st_at(f, 1)->name, "b");
     assert_null(zc_st_at(f, 2));
     assert_null(zc_st_find(f, "c"));
@@ -239,7 +239,7 @@ static void looking_in(void **state)
     zc_st_close(NULL);
     assert_string_equal(zc_st_dtype_name(ZC_ST_BF16), "BF16");
     assert_null(zc_st_dtype_name((enum zc_st_dtype)99));
-    for (int d = ZC_F32; d <= ZC_F16; d++) { /* those of parameters are not those of files */
+    for (int d = ZC_F32; d <= ZC_F16; d++) { /* values for parameters, not files */
         assert_null(zc_st_dtype_name((enum zc_st_dtype)d));
         assert_int_equal(zc_st_dtype_bytes((enum zc_st_dtype)d), 0);
     }
@@ -305,7 +305,7 @@ static void round_trip(void **state)
     }
 }
 
-/* Every half and every bf16 pattern becomes the float that it is. */
+/* Every fp16 and every bf16 pattern is converted to the float with its value. */
 static void conversions(void **state)
 {
     static const uint64_t dims[1] = { 65536 };
@@ -359,7 +359,7 @@ static float to_f32(enum zc_st_dtype dtype, uint16_t pattern)
     return f;
 }
 
-/** What f is rounded to; *ret_rc is the answer. */
+/** The rounded value of f; *ret_rc is the result code. */
 static uint16_t from_f32(enum zc_st_dtype dtype, float f, int *ret_rc)
 {
     uint16_t pattern = 0;
@@ -368,7 +368,8 @@ static uint16_t from_f32(enum zc_st_dtype dtype, float f, int *ret_rc)
     return pattern;
 }
 
-/* Every pattern comes back, and between two of them what is nearer wins, or the even one. */
+/* Every pattern is preserved; a value between two of them goes to the nearer one, or on a tie to
+ * the even one. */
 static void rounding(void **state)
 {
     static const enum zc_st_dtype dtypes[] = { ZC_ST_F16, ZC_ST_BF16 };
@@ -392,7 +393,7 @@ static void rounding(void **state)
             above = size + 1 == infinity ? ldexpf(1, dtypes[d] == ZC_ST_F16 ? 16 : 127)
                                          : fabsf(to_f32(dtypes[d], (uint16_t)(size + 1)));
             if (size + 1 == infinity && dtypes[d] == ZC_ST_BF16)
-                continue; /* 2^128 is no float */
+                continue; /* 2^128 is not a float */
             middle = copysignf((float)(((double)fabsf(f) + (double)above) / 2), f);
             if (size + 1 < infinity || i % 2 == 0) {
                 back = from_f32(dtypes[d], middle, &rc);
@@ -412,7 +413,7 @@ static void rounding(void **state)
     assert_int_equal(zc_st_to_f32(ZC_ST_I32, same, 3, got), -ENOTSUP);
 }
 
-/* ---- writing that fails leaves nothing, and what was there stays */
+/* ---- a failed write leaves nothing, and an existing file unchanged */
 
 static size_t files_beside(void)
 {
@@ -577,7 +578,7 @@ static void old_file_stays(void **state)
     zc_st_discard(NULL);
 }
 
-/* A name beside the file may be left over from a process that was killed. */
+/* A temporary file may be left over from a process that was killed. */
 static void left_over_name(void **state)
 {
     static const uint64_t dims[1] = { 1 };
@@ -595,7 +596,7 @@ static void left_over_name(void **state)
     assert_int_equal(unlink(name), 0);
 }
 
-/* ---- the format's own library */
+/* ---- the reference library */
 
 static void python_agrees(void **state)
 {

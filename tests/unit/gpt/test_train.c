@@ -83,7 +83,7 @@ static void train_well(const struct gpt_args *args)
     free(r.said);
 }
 
-/* Of a --jsonl file with n lines. */
+/* The losses in a --jsonl file of n lines. */
 static double *losses_read(const char *path, size_t n)
 {
     double *losses = calloc(n + 1, sizeof(*losses));
@@ -106,7 +106,7 @@ static double *losses_read(const char *path, size_t n)
     return losses;
 }
 
-/* Whether each line of a file has that. */
+/* Whether each line of a file contains `part`. */
 static bool lines_have(const char *path, const char *part)
 {
     FILE *f = fopen(path, "r");
@@ -156,7 +156,7 @@ static void it_learns(void **state)
     free(r.said);
     losses = losses_read("log", 150);
     assert_true(fabs(losses[0] - log(256)) < 0.1);
-    assert_true(losses[149] < 1.5); /* the letters alone have 3.1 nats */
+    assert_true(losses[149] < 1.5); /* the frequencies of letters alone give 3.1 nats */
     free(losses);
 }
 
@@ -189,7 +189,7 @@ static void one_object_per_step(void **state)
         assert_int_equal(json_integer_value(json_object_get(o, "step")), step);
         assert_true(json_number_value(json_object_get(o, "lr")) == 0.01);
         assert_true(json_number_value(json_object_get(o, "loss")) < 6); /* a mean over ranks */
-        /* Of this step alone; bytes of all ranks, and the mean of what they waited. */
+        /* For this step alone: bytes of all ranks, and the mean of their waiting times. */
         assert_true(json_number_value(json_object_get(o, "stall_s")) == 0.25);
         assert_int_equal(json_integer_value(json_object_get(o, "nvme_read_bytes")), 100);
         assert_int_equal(json_integer_value(json_object_get(o, "nvme_written_bytes")), 30);
@@ -225,7 +225,7 @@ static void not_finite_is_null(void **state)
     assert_non_null(strstr(line, "\"grad_norm\": null,"));
 }
 
-/* The same sequences, in other pieces. */
+/* The same sequences in other micro-batches. */
 static void micro_batches_agree(void **state)
 {
     struct gpt_args args = args_of(10);
@@ -246,7 +246,7 @@ static void micro_batches_agree(void **state)
     free(b);
 }
 
-/* Of a --jsonl file's first line. */
+/* A number in the first line of a --jsonl file. */
 static json_int_t integer_read(const char *path, const char *name)
 {
     FILE *f = fopen(path, "r");
@@ -262,7 +262,8 @@ static json_int_t integer_read(const char *path, const char *name)
     return value;
 }
 
-/* All micro-batches unit by unit: the same sequences, and every unit is fetched once for all. */
+/* All micro-batches unit by unit: the same sequences, and every unit is fetched once for all of
+ * them. */
 static void orders_agree(void **state)
 {
     static const uint32_t dtypes[] = { GPT_FP32, GPT_BF16 };
@@ -292,7 +293,8 @@ static void orders_agree(void **state)
     }
 }
 
-/* What is kept between the passes changes no bit, and is what the arithmetic says. */
+/* Keeping activations between the passes changes no bit, and takes the calculated number of
+ * bytes. */
 static void checkpoints_agree(void **state)
 {
     struct gpt_args args = args_of(5);
@@ -318,7 +320,7 @@ static void checkpoints_agree(void **state)
         inputs = integer_read("log", "activation_bytes");
         assert_memory_equal(a, b, 5 * sizeof(*a));
         files_same("all", "inputs", true);
-        /* the insides of all blocks but one; the four means are rounded up to 64 bytes each */
+        /* the insides of all blocks except one; each of the four means is rounded up to 64 bytes */
         assert_int_equal(all - inputs,
                          (micros * 3 - 1) * (4 * n * (15 * c + ht) + 4 * ((4 * n + 63) / 64 * 64)));
         free(b);
@@ -328,17 +330,16 @@ static void checkpoints_agree(void **state)
         b = losses_read("log", 5);
         assert_memory_equal(a, b, 5 * sizeof(*a));
         files_same("all", "inputs", true);
-        /* the streams, but for the slots */
+        /* the streams, except those in slots */
         assert_int_equal(inputs - integer_read("log", "activation_bytes"),
                          micros * 4 * 4 * n * c - (4 * 4 * n * c + 4095) / 4096 * 4096);
         assert_int_equal(fake_stash.entries, micros * 4);
         assert_int_equal(fake_stash.entry_bytes, 4 * n * c);
         assert_int_equal(fake_stash.opened, fake_stash.closed);
-        if (order == GPT_VERTICAL) { /* forward 3 blocks and the head, back 3; the first is not */
+        if (order == GPT_VERTICAL) { /* forward 3 blocks and the head, back 3; not the first */
             assert_int_equal(fake_stash.taken, 5 * 2 * 7);
             assert_int_equal(fake_stash.ahead, 5 * (2 * 7 - 1));
-        } else { /* two micro-steps; what the head takes stays; block 0, forward, is not announced
-                  */
+        } else { /* two micro-steps; the head's input stays; block 0, forward, is not announced */
             assert_int_equal(fake_stash.taken, 2 * 5 * 6);
             assert_int_equal(fake_stash.ahead, 2 * 5 * 5);
         }
@@ -356,13 +357,13 @@ static void export_and_init(void **state)
     (void)state;
     args.export = "trained";
     train_well(&args);
-    train_well(&args); /* over the old one */
+    train_well(&args); /* replaces the old file */
     args.steps = 0;
     args.export = "begin";
     train_well(&args);
     files_same("trained", "begin", false);
     args.init = "trained";
-    args.seed = 77; /* does not matter then */
+    args.seed = 77; /* irrelevant then */
     args.export = "again";
     train_well(&args);
     files_same("trained", "again", true);
@@ -373,7 +374,7 @@ static void export_and_init(void **state)
     zc_st_close(f);
 }
 
-/* Whether all tensors whose names begin so are the same in both files; there are some. */
+/* Whether all tensors with this prefix are the same in both files; there must be some. */
 static bool tensors_same(const char *a, const char *b, const char *prefix)
 {
     struct zc_st_file *f = NULL, *g = NULL;
@@ -401,7 +402,7 @@ static bool tensors_same(const char *a, const char *b, const char *prefix)
     return same;
 }
 
-/* The fake engine asserts that no gradient is asked for. */
+/* The fake engine asserts that their gradients are not requested. */
 static void frozen_blocks_stay(void **state)
 {
     static const char *const tensors[] = { "transformer.wte", "transformer.wpe", "transformer.h.0.",
@@ -464,7 +465,7 @@ static void bf16_computes_with_rounded_weights(void **state)
     free(rounded);
 }
 
-/* The fake engine asserts that no gradient overflows, and divides by what it said. */
+/* The fake engine asserts that no gradient overflows, and divides by the scale that it reported. */
 static void fp16_scales_its_loss(void **state)
 {
     struct gpt_args args = args_of(150);
@@ -483,10 +484,10 @@ static void fp16_scales_its_loss(void **state)
     train_well(&args);
     fixed = losses_read("log", 150);
     assert_true(rounded[0] != exact[0] && fabs(rounded[0] - exact[0]) < 1e-4);
-    for (size_t i = 0; i < 10; i++) /* before it is another way to the same end */
+    for (size_t i = 0; i < 10; i++) /* later, rounding leads to the same end along another path */
         assert_true(fabs(rounded[i] - exact[i]) < 1e-3 * exact[i]);
     assert_true(rounded[149] < 1.5);
-    assert_true(fixed[149] != rounded[149]); /* small gradients are rounded more */
+    assert_true(fixed[149] != rounded[149]); /* small gradients lose more to rounding */
     free(exact);
     free(rounded);
     free(fixed);
@@ -504,7 +505,7 @@ static void config_write(const char *text)
     assert_int_equal(fclose(f), 0);
 }
 
-/* Of words, as on the command line; the shape is that of args_of(). */
+/* Trains with these words of a command line; the shape is that of args_of(). */
 static struct result train_words(const char *more)
 {
     char line[1024], *words[64], *at = line;
@@ -530,9 +531,9 @@ static struct result train_words(const char *more)
 static const struct {
     const char *name, *file, *words;
     int rc;
-    const char *says; /* the sentence of a failure, or a part of what it said */
+    const char *says; /* the error message of a failure, or a part of the output */
     double lrs[6];
-    uint32_t micro_steps; /* 0: as it comes */
+    uint32_t micro_steps; /* 0: as it results */
     enum zc_zero_stage stage;
     double clip, decay;
 } configs[] = {
@@ -748,7 +749,7 @@ static void files_of_deepspeed(void **state)
     }
 }
 
-/* What no flag says is torch's. */
+/* Scalars without a flag have torch's defaults. */
 static void scalars_are_torchs(void **state)
 {
     (void)state;
@@ -854,7 +855,7 @@ static void a_resume_that_is_refused(void **state)
         fail_msg("%s", r.err.text);
     free(r.said);
     args.seed--;
-    fake.other_job = true; /* other units */
+    fake.other_job = true; /* another job's units */
     r = train(&args);
     fake.other_job = false;
     assert_int_equal(r.rc, -EEXIST);
@@ -955,7 +956,7 @@ static void every_failure_of_the_engine(void **state)
     assert_true(nth > 50);
 }
 
-/* The stash fails at its first make, its second ... */
+/* The stash fails at its first make, its second, and so on. */
 static void a_stash_that_fails(void **state)
 {
     struct gpt_args args = args_of(1);
@@ -1015,7 +1016,7 @@ static void refusals(void **state)
     }
 }
 
-/* ---- weights out of files */
+/* ---- weights from files */
 
 struct change {
     const char *name; /* of a tensor */
@@ -1025,8 +1026,9 @@ struct change {
     uint32_t ndims;
 };
 
-/* A file of this model's tensors, each element its number in the file, with one tensor changed;
- * short_names: without "transformer."; more: one tensor more, whose elements count from `at`. */
+/* Writes a file of this model's tensors with one tensor changed. Each element is its number in
+ * the file. short_names: without "transformer."; more: one more tensor, whose elements count
+ * from `at`. */
 static void file_make_more(const struct gpt *model, const char *path, const struct change *c,
                            bool short_names, const struct zc_st_tensor *more, float at)
 {
@@ -1131,13 +1133,13 @@ static void weights_table(void **state)
         int rc;
 
         if (rows[i / 2].change.rename && i % 2)
-            continue; /* another name is one in both forms */
+            continue; /* another name is the same in both forms */
         err = (struct zb_err){ 0 };
         file_make(&model, "w.st", &rows[i / 2].change, i % 2);
         rc = gpt_weights_open(&w, &model, "w.st", &err);
         if (rc != rows[i / 2].rc || (rc == 0) != (w != NULL) || !strstr(err.text, rows[i / 2].says))
             fail_msg("%s: %d '%s'", rows[i / 2].name, rc, err.text);
-        if (w) { /* the end of wte and all of wpe; then what is after it */
+        if (w) { /* the end of wte and all of wpe; then the unit after it */
             uint64_t behind = 20 + 3 * 4;
 
             assert_int_equal(gpt_weights_range(w, 0, 18, 14, got, &err), 0);
@@ -1154,19 +1156,19 @@ static void weights_table(void **state)
     gpt_done(&model);
 }
 
-/* What the model would leave out of a file is refused by name. */
+/* Tensors that the model does not use are refused by name. */
 static void weights_unused(void **state)
 {
     static const uint64_t matrix[] = { 5, 4 }, mask[] = { 1, 1, 3, 3 };
     static const struct {
         struct zc_st_tensor more;
-        float first; /* of its elements, which grow by 1 as those of the file do */
+        float first; /* of its first element; values grow by 1, as in the file */
         int rc;
         const char *says;
     } rows[] = {
         { { "h.0.attn.bias", ZC_ST_F32, 4, mask, 0 }, 7, 0, "" },
         { { "transformer.h.0.attn.masked_bias", ZC_ST_F32, 0, NULL, 0 }, 7, 0, "" },
-        { { "lm_head.weight", ZC_ST_F32, 2, matrix, 0 }, 0, 0, "" }, /* as wte is */
+        { { "lm_head.weight", ZC_ST_F32, 2, matrix, 0 }, 0, 0, "" }, /* the same as wte */
         { { "lm_head.weight", ZC_ST_F32, 2, matrix, 0 },
           1,
           -ENOTSUP,
@@ -1192,7 +1194,7 @@ static void weights_unused(void **state)
             fail_msg("%s from %g: %d '%s'", rows[i].more.name, (double)rows[i].first, rc, err.text);
         gpt_weights_close(w);
     }
-    two.layers = 2; /* a deeper file */
+    two.layers = 2; /* a deeper model */
     assert_int_equal(gpt_init(&larger, &two, &err), 0);
     file_make(&larger, "w.st", NULL, false);
     err = (struct zb_err){ 0 };

@@ -1,8 +1,8 @@
 /*
- * test_vec.c - the row functions against the same formulas in double.
+ * test_vec.c - compares the row functions with the same formulas in double.
  *
- * Tolerances: fp32 has 24 bits (6e-8); a result made of a few operations and a polynomial is held
- * to 2e-7 or 1e-6 of its natural scale, a gradient through a row of up to 257 elements to 1e-5.
+ * Tolerances: fp32 has 24 bits (6e-8). A result of a few operations and a polynomial may be off by
+ * 2e-7 or 1e-6 of its natural scale, a gradient through a row of up to 257 elements by 1e-5.
  */
 #include "tests/ztest.h"
 
@@ -114,7 +114,7 @@ static void elementwise_any_size(void **state)
         gpt_vec_gelu(x, y, n);
         for (size_t i = 0; i < n; i++) {
             gpt_vec_gelu(&x[i], &one, 1);
-            close_to("gelu", n, i, y[i], one, 0); /* the same bits in any place */
+            close_to("gelu", n, i, y[i], one, 0); /* the same bits at any position */
         }
         memcpy(y, dy, n * sizeof(*y));
         gpt_vec_gelu_back(x, y, y, n); /* in place */
@@ -147,7 +147,7 @@ static void layernorm(void **state)
 
         gpt_vec_layernorm(x, w, b, y, mean, rstd, 3, n);
         for (size_t i = 0; i < 3 * n; i++)
-            dx[i] = 1.0f; /* it adds */
+            dx[i] = 1.0f; /* the function adds */
         memset(dw, 0, sizeof(dw));
         memset(db, 0, sizeof(db));
         gpt_vec_layernorm_back(x, w, mean, rstd, dy, dx, dw, db, 3, n);
@@ -234,7 +234,7 @@ static void cross_entropy(void **state)
     }
 }
 
-/* Every pattern becomes the float that it is. */
+/* Every pattern is converted to the float with its value. */
 static void halves_widen(void **state)
 {
     static uint16_t half[65536];
@@ -255,7 +255,8 @@ static void halves_widen(void **state)
             fail_msg("%#x: %a, not %a", h, (double)got[h], (double)want);
         if (!isnan(want) && gpt_elem_to_fp16(want) != h)
             fail_msg("%#x comes back as %#x", h, gpt_elem_to_fp16(want));
-        /* Behind it: the middle goes to the even one, what is off it to the nearer. */
+        /* Between this and the next number: the middle goes to the even one, other values to the
+         * nearer one. */
         if (power < 31) {
             float next = h & 0x7fff ? ldexpf(1, power > 0 ? power - 25 : -24) : 0x1p-24f;
             float middle = want + (h >> 15 ? -next : next) / 2;

@@ -23,7 +23,7 @@ def cases(folder):
     with open(bad, "wb") as f:
         f.write(struct.pack("<256i", 1, *[0] * 255))
     nobody = os.path.join(folder, "nobody.sock")
-    return [  # flags, exit code, what standard output or error says
+    return [  # flags, exit code, a part of standard output or error
         (GOOD, 0, "loss"),
         ("--help", 0, "usage: zgpt"),
         ("--version", 0, "zgpt "),

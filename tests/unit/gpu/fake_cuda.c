@@ -1,6 +1,7 @@
 /*
- * fake_cuda.c - plugins in the place of CUDA's: one of this build, whose device opens and can do
- * nothing (plain), one of another build (FAKE_OTHER), and a library that is no plugin (FAKE_NONE).
+ * fake_cuda.c - plugins that replace CUDA's: one of this build, whose device opens but can do
+ * nothing (plain), one of another build (FAKE_OTHER), and a library that is not a plugin
+ * (FAKE_NONE).
  */
 #include <errno.h>
 #include <stdio.h>

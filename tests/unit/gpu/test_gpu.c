@@ -1,12 +1,12 @@
 /*
- * test_gpu.c - one suite for every GPU that opens: the emulated one always, CUDA's where there is
- * one. Order over streams and events, memory that other processes hold, limits, failures.
+ * test_gpu.c - one suite for every GPU that opens. The emulated one always opens, CUDA's only where
+ * there is one. Order on streams and events, memory that other processes hold, limits, failures.
  *
- * GATES. A stream is held back by a signal to an eventfd that is full: whoever writes it waits
- * until it is read. So what "not yet" looks like is tested without a clock.
+ * GATES. A stream is blocked by a signal to a full eventfd: the write waits until the eventfd is
+ * read. So "not yet" is tested without a clock.
  *
- * OTHER PROCESSES are this program, started again (main): they open the device themselves and do
- * what single letters over a socket tell them.
+ * OTHER PROCESSES are this program, started again (main). They open the device themselves and
+ * follow commands, single letters sent over a socket.
  */
 #include "tests/ztest.h"
 
@@ -27,7 +27,7 @@
 #include "tests/send_fds.h"
 #include "tests/unit/kernels/works.h"
 
-#define SIZE         (2u * 1024 * 1024) /* the granularity of all that we know */
+#define SIZE         (2u * 1024 * 1024) /* the granularity of all known devices */
 #define SHARE_HOLDER 4711u
 
 struct fixture {
@@ -46,7 +46,7 @@ struct fixture {
             fail_msg("%s: %s is %d: %s", (x)->name, #call, good_rc, (x)->err.text); \
     } while (0)
 
-/* false: there is no such GPU here, and it says so. */
+/* false: there is no such GPU here; a message says so. */
 static bool fixture_open(struct fixture *x, const char *name, uint64_t limit)
 {
     int rc;
@@ -78,7 +78,7 @@ static void fixture_close(struct fixture *x)
 
 static const char *const devices[] = { "emulated:64M", "emulated:64M:200", "cuda" };
 
-/* Runs `run` on each that there is. */
+/* Runs `run` on each GPU that opens. */
 static void on_each(void (*run)(struct fixture *x))
 {
     struct fixture x;
@@ -118,7 +118,7 @@ static void gate_open(struct fixture *x, struct zk_gpu_stream *s, int fd)
     assert_int_equal(close(fd), 0);
 }
 
-/* Of all that the stream was given: 0 done, -EAGAIN not yet. */
+/* Whether all work of the stream is done: 0; -EAGAIN: not yet. */
 static int stream_query(struct fixture *x, struct zk_gpu *g, struct zk_gpu_stream *s)
 {
     struct zk_gpu_event *e = NULL;
@@ -160,7 +160,7 @@ static void names(void **state)
         { "emulated:64M:1K", -EINVAL, "1K" },
         { "cuda:4096", -ENODEV, "no GPU: " },
         { "cuda:-1", -EINVAL, "cuda:-1" },
-        { "cuda:", -EINVAL, "unknown GPU" }, /* no device and no driver is asked about that */
+        { "cuda:", -EINVAL, "unknown GPU" }, /* refused without asking a device or driver */
     };
 
     (void)state;
@@ -168,7 +168,7 @@ static void names(void **state)
         struct zb_err err = { 0 };
         struct zk_gpu *g = NULL;
         int rc = zk_gpu_open(rows[i].name, 0, &g, &err);
-        bool without = strncmp(rows[i].name, "cuda:-", 6) == 0 && rc == -ENODEV; /* of CUDA */
+        bool without = strncmp(rows[i].name, "cuda:-", 6) == 0 && rc == -ENODEV; /* without CUDA */
 
         if (g || (rc != rows[i].rc && !without) ||
             !strstr(err.text, without ? "no GPU: " : rows[i].says))
@@ -197,7 +197,7 @@ static void copies(struct fixture *x)
     zk_gpu_free(m);
 }
 
-/* The kernel itself cannot read there for us, nor write. */
+/* The kernel cannot read or write device memory for us either. */
 static void host_cannot_touch(struct fixture *x)
 {
     struct zk_gpu_mem *m = alloc(x, SIZE);
@@ -211,7 +211,7 @@ static void host_cannot_touch(struct fixture *x)
     zk_gpu_free(m);
 }
 
-/* What a call asks for happens later, with the bytes that are there then. */
+/* The work of a call is done later, with the bytes that are there at that time. */
 static void works_run_late(struct fixture *x)
 {
     struct zk_gpu_mem *m = alloc(x, SIZE);
@@ -226,7 +226,7 @@ static void works_run_late(struct fixture *x)
     good(x, zk_gpu_copy(x->a, ZK_GPU_TO_DEVICE, zk_gpu_addr(m), x->host + 4096, 100, &x->err));
     good(x, zk_gpu_copy(x->a, ZK_GPU_TO_HOST, x->host + 8192, zk_gpu_addr(m), 100, &x->err));
     assert_true(host[0] == 5 && host[8192] == 5);
-    host[4096] = 6; /* it is the copy's, and we do what we may not: a driver may have read it */
+    host[4096] = 6; /* an invalid write: the copy may be reading it, or has read it */
     assert_int_equal(stream_query(x, x->gpu, x->a), -EAGAIN);
     assert_int_equal(x->err.code, 0);
     gate_open(x, x->a, fd);
@@ -244,7 +244,7 @@ static void events_order_streams(struct fixture *x)
 
     good(x, zk_gpu_event_new(x->gpu, &e, &x->err));
     good(x, zk_gpu_event_new(x->gpu, &never, &x->err));
-    good(x, zk_gpu_event_query(e, &x->err)); /* never recorded: reached */
+    good(x, zk_gpu_event_query(e, &x->err)); /* never recorded: counts as reached */
     good(x, zk_gpu_fill(x->b, zk_gpu_addr(m), 1, 100, &x->err));
     good(x, zk_gpu_stream_sync(x->b, &x->err));
     fd = gate_close(x, x->a);
@@ -252,13 +252,13 @@ static void events_order_streams(struct fixture *x)
     good(x, zk_gpu_event_record(e, x->a, &x->err));
     good(x, zk_gpu_event_wait(never, x->b, &x->err));
     good(x, zk_gpu_copy(x->b, ZK_GPU_TO_HOST, x->host, zk_gpu_addr(m), 100, &x->err));
-    good(x, zk_gpu_stream_sync(x->b, &x->err)); /* b runs while a stands */
+    good(x, zk_gpu_stream_sync(x->b, &x->err)); /* b runs while a is blocked */
     assert_true(all_are(x->host, 1, 100));
     good(x, zk_gpu_event_wait(e, x->b, &x->err));
     good(x, zk_gpu_copy(x->b, ZK_GPU_TO_HOST, x->host, zk_gpu_addr(m), 100, &x->err));
     assert_int_equal(zk_gpu_event_query(e, &x->err), -EAGAIN);
     assert_int_equal(stream_query(x, x->gpu, x->b), -EAGAIN);
-    zk_gpu_event_free(e); /* b waits all the same */
+    zk_gpu_event_free(e); /* b waits nevertheless */
     gate_open(x, x->a, fd);
     good(x, zk_gpu_stream_sync(x->b, &x->err));
     assert_true(all_are(x->host, 2, 100));
@@ -266,7 +266,7 @@ static void events_order_streams(struct fixture *x)
     zk_gpu_free(m);
 }
 
-/* Who waits for a record is not held up by a later one. */
+/* Waiting for a record is not delayed by a later record. */
 static void later_records_hold_up_nobody(struct fixture *x)
 {
     struct zk_gpu_event *e = NULL;
@@ -422,7 +422,7 @@ static void pins(struct fixture *x)
     good(x, zk_gpu_unpin(x->gpu, more, &x->err));
     assert_int_equal(usage(x).pinned_bytes, SIZE);
 
-    /* What is mapped for reading only: by drivers that know it, and said to be so. */
+    /* Memory that is mapped read-only, on drivers that support it, and declared as such. */
     assert_int_equal(mprotect(more, SIZE, PROT_READ), 0);
     if (strncmp(x->name, "emulated", 8) == 0)
         assert_int_equal(zk_gpu_pin(x->gpu, more, SIZE, false, NULL), -EINVAL);
@@ -436,7 +436,7 @@ static void pins(struct fixture *x)
     assert_int_equal(munmap(more, SIZE), 0);
 }
 
-/* More than it pins: nothing of the call is pinned, and what was stays. */
+/* More than the device can pin: nothing of the call is pinned, and earlier pins stay. */
 static void pins_that_are_too_much(void **state)
 {
     struct fixture x;
@@ -444,7 +444,7 @@ static void pins_that_are_too_much(void **state)
         mmap(NULL, 2 * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     (void)state;
-    assert_true(fixture_open(&x, "emulated:64M:::4K:4M", 0)); /* which pins 2 MiB of them */
+    assert_true(fixture_open(&x, "emulated:64M:::4K:4M", 0)); /* this one pins 2 MiB at most */
     assert_int_equal(zk_gpu_pin(x.gpu, more, 2 * SIZE, false, &x.err), -ENOMEM);
     assert_non_null(strstr(x.err.text, "pins no more"));
     assert_int_equal(zk_gpu_pinned_bytes(x.gpu), SIZE);
@@ -505,7 +505,7 @@ static struct other other_start(const char *device)
     return o;
 }
 
-/* The byte that it answers with. */
+/* Sends a command; returns the byte that it answers with. */
 static int other_do(struct other *o, char what)
 {
     unsigned char answer = 0;
@@ -522,7 +522,7 @@ static void other_kill(struct other *o)
     assert_int_equal(close(o->sock), 0);
 }
 
-/* The first byte of memory. */
+/* The first byte of the memory. */
 static unsigned char peek(struct fixture *x, struct zk_gpu_mem *m)
 {
     good(x, zk_gpu_copy(x->a, ZK_GPU_TO_HOST, x->host, zk_gpu_addr(m), 1, &x->err));
@@ -536,8 +536,8 @@ static void poke(struct fixture *x, struct zk_gpu_mem *m, uint8_t byte)
     good(x, zk_gpu_stream_sync(x->a, &x->err));
 }
 
-/* i, I: import what comes, I for reading only. p: its first byte. w: make it all 9. e: allocate,
- * all 5, and share. d: let go. */
+/* i, I: import the memory that comes, I: read-only. p: return its first byte. w: fill it with 9. e:
+ * allocate, fill with 5, and share. d: release. */
 static int other_main(const char *device, int sock)
 {
     struct fixture x;
@@ -606,8 +606,8 @@ static void on_stranded(void *arg, const struct zk_gpu_strand *strand)
         assert_int_equal(strand->holders[i], SHARE_HOLDER);
 }
 
-/* Both see one memory; it lives until the last lets go, of itself or killed, and it is known who
- * holds it. */
+/* Both processes see the same memory. It lives until the last one releases it, or is killed, and
+ * the holders are known. */
 static void stranded_memory(struct fixture *x)
 {
     struct other one = other_start(x->name), two = other_start(x->name);
@@ -626,7 +626,7 @@ static void stranded_memory(struct fixture *x)
 
     zk_gpu_free(m);
     assert_true(usage(x).owned_bytes == 0 && usage(x).stranded_bytes == SIZE);
-    assert_int_equal(other_do(&two, 'p'), 9); /* it lives on */
+    assert_int_equal(other_do(&two, 'p'), 9); /* the memory lives on */
     zk_gpu_stranded(x->gpu, on_stranded, &seen);
     assert_true(seen.calls == 1 && seen.holders == 2 && seen.tag == 7 && seen.len_bytes == SIZE);
     assert_int_equal(zk_gpu_alloc(x->gpu, zk_gpu_info(x->gpu)->limit_bytes, 0, &more, &err),
@@ -642,7 +642,7 @@ static void stranded_memory(struct fixture *x)
     other_kill(&one);
 }
 
-/* What an exporter leaves behind when it is killed stays whole for who imported it. */
+/* Memory of an exporter that is killed stays valid for its importers. */
 static void killed_exporter(struct fixture *x)
 {
     struct other o = other_start(x->name);
@@ -655,7 +655,7 @@ static void killed_exporter(struct fixture *x)
     assert_int_equal(read(o.sock, &answer, 1), 1);
     good(x, zk_gpu_import(x->gpu, &share, true, &m, &x->err));
     zk_gpu_share_close(&share);
-    assert_int_equal(zk_gpu_share(m, SHARE_HOLDER, &share, NULL), -EINVAL); /* not ours */
+    assert_int_equal(zk_gpu_share(m, SHARE_HOLDER, &share, NULL), -EINVAL); /* not exported by us */
     other_kill(&o);
     assert_int_equal(peek(x, m), 5);
     poke(x, m, 6);
@@ -688,7 +688,7 @@ static void bad_imports(struct fixture *x)
 
 /* ---- failures */
 
-/* Everything that a small job does; stops at the first that fails. */
+/* Everything that a small job does; stops at the first failure. */
 static int small_job(struct fixture *x)
 {
     struct zk_gpu_mem *m[2] = { NULL };
@@ -716,8 +716,8 @@ static int small_job(struct fixture *x)
     return rc;
 }
 
-/* The device fails at the first thing that it is asked for, then at the second, until it does not.
- * Nothing hangs, all is given back. */
+/* The device fails at its first operation, then at its second, and so on until none fails. Nothing
+ * hangs, and everything is freed. */
 static void fails_at_everything(void **state)
 {
     unsigned n = 0;
@@ -736,7 +736,7 @@ static void fails_at_everything(void **state)
         assert_true(rc == (n < 2 ? -ENOSPC : n < 6 ? -EIO : 0));
         assert_true(rc == 0 || strstr(x.err.text, "as it was asked to"));
         assert_true(all_are(x.host + 256, n <= 4 ? 2 : 1, 256));
-        if (rc == -EIO) { /* for good */
+        if (rc == -EIO) { /* a permanent failure */
             struct zk_gpu_mem *m = NULL;
 
             assert_int_equal(zk_gpu_alloc(x.gpu, SIZE, 0, &m, NULL), -EIO);
@@ -749,7 +749,7 @@ static void fails_at_everything(void **state)
     assert_int_equal(n, 7);
 }
 
-/* On a real one this is as fatal, and would take the context of this process with it. */
+/* On a real device this is equally fatal, and would destroy the context of this process. */
 static void wrong_addresses_lose_the_device(void **state)
 {
     enum { HOST, BEHIND, ACROSS, READ_ONLY, ROWS };
@@ -781,7 +781,7 @@ static void wrong_addresses_lose_the_device(void **state)
     }
 }
 
-/* A lost device leaves nobody waiting. */
+/* Nothing waits for a lost device. */
 static void lost_device_wakes_everyone(void **state)
 {
     struct fixture x;
@@ -804,7 +804,7 @@ static void lost_device_wakes_everyone(void **state)
     fixture_close(&x);
 }
 
-/* ---- a device of somebody else's, and works that are functions (gpu_own.h) */
+/* ---- a device that somebody else owns, and works that are functions (gpu_own.h) */
 
 struct add {
     unsigned char *at;
@@ -845,7 +845,7 @@ static void adopted(struct fixture *x)
          zk_gpu_fill(x->a, zk_gpu_addr(m), 5, SIZE, &x->err)); /* by the owner, then by the other */
     rc = add_call(x, s, add, 1);
     assert_int_equal(rc, functions ? 0 : -ENOTSUP);
-    add.by = 100; /* it was copied */
+    add.by = 100; /* the call has made a copy */
     good(x, zk_gpu_copy(s, ZK_GPU_WITHIN, zk_gpu_addr(own), zk_gpu_addr(m), SIZE, &x->err));
     good(x, zk_gpu_copy(s, ZK_GPU_TO_HOST, x->host, zk_gpu_addr(own), SIZE, &x->err));
     assert_int_equal(stream_query(x, g, s), -EAGAIN);
@@ -854,7 +854,7 @@ static void adopted(struct fixture *x)
     assert_true(all_are(x->host + 1, 5, SIZE - 1));
     zk_gpu_free(own);
     zk_gpu_disown(g, s);
-    good(x, zk_gpu_stream_sync(x->a, &x->err)); /* it is still the owner's */
+    good(x, zk_gpu_stream_sync(x->a, &x->err)); /* the owner can still use it */
     zk_gpu_free(m);
 }
 

@@ -1,6 +1,6 @@
 /*
- * test_plugin.c - CUDA's plugin, where it is missing, of another build, or broken; and one that is
- * found. None of them needs CUDA: they are fakes.
+ * test_plugin.c - CUDA's plugin when it is missing, of another build, or broken; and one that
+ * works. None of them needs CUDA: they are fakes.
  */
 #include "tests/ztest.h"
 
@@ -62,7 +62,7 @@ static void one_of_this_build(void **state)
     zk_gpu_close(g);
 }
 
-/* CUDA's own, where this build has it: whatever the machine lacks, it is not the plugin. */
+/* CUDA's own plugin, if this build has it: whatever the machine lacks, the plugin is found. */
 static void the_real_one(void **state)
 {
     struct zb_err err = { 0 };
@@ -81,7 +81,7 @@ static void the_real_one(void **state)
     zk_gpu_close(g);
 }
 
-/* It needs no plugin, and asks for none. */
+/* The emulated GPU needs no plugin, and looks for none. */
 static void the_emulated_one(void **state)
 {
     struct zb_err err = { 0 };

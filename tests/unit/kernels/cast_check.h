@@ -1,10 +1,11 @@
 /*
- * cast_check.h - rounding to bf16 and fp16 as arithmetic defines it, and the check of all
- * implementations on a list of fp32 patterns.
+ * cast_check.h - rounding to bf16 and fp16 by definition, and a check of all implementations on a
+ * list of fp32 patterns.
  *
- * The definition uses no bit tricks: the two neighbours of a value among the 16-bit numbers, the
- * distance to each (exact in double), and what a tie does. Beyond the largest finite bf16 the next
- * number of the same spacing, 2^128, stands for infinity, as IEEE 754 has it.
+ * The definition uses no bit tricks: it finds the two neighbours of a value among the 16-bit
+ * numbers and the distance to each (exact in double), and applies the rule for ties. Beyond the
+ * largest finite bf16, the next number of the same spacing, 2^128, stands for infinity, as in IEEE
+ * 754.
  */
 #ifndef ZTEST_KERNELS_CAST_CHECK_H
 #define ZTEST_KERNELS_CAST_CHECK_H
@@ -52,7 +53,7 @@ static inline double cast_magnitude_f16(uint16_t h)
     return ldexp(1024 + fraction, (int)exponent - 15 - 10);
 }
 
-/* The nearest fp16, ties to even: the neighbours by bisection. */
+/* The nearest fp16, ties to even; bisection finds the neighbours. */
 static inline uint16_t cast_to_f16(uint32_t bits)
 {
     uint16_t below = 0, above = 0x7c00, sign = bits >> 16 & 0x8000;
@@ -77,7 +78,7 @@ static inline uint16_t cast_to_f16(uint32_t bits)
 
 #define CAST_N ZB_BLOCK_ELEMS
 
-/** Holds every implementation to the definitions on `n` patterns, at most CAST_N. */
+/** Compares every implementation with the definitions on `n` patterns, at most CAST_N. */
 static inline void cast_check(const uint32_t *patterns, size_t n)
 {
     static float from[CAST_N], merged[CAST_N];

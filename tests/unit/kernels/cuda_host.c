@@ -1,9 +1,9 @@
 /*
- * cuda_host.c - the kernels for GPUs, run on the processor (kernels/cuda/host.c), as one more
- * implementation of zk.h: so that every test of the kernels is one of theirs, too.
+ * cuda_host.c - the kernels for GPUs, run on the processor (kernels/cuda/host.c), as another
+ * implementation of zk.h, so that every test of the kernels tests them, too.
  *
- * A step is one of a page here: arrays of any length are copied into whole blocks, of which one
- * segment covers what was asked for. Test programs have one thread.
+ * A step is that of a page: arrays of any length are copied into whole blocks, of which one segment
+ * covers the requested elements. Test programs have one thread.
  */
 #include "tests/ztest.h"
 
@@ -16,12 +16,12 @@
 
 #define BLOCKS 3
 #define ELEMS  (BLOCKS * ZB_BLOCK_ELEMS)
-#define AT     37 /* where a segment begins: at no bound of a quad */
+#define AT     37 /* start of the segment, not at a quad's bound */
 
 static _Alignas(64) unsigned char param[ELEMS * 4], state[ELEMS * 12], grad[ELEMS * 4];
 
-/* Elements [AT, AT + n) of a plane of `bytes` each, in blocks of block_bytes, and an array: there
- * or back. */
+/* Copies elements [AT, AT + n) between a plane with elements of `bytes` in blocks of block_bytes,
+ * and an array, in either direction. */
 static void plane_copy(unsigned char *plane, uint32_t block_bytes, size_t bytes, void *array,
                        size_t n, bool back)
 {
@@ -182,7 +182,7 @@ static void decode_q8(const uint8_t *code, const float *scale, float *to, bool i
                                                        .is_signed = is_signed });
 }
 
-/* Its int8 lies by block, codes and scales. */
+/* int8 data has codes and scales in each block. */
 struct q8_block {
     int8_t codes[ZB_BLOCK_ELEMS];
     float scales[ZB_BLOCK_ELEMS / ZB_Q8_GROUP];
@@ -230,7 +230,7 @@ static double sumsq(const float *x, size_t n, uint64_t *nonfinite)
     return norm.sum;
 }
 
-/* A block of gradients, of which the elements behind n are zeros: they change no sum of squares. */
+/* A block of gradients; elements after n are zeros, which change no sum of squares. */
 static double set(void *to, const void *from, enum zb_dtype dtype, size_t n, uint64_t *nonfinite)
 {
     static _Alignas(64) unsigned char block[ZB_BLOCK_ELEMS * 4];

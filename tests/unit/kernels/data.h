@@ -1,5 +1,5 @@
 /*
- * data.h - values that kernels are tried on, and the walk over implementations.
+ * data.h - test values for kernels, and iteration over implementations.
  */
 #ifndef ZTEST_KERNELS_DATA_H
 #define ZTEST_KERNELS_DATA_H
@@ -33,7 +33,7 @@ static inline bool data_is_nan(uint32_t bits)
 }
 
 /* Zeros, denormals, infinities, NaNs of every kind, and the ties of both roundings to bf16 with
- * their neighbours: also at exponents' ends, where rounding carries into the exponent. */
+ * their neighbours, also at the ends of exponents, where rounding carries into the exponent. */
 static const uint32_t data_special[] = {
     0x00000000, 0x00000001, 0x00007fff, 0x00008000, 0x00008001, 0x00018000, 0x007f8000, 0x007fffff,
     0x00800000, 0x3f7f7fff, 0x3f7f8000, 0x3f7fffff, 0x3f800000, 0x3f800001, 0x3f807fff, 0x3f808000,
@@ -59,14 +59,14 @@ static inline float data_draw_range(uint64_t *seed, int low, int high)
 }
 
 #ifdef ZTEST_CUDA_HOST
-/* The kernels for GPUs, on the processor: cuda_host.c. The last of all. */
+/* The kernels for GPUs, compiled for the processor: cuda_host.c. The last implementation. */
 extern const struct zk_ops ztest_cuda_host;
 #define DATA_LAST (&ztest_cuda_host)
 #else
 #define DATA_LAST NULL
 #endif
 
-/** The implementation after `ops` (NULL: the first) that this processor runs, or NULL. */
+/** The next implementation after `ops` (NULL: the first) that runs on this processor, or NULL. */
 static inline const struct zk_ops *data_next_ops(const struct zk_ops *ops)
 {
     size_t count, i = 0;

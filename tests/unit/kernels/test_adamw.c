@@ -1,7 +1,7 @@
 /*
- * test_adamw.c - AdamW in every implementation against three independent statements of it: exact
- * arithmetic (golden_adamw.inc), the textbook's formula in double within a derived bound, and the
- * split form against the plain one.
+ * test_adamw.c - compares AdamW in every implementation with three independent statements of it:
+ * exact arithmetic (golden_adamw.inc), the textbook's formula in double within a derived bound, and
+ * the split form with the plain one.
  */
 #include "tests/ztest.h"
 
@@ -11,7 +11,7 @@
 
 #define N ZB_BLOCK_ELEMS
 
-/* Rows made in exact arithmetic. */
+/* Rows made with exact arithmetic. */
 struct golden_params {
     double lr_beta1_beta2_eps_decay_scale[6];
     uint64_t t;
@@ -85,8 +85,7 @@ static void golden_bits(void **state)
     }
 }
 
-/* An element's planes, and what one step in double makes of them, with what the floats may be off
- * by. */
+/* An element's planes after one step in double, and how far the floats may be off. */
 struct element {
     double p, m, v;
 };
@@ -94,9 +93,8 @@ struct element {
 /*
  * THE BOUND. u = 2^-24 bounds the relative error of one rounding to float, `tiny` = 2^-149 its
  * absolute error where the result is a denormal. Each scalar of struct zk_scalars is off by u.
- * First order terms; second-order ones are below a thousandth of them, and the factor at the end
- * stands for those and for double's own roundings. E(x) is the error of x, x' the value after the
- * step:
+ * These are first-order terms. Second-order ones are below a thousandth of them; the factor at the
+ * end covers those and double's own roundings. E(x) is the error of x, x' the value after the step:
  *
  *   g = grad scale             E(g) = 2u |g| + tiny                           scale, product
  *   m' = m + a (g - m)         E(m) = a (E(g) + 2u |g - m|) + u |m'| + tiny   difference, a; fma
@@ -104,9 +102,9 @@ struct element {
  *                              and the fma; all terms are positive. Underflow of the products adds
  *                              tiny (4 |g| + 2)
  *   d = sqrt(v') r + eps       relative 6.5u: 3.5u through the root, the root, r, the fma;
- * underflow adds sqrt(tiny (4 |g| + 2)) r, far below eps q = m' / d                 E(q) = E(m) / d
- * + |q| (E(d) / d + u) + tiny p' = p w - z q             E(p) = 2u |p w| + z (E(q) + u |q|) + u
- * |p'| + 2 tiny
+ *                              underflow adds sqrt(tiny (4 |g| + 2)) r, far below eps
+ *   q = m' / d                 E(q) = E(m) / d + |q| (E(d) / d + u) + tiny
+ *   p' = p w - z q             E(p) = 2u |p w| + z (E(q) + u |q|) + u |p'| + 2 tiny
  */
 static void step_in_double(const struct zk_params *k, double t, double grad, struct element *x,
                            struct element *ret_bound)
@@ -131,7 +129,7 @@ static void step_in_double(const struct zk_params *k, double t, double grad, str
     *x = (struct element){ p, m, v };
 }
 
-/* Draws from [low, high] so that every power of ten is equally likely. */
+/* Draws from [low, high] such that every power of ten is equally likely. */
 static double draw_log(uint64_t *seed, double low, double high)
 {
     return low * pow(high / low, (double)(ztest_random(seed) >> 11) * 0x1p-53);
@@ -142,8 +140,8 @@ static double worst(double error, double bound, double so_far)
     return fmax(so_far, error / bound);
 }
 
-/* Steps of trainings that could be. Within the bound everywhere; and near it somewhere, so that the
- * bound says something. */
+/* Steps of plausible trainings. They must be within the bound everywhere, and near it somewhere, so
+ * that the bound is meaningful. */
 static void textbook_in_double(void **state)
 {
     static float p[N], m[N], v[N], grad[N];
@@ -228,7 +226,7 @@ static void split_form_is_plain_form(void **state)
     }
 }
 
-/* A NaN gradient poisons its element alone. */
+/* A NaN gradient affects only its own element. */
 static void nan_stays_where_it_is(void **state)
 {
     const struct zk_params k = {

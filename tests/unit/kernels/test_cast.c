@@ -1,12 +1,12 @@
 /*
- * test_cast.c - the casts and the split master against their definitions (cast_check.h), on a
- * sample of all patterns that has every tie in it. test_cast_all.c takes all of them.
+ * test_cast.c - compares the casts and the split master with their definitions (cast_check.h), on a
+ * sample of all patterns that contains every tie. test_cast_all.c checks all patterns.
  */
 #include "tests/ztest.h"
 
 #include "tests/unit/kernels/cast_check.h"
 
-/* A prime, so that all exponents, signs and low halves come up. */
+/* A prime, so that all exponents, signs and low halves occur. */
 static void every_65521st_pattern(void **state)
 {
     static uint32_t patterns[CAST_N];
@@ -23,8 +23,8 @@ static void every_65521st_pattern(void **state)
     cast_check(patterns, n);
 }
 
-/* For every high half: the exact bf16, its neighbours and the tie with its neighbours. That is also
- * the neighbourhood of every exponent's ends, of the denormals, of infinity and of the NaNs. */
+/* For every high half: the exact bf16, its neighbours, and the tie with the next. This includes
+ * both ends of every exponent, of the denormals, of infinity and of the NaNs. */
 static void every_tie(void **state)
 {
     static const uint16_t low[] = {
@@ -45,7 +45,7 @@ static void every_tie(void **state)
     assert_int_equal(n, 0);
 }
 
-/* For every fp16: itself, its neighbours and the tie with the next, and those of the tie. */
+/* For every fp16: itself, its neighbours, the tie with the next, and the neighbours of the tie. */
 static void every_tie_of_fp16(void **state)
 {
     static const uint32_t steps[] = { 0x0000, 0x0001, 0x0fff, 0x1000, 0x1001, 0x1fff, 0 };
@@ -69,7 +69,7 @@ static void every_tie_of_fp16(void **state)
     assert_int_equal(n, 0);
 }
 
-/* All of fp16: the value by its definition, exact; NaN canonical. */
+/* All fp16 patterns: the exact value by definition; NaN canonical. */
 static void fp16_to_f32_all(void **state)
 {
     static uint16_t from[65536];
@@ -92,7 +92,7 @@ static void fp16_to_f32_all(void **state)
     }
 }
 
-/* All of bf16: the value by its definition, exact; NaN canonical. */
+/* All bf16 patterns: the exact value by definition; NaN canonical. */
 static void bf16_to_f32_all(void **state)
 {
     static uint16_t from[65536];
@@ -115,7 +115,7 @@ static void bf16_to_f32_all(void **state)
     }
 }
 
-/* Pairs that no split makes still merge to something definite. */
+/* Pairs that split never makes: their merge is still defined. */
 static void merge_of_foreign_pairs(void **state)
 {
     static const struct {
@@ -123,10 +123,10 @@ static void merge_of_foreign_pairs(void **state)
         int16_t lo;
         uint32_t master;
     } rows[] = {
-        { 0x7f80, 1, 0x7fc00000 },  /* past infinity */
-        { 0x7f80, -1, 0x7f7fffff }, /* the largest float: its bf16 is infinity */
+        { 0x7f80, 1, 0x7fc00000 },  /* beyond infinity */
+        { 0x7f80, -1, 0x7f7fffff }, /* the largest float; rounded to bf16 it is infinity */
         { 0xff80, -0x8000, 0xff7f8000 }, { 0x7fc0, 5, 0x7fc00000 }, { 0xffff, 0, 0x7fc00000 },
-        { 0x0000, -1, 0x7fc00000 }, /* below zero, around: all ones */
+        { 0x0000, -1, 0x7fc00000 }, /* below zero, wrapped around: all ones */
         { 0x8000, -1, 0x7fc00000 },
     };
 

@@ -1,7 +1,8 @@
 /*
- * test_cast_all.c - all 2^32 patterns: split, merge and the casts to bf16 and fp16, in every
- * implementation, against their definitions. Minutes. In an emulator, one pattern of each CAST_STEP
- * (an odd number, so that every value of the low 16 bits meets many of the high ones).
+ * test_cast_all.c - compares split, merge and the casts to bf16 and fp16, in every implementation,
+ * with their definitions, for all 2^32 patterns. Takes minutes. In an emulator, only every
+ * CAST_STEP-th pattern is tried (an odd number, so that every value of the low 16 bits occurs with
+ * many of the high ones).
  */
 #include "tests/ztest.h"
 

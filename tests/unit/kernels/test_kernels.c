@@ -1,13 +1,12 @@
 /*
- * test_kernels.c - one suite for every implementation: the same bits as "ref", for every kernel,
- * over odd sizes, unaligned starts and special values; nothing outside the arrays is touched; a NaN
+ * test_kernels.c - one suite for every implementation: every kernel gives the same bits as "ref",
+ * for odd sizes, unaligned starts and special values; nothing outside the arrays is changed; a NaN
  * that is stored is the canonical one.
  *
  * Digests of the results are kept in golden_digests.inc, so that they are the same on every
  * architecture, too.
  *
- * What "ref" itself computes is held to independent definitions by test_cast.c, test_adamw.c and
- * test_reduce.c.
+ * test_cast.c, test_adamw.c and test_reduce.c compare "ref" itself with independent definitions.
  */
 #include "tests/ztest.h"
 
@@ -17,10 +16,10 @@
 #include "tests/unit/kernels/data.h"
 
 #define N_MAX 4097
-#define EDGE  16 /* elements that nobody may touch; a start takes some of those in front */
+#define EDGE  16 /* elements that must not change; a start uses some of those before */
 #define ROOM  (EDGE + N_MAX + EDGE)
 
-/* What a kernel may read and write, and what it returns. Copied and compared as bytes. */
+/* All inputs, outputs and results of a kernel. Copied and compared as bytes. */
 struct arrays {
     uint64_t nonfinite;
     uint64_t sum_bits;
@@ -31,7 +30,7 @@ struct arrays {
     float group[ROOM]; /* scales */
 };
 
-/* A kernel, which arrays it may write, and what it takes beside them. */
+/* A kernel, the arrays that it may write, and its other inputs. */
 enum {
     P = 1,
     M = 2,
@@ -52,7 +51,7 @@ struct kernel {
     unsigned writes;
     enum zb_optimizer optimizer; /* of a step function, 0 for others */
     enum zb_dtype dtype, grad_dtype;
-    bool is_signed, grouped; /* of reduced moments; takes whole groups */
+    bool is_signed, grouped; /* of reduced moments; accepts only whole groups */
     enum zb_moments moments; /* of a step function */
 };
 
@@ -135,7 +134,7 @@ static void run_sumsq(const struct kernel *k, const struct zk_ops *ops, const st
 
     (void)k;
     (void)s;
-    if (a->nonfinite == before) /* else the sum means nothing */
+    if (a->nonfinite == before) /* else the sum is undefined */
         memcpy(&a->sum_bits, &sum, sizeof(sum));
 }
 
@@ -214,7 +213,7 @@ static const struct kernel plain_kernels[] = {
 #define STEPS   (2 * (ZB_OPTIMIZER_END - 1) * (ZB_DTYPE_END - 1) * (ZB_DTYPE_END - 1))
 #define KERNELS (ZB_COUNT(plain_kernels) + STEPS)
 
-/* The plain ones, and every entry of the table of step functions. */
+/* The plain kernels, and every entry of the table of step functions. */
 static const struct kernel *all_kernels(void)
 {
     static struct kernel list[KERNELS];
@@ -242,7 +241,7 @@ static const struct kernel *all_kernels(void)
     return list;
 }
 
-/* Made by hand: what zk_prepare() gives is not the point here. */
+/* Chosen by hand: the results of zk_prepare() do not matter here. */
 static const struct {
     const char *name;
     float scale, decay, l2, step_size, eps, beta1, beta2, rsqrt_c2, momentum, undamped;
@@ -293,8 +292,8 @@ static uint32_t draw(uint64_t *seed, enum flavour flavour)
     return data_bits(data_draw_range(seed, -30, 2));
 }
 
-/* A gradient of 16 bits: bits of any kind, or halves of fp32 values; as fp16 the former are all of
- * its kinds, and small numbers among the latter. */
+/* A 16-bit gradient: random bits, or the upper halves of fp32 values. Read as fp16, random bits are
+ * of all kinds, and the halves include small numbers. */
 static uint16_t draw_16(uint64_t *seed, enum flavour flavour)
 {
     uint32_t bits = draw(seed, flavour);
@@ -324,7 +323,8 @@ static void fill(struct arrays *a, enum flavour flavour, uint64_t seed)
     }
 }
 
-/* What `ref` did to one array: only [at, at + n) changed, and only if it may be written. */
+/* Checks one array after `ref`: only [at, at + n) has changed, and only if the kernel may write
+ * it. */
 static bool outside_unchanged(const void *now, const void *before, size_t elem_bytes, bool writes,
                               size_t at, size_t n)
 {
@@ -383,7 +383,7 @@ struct fixture {
     struct arrays before, want, got;
 };
 
-/* One call of one kernel with one set of everything, in every implementation. */
+/* One call of one kernel with one set of inputs, in every implementation. */
 static void try_all(struct fixture *x, const struct kernel *k, size_t scalar, size_t at, size_t n,
                     const char *flavour)
 {
@@ -423,8 +423,8 @@ static const size_t sizes[] = {
     95, 96, 97, 127, 128, 129, 255, 256, 257, 1000, 1023, 4095, 4096, 4097,
 };
 
-/* Every kernel meets every size with every flavour of values; sets of scalars and starts take
- * turns, so that each of them meets each kernel many times. */
+/* Every kernel is run with every size and every flavour of values. Sets of scalars and starts
+ * alternate, so that each of them occurs with each kernel many times. */
 static void every_kernel_same_bits(void **state)
 {
     static const size_t starts[] = { 0, 1, 3, EDGE };
@@ -455,7 +455,7 @@ static uint64_t digest_bytes(uint64_t digest, const void *bytes, size_t n) /* FN
     return digest;
 }
 
-/* Of what a kernel wrote. */
+/* Of the arrays that a kernel wrote. */
 static uint64_t digest_arrays(uint64_t digest, const struct arrays *a, unsigned writes, size_t at,
                               size_t n)
 {
@@ -476,8 +476,8 @@ static uint64_t digest_arrays(uint64_t digest, const struct arrays *a, unsigned 
     return digest;
 }
 
-/* What every_set_of_scalars() has each kernel make, whatever the processor. After a change of the
- * arithmetic: ZSHARD_PRINT=1 build/tests/test_kernels prints the new ones */
+/* Results of every_set_of_scalars() for each kernel, independent of the processor. After a change
+ * of the arithmetic, ZSHARD_PRINT=1 build/tests/test_kernels prints the new ones. */
 static const uint64_t golden_digests[] = {
 #include "tests/unit/kernels/golden_digests.inc"
 };
@@ -493,8 +493,8 @@ static void digest_check(const struct kernel *k, size_t i, uint64_t digest)
                  k->name, (int)k->dtype, (int)k->grad_dtype, (unsigned long long)digest);
 }
 
-/* Every set of scalars with every kernel, on values of every flavour. The results are those of
- * every other architecture. */
+/* Every set of scalars with every kernel, on values of every flavour. The results must be the same
+ * on every architecture. */
 static void every_set_of_scalars(void **state)
 {
     const size_t at = EDGE, n = 1111;
@@ -518,7 +518,7 @@ static void every_set_of_scalars(void **state)
         digest_check(&kernels[k], k, digests[k]);
 }
 
-/* Every short length from every start inside one widest vector: heads and tails of the loops. */
+/* Every short length from every start within the widest vector: heads and tails of the loops. */
 static void short_runs_from_every_start(void **state)
 {
     const struct kernel *kernels = all_kernels();

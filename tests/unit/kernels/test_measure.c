@@ -1,6 +1,6 @@
 /*
- * test_measure.c - zk_measure_steps(): every layout's pages have room in what is measured (by the
- * sanitizers), and a rate comes out. How high it is, no test can say.
+ * test_measure.c - zk_measure_steps(): its buffers have room for every layout's pages (checked by
+ * the sanitizers), and it returns a rate. A test cannot tell whether the rate is right.
  */
 #include "kernels/measure.h"
 #include "tests/ztest.h"

@@ -1,6 +1,6 @@
 /*
- * test_moments.c - reduced moments in every implementation: what they keep, how far they are off,
- * and that rounding is fair.
+ * test_moments.c - reduced moments in every implementation: which values they keep, how large
+ * errors are, and that rounding is fair.
  */
 #include "tests/ztest.h"
 
@@ -12,8 +12,8 @@
 #define N      ZB_BLOCK_ELEMS
 #define GROUPS (N / ZB_Q8_GROUP)
 
-/* Every code of a group comes back as it was: decoding and encoding is the identity on what can be
- * stored, whatever the random bits, for scales of every size. */
+/* Every code of a group is preserved: decoding and encoding is the identity on stored values, for
+ * any random bits, and for scales of every size. */
 static void q8_keeps_what_it_can_hold(void **state)
 {
     static uint8_t code[N], again[N];
@@ -28,9 +28,9 @@ static void q8_keeps_what_it_can_hold(void **state)
                 for (size_t i = 0; i < N; i++) {
                     code[i] = (uint8_t)(i % ZB_Q8_GROUP);
                     if (is_signed && (code[i] & 0x7f) == 0)
-                        code[i] = 0; /* a zero has the sign of the value: -0 is tried below */
+                        code[i] = 0; /* a zero has the sign of the value; -0 is tried below */
                 }
-                for (size_t g = 0; g < GROUPS; g++) /* wide enough that no code is a denormal's */
+                for (size_t g = 0; g < GROUPS; g++) /* wide enough that no code is a denormal */
                     scale[g] = data_float((uint32_t)(0x200 + ztest_random(&seed) % 0x5f8) << 20);
                 ops->decode_q8(code, scale, value, is_signed, N);
                 ops->encode_q8(value, again, scale_again, is_signed, (uint32_t)ztest_random(&seed),
@@ -45,7 +45,8 @@ static void q8_keeps_what_it_can_hold(void **state)
     }
 }
 
-/* Within an eighth (a 256th for bf16), on either side; zeros stay; what is not finite is a NaN. */
+/* Errors are within an eighth (a 256th for bf16), on either side; zeros stay; nonfinite values
+ * become NaN. */
 static void error_is_bounded(void **state)
 {
     static uint8_t code[N];
@@ -82,7 +83,7 @@ static void error_is_bounded(void **state)
     }
 }
 
-/* Beyond the range below the largest: an unsigned one is never zero, a signed one is. */
+/* Values below the range of the largest: an unsigned one never becomes zero, a signed one does. */
 static void below_the_range(void **state)
 {
     static float from[ZB_Q8_GROUP] = { 1.0f, 0x1p-40f, -0x1p-40f, 0x1p-130f, 1e-45f, -0.0f };
@@ -103,8 +104,8 @@ static void below_the_range(void **state)
     }
 }
 
-/* The mean of many roundings is the value: within five standard deviations. A rounding of x to
- * steps of d has at most d^2 / 4 of variance. */
+/* The mean of many roundings is the value, within five standard deviations. Rounding x to steps of
+ * d has a variance of d^2 / 4 at most. */
 static void rounding_is_fair(void **state)
 {
     static float from[N], to[N];
@@ -138,7 +139,7 @@ static void rounding_is_fair(void **state)
     }
 }
 
-/* Pearson's correlation of what is 1 in both of two samples of 0 and 1. */
+/* Pearson's correlation of two samples of 0 and 1. */
 static double correlation(const bool *a, const bool *b, size_t n)
 {
     double sum_a = 0, sum_b = 0, both = 0;
@@ -153,17 +154,17 @@ static double correlation(const bool *a, const bool *b, size_t n)
     return (both / (double)n - sum_a * sum_b) / sqrt(sum_a * (1 - sum_a) * sum_b * (1 - sum_b));
 }
 
-/* Elements round up independently of their neighbours, and an element's moments of each other:
- * else errors would add up that are to cancel. Samples are keys; 5 standard deviations. The number
- * that round up in a block is as spread as if each tossed its own coin: its variance's own standard
- * deviation is sqrt(2 / KEYS) of it. */
+/* Elements round up independently of their neighbours, and an element's moments independently of
+ * each other; otherwise errors would add up instead of cancelling. Samples are keys; 5 standard
+ * deviations. The number of elements that round up in a block varies as if each tossed its own
+ * coin; the standard deviation of its variance is a fraction of sqrt(2 / KEYS). */
 static void random_bits_are_independent(void **state)
 {
     enum { KEYS = 4000, NEAR = 40 };
     static bool up[2][NEAR][KEYS];
 
     (void)state;
-    for (unsigned nth = 1; nth <= 3; nth++) { /* rounds up with a chance of 1/2, 1/4, 1/8 */
+    for (unsigned nth = 1; nth <= 3; nth++) { /* rounds up with a probability of 1/2, 1/4, 1/8 */
         uint32_t least = UINT32_MAX - (UINT32_MAX >> nth);
         double p = 1.0 / (1u << nth), sum[2] = { 0 }, squares[2] = { 0 };
 

@@ -1,11 +1,11 @@
 /*
- * test_optimizers.c - Adam, Lion, SGD and Adagrad in every implementation against independent
- * statements of them: the textbook's formula in double within a derived bound, and a table of what
- * infinities, denormals, NaN and learning rates of any size come to. test_adamw.c is AdamW's.
+ * test_optimizers.c - compares Adam, Lion, SGD and Adagrad in every implementation with independent
+ * statements of them: the textbook's formula in double within a derived bound, and a table of
+ * results for infinities, denormals, NaN and learning rates of any size. test_adamw.c tests AdamW.
  *
  * THE BOUND of one step. u = 2^-24 bounds the relative error of one rounding to float, `tiny` =
  * 2^-149 its absolute error where the result is a denormal. Each scalar of struct zk_scalars is off
- * by u. E(x) is the error of x, x' the value after the step; the derivation is that of
+ * by u. E(x) is the error of x, x' the value after the step. The derivation is that of
  * docs/OPTIMIZERS.md, with fused multiply-adds where zk.h has them, and with underflow.
  */
 #include "tests/ztest.h"
@@ -20,15 +20,15 @@
 #define U    0x1p-24
 #define TINY 0x1p-149
 
-/* For terms of second order, and for double's own roundings. */
+/* For second-order terms, and for double's own roundings. */
 #define SLACK 1.001
 
-/* An element's planes, or how far they may be off. */
+/* An element's planes, or their error bounds. */
 struct element {
     double p, m, v;
 };
 
-/* A value, and how far the float may be off. */
+/* A value, and the error bound of the float. */
 struct value {
     double x, e;
 };
@@ -66,7 +66,7 @@ static struct value quotient(struct value n, struct value d)
     return q;
 }
 
-/* fma(-z, q, p), where z is a scalar. */
+/* fma(-z, q, p), with a scalar z. */
 static struct value moved(struct value p, double z, struct value q)
 {
     struct value to = { p.x - z * q.x, 0 };
@@ -75,7 +75,7 @@ static struct value moved(struct value p, double z, struct value q)
     return to;
 }
 
-/* fma(a, x, beta * m), where a and beta are scalars. */
+/* fma(a, x, beta * m), with scalars a and beta. */
 static struct value blended(double a, struct value x, double beta, double m)
 {
     struct value to = { a * x.x + beta * m, 0 };
@@ -165,15 +165,15 @@ static const struct {
     { ZB_ADAGRAD, step_adagrad },
 };
 
-/* ---- within the bound everywhere; and near it somewhere, so that it says something */
+/* ---- within the bound everywhere; and near it somewhere, so that the bound is meaningful */
 
-/* Draws from [low, high] so that every power of ten is equally likely. */
+/* Draws from [low, high] such that every power of ten is equally likely. */
 static double draw_log(uint64_t *seed, double low, double high)
 {
     return low * pow(high / low, (double)(ztest_random(seed) >> 11) * 0x1p-53);
 }
 
-/* Of the size that trainings have, or of any that stays finite. */
+/* Parameters as in real trainings, or any that keep results finite. */
 static struct zk_params draw_params(uint64_t *seed, unsigned round)
 {
     bool wide = round % 4 == 3;
@@ -253,14 +253,14 @@ static void textbook_in_double(void **state)
     }
 }
 
-/* ---- what nobody steps with */
+/* ---- invalid parameters */
 
 static void params_are_checked(void **state)
 {
     static const struct {
         enum zb_optimizer optimizer;
-        struct zk_params k; /* beside betas of a half, a scale of 1 */
-        const char *says;   /* NULL: it is fine */
+        struct zk_params k; /* betas are 0.5, the scale is 1 */
+        const char *says;   /* NULL: accepted */
     } cases[] = {
         { ZB_ADAMW, { .lr = 0 }, NULL },
         { ZB_ADAMW, { .lr = 1e6, .weight_decay = 1e6, .eps = 1e6 }, NULL },
@@ -271,7 +271,7 @@ static void params_are_checked(void **state)
         { ZB_ADAGRAD, { .weight_decay = 1e39 }, "adagrad with weight decay 1e+39" },
         { ZB_ADAMW, { .eps = -1 }, "adamw with eps -1" },
         { ZB_ADAGRAD, { .eps = 1e39 }, "adagrad with eps 1e+39" },
-        { ZB_LION, { .eps = -1 }, NULL }, /* it has none */
+        { ZB_LION, { .eps = -1 }, NULL }, /* it has no eps */
         { ZB_ADAGRAD, { .lr_decay = -1 }, "adagrad with lr decay -1" },
         { ZB_SGD, { .momentum = -1 }, "sgd with momentum -1" },
         { ZB_SGD, { .momentum = INFINITY }, "sgd with momentum inf" },
@@ -297,11 +297,11 @@ static void params_are_checked(void **state)
     }
 }
 
-/* ---- what is not ordinary */
+/* ---- special values */
 
 #define INF INFINITY
 
-/* In the table betas are halves, eps 0 and what is left out 0, so that values are exact. */
+/* In the table betas are 0.5, eps is 0, and omitted fields are 0, so that values are exact. */
 static const struct {
     const char *name;
     enum zb_optimizer optimizer;
@@ -672,7 +672,7 @@ static bool as_wanted(float is, float want)
            (is == 0 && want == 0); /* of either sign */
 }
 
-/* Each row alone, and as many of it as make every vector. */
+/* Each row alone, and repeated so that it fills every vector. */
 static void special_rows(void **state)
 {
     enum { MANY = 67 };
@@ -705,8 +705,8 @@ static void special_rows(void **state)
     }
 }
 
-/* A NaN in any plane is a canonical NaN in all that follows from it, and nowhere else: whatever its
- * bits, whatever the other planes and the learning rate, 0 too. */
+/* A NaN in any plane causes canonical NaNs in all values that depend on it, and in no others,
+ * whatever its bits, the other planes and the learning rate (0 too). */
 static void nan_stays(void **state)
 {
     static const double rates[] = { 0, 1e-300, 1e-40, 1e-3, 1e30, 1e300 };

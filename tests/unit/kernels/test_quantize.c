@@ -1,6 +1,6 @@
 /*
- * test_quantize.c - blockwise int8 against its definition: the nearest of the values that a group
- * can hold, within half a scale, and nothing that is not finite passes for a number.
+ * test_quantize.c - compares blockwise int8 with its definition: the nearest of the values that a
+ * group can hold, within half a scale; and nonfinite values do not become numbers.
  */
 #include "tests/ztest.h"
 
@@ -14,7 +14,7 @@
 static float from[N], to[N], scale[GROUPS];
 static int8_t code[N];
 
-/* Groups of every size of value, each with its own; two of them denormal throughout. */
+/* Groups of values of every magnitude; two of them are all denormal. */
 static void error_is_half_a_scale(void **state)
 {
     static const int high[] = { 127, 64, 10, 1, 0, -3, -20, -60, -100, -118, -119, -120, -125 };
@@ -42,8 +42,8 @@ static void error_is_half_a_scale(void **state)
     }
 }
 
-/* The largest is code 127 or -127 and comes back within a rounding or two; ties go to even; zeros
- * stay. */
+/* The largest value has code 127 or -127 and is restored within a rounding or two; ties go to even;
+ * zeros stay. */
 static void known_codes(void **state)
 {
     static const struct {
@@ -70,7 +70,7 @@ static void known_codes(void **state)
     }
 }
 
-/* One element that is not finite, anywhere: all of its group is NaN, and the next is as it was. */
+/* One nonfinite element, anywhere: its whole group becomes NaN, and the next group is unchanged. */
 static void not_finite_is_not_hidden(void **state)
 {
     static const uint32_t bad[] = { 0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 0xffffffff };

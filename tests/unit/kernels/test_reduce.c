@@ -1,5 +1,5 @@
 /*
- * test_reduce.c - additions and the sum of squares against their definitions.
+ * test_reduce.c - compares additions and the sum of squares with their definitions.
  */
 #include "tests/ztest.h"
 
@@ -9,7 +9,7 @@
 
 #define N ZB_BLOCK_ELEMS
 
-/* Double holds the sum of two floats closely enough (53 >= 2 * 24 + 2) that rounding it to float
+/* Double holds the sum of two floats exactly enough (53 >= 2 * 24 + 2) that rounding it to float
  * gives the correctly rounded sum. */
 static uint32_t sum_of(float a, float b)
 {
@@ -111,16 +111,16 @@ static void sumsq_counts_nonfinite(void **state)
     static float x[N];
 
     (void)state;
-    for (size_t n = 1; n <= N; n = 2 * n + 1) /* the last is N - 1 */
+    for (size_t n = 1; n <= N; n = 2 * n + 1) /* the last one is N - 1 */
         data_each_ops(ops)
         {
             for (size_t k = 0; k < ZB_COUNT(bad); k++) {
                 uint64_t nonfinite = 10;
 
                 for (size_t i = 0; i < N; i++)
-                    x[i] = 0x1.fffffep127f; /* large, and finite all the same */
+                    x[i] = 0x1.fffffep127f; /* large, but finite */
                 x[n - 1] = x[n / 2] = x[0] = data_float(bad[k]);
-                x[n] = data_float(bad[k]); /* not ours to count */
+                x[n] = data_float(bad[k]); /* outside of the range */
                 (void)ops->sumsq(x, n, &nonfinite);
                 if (nonfinite != 10 + (n < 3 ? n : 3))
                     fail_msg("%s, %zu elements: counted %llu", ops->name, n,
@@ -129,8 +129,7 @@ static void sumsq_counts_nonfinite(void **state)
         }
 }
 
-/* Gradients are taken in as they are, NaN of any kind too, with the sum and the count of sumsq().
- */
+/* Gradients are copied unchanged, NaNs of any kind too, with the sum and the count of sumsq(). */
 static void set_copies_and_sums(void **state)
 {
     static uint16_t narrow[N + 1], narrow_to[N + 1];

@@ -1,6 +1,6 @@
 /*
- * test_select.c - the choice of an implementation, the modes of a thread, the powers and scalars
- * that are made once per step, and where the arrays of a state block lie.
+ * test_select.c - the selection of an implementation, the floating-point modes of a thread, the
+ * powers and scalars that are computed once per step, and the positions of arrays in a state block.
  */
 #include "tests/ztest.h"
 
@@ -24,7 +24,7 @@ static bool no(void)
     return false;
 }
 
-/* A machine that stands between its build's implementations. */
+/* A machine that supports some of the build's implementations. */
 static const struct zk_ops fake_ref = { .name = "ref", .supported = yes };
 static const struct zk_ops fake_good = { .name = "good", .supported = yes };
 static const struct zk_ops fake_best = { .name = "best", .supported = no };
@@ -60,7 +60,7 @@ static void select_table(void **state)
     }
 }
 
-/* However many there are, the sentence ends. */
+/* However many names there are, the error message is complete. */
 static void select_many_names(void **state)
 {
     const struct zk_ops *many[100];
@@ -114,13 +114,13 @@ static float plus(float a, float b)
     return x + y;
 }
 
-/* Results are compared as bits: a comparison of floats flushes its operands too. */
+/* Results are compared as bits, because a comparison of floats flushes its operands, too. */
 static void thread_modes(void **state)
 {
     (void)state;
     (void)fesetround(FE_UPWARD);
 #if defined(__x86_64__)
-    _mm_setcsr(_mm_getcsr() | 0x8040); /* as code built with -ffast-math leaves it */
+    _mm_setcsr(_mm_getcsr() | 0x8040); /* as code built with -ffast-math sets it */
     assert_int_equal(data_bits(times(0x1p-140f, 1.0f)), 0);
 #elif defined(__aarch64__)
     uint64_t fpcr;
@@ -132,8 +132,8 @@ static void thread_modes(void **state)
     assert_int_equal(data_bits(plus(1.0f, 0x1p-30f)), 0x3f800001);
     zk_thread_init();
     assert_int_equal(data_bits(plus(1.0f, 0x1p-30f)), 0x3f800000);
-    assert_int_equal(data_bits(times(0x1p-140f, 1.0f)), 0x200); /* denormals read */
-    assert_int_equal(data_bits(times(0x1p-126f, 0x1p-20f)), 8); /* and made */
+    assert_int_equal(data_bits(times(0x1p-140f, 1.0f)), 0x200); /* denormals are read */
+    assert_int_equal(data_bits(times(0x1p-126f, 0x1p-20f)), 8); /* and produced */
     assert_int_equal(fegetround(), FE_TONEAREST);
 }
 
@@ -154,7 +154,7 @@ static const struct {
     { 10.0, 15, 1e15 },
     { 1.5, 3, 3.375 },
     { 0.9, 2, 0.9 * 0.9 },
-    { 0.9, 7, 0.9 * (0.9 * 0.9) * ((0.9 * 0.9) * (0.9 * 0.9)) }, /* the order that zk.h gives */
+    { 0.9, 7, 0.9 * (0.9 * 0.9) * ((0.9 * 0.9) * (0.9 * 0.9)) }, /* the order of zk.h */
     { 0.999, 6, (0.999 * 0.999) * ((0.999 * 0.999) * (0.999 * 0.999)) },
 };
 
@@ -167,7 +167,7 @@ static void powi_table(void **state)
                      zk_powi(powers[i].b, powers[i].t));
 }
 
-/* At most 2 log2(t) roundings, each of which t multiplies at most. */
+/* At most 2 log2(t) roundings, each of which is amplified t times at most. */
 static void powi_is_the_power(void **state)
 {
     static const double bases[] = { 0.9, 0.95, 0.99, 0.999, 0.9999 };
@@ -202,11 +202,11 @@ static void prepare_first_step(void **state)
     assert_true(s.step_size == 2.0f);
     assert_true(s.rsqrt_c2 == 4.0f);
     assert_true(s.eps == 0x1p-20f);
-    s = zk_prepare(ZB_ADAMW, &params, UINT64_C(1) << 40); /* nothing left to correct */
+    s = zk_prepare(ZB_ADAMW, &params, UINT64_C(1) << 40); /* no correction is left */
     assert_true(s.step_size == 0.5f && s.rsqrt_c2 == 1.0f);
 }
 
-/* What each optimizer's scalars are, and that those which it does not use are 0. */
+/* Each optimizer's scalars; those that it does not use are 0. */
 static void prepare_others(void **state)
 {
     const struct zk_params params = { .lr = 0.5,
@@ -244,7 +244,7 @@ static void state_block_arrays(void **state)
         enum zb_dtype dtype;
         enum zb_optimizer optimizer;
         enum zb_moments moments;
-        size_t master, moment0, moment1, bytes; /* where, from the block's first byte on; 0: none */
+        size_t master, moment0, moment1, bytes; /* offsets from the block's first byte; 0: absent */
     } rows[] = {
         { ZB_BF16, ZB_ADAMW, ZB_MOMENTS_F32, 1, 8192, 24576, 40960 },
         { ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, 0, 0, 16384, 32768 },

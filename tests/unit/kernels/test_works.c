@@ -1,7 +1,7 @@
 /*
- * test_works.c - works of a GPU, done by the kernels for GPUs on the processor, against what
- * kernels/gpu/work.c says they are: pages with reduced moments, segments of all kinds, gradients
- * that are set and added, arrays of every dtype at every place.
+ * test_works.c - compares works of a GPU, done by the kernels for GPUs on the processor, with the
+ * reference in kernels/gpu/work.c: pages with reduced moments, segments of all kinds, gradients
+ * that are set and added, arrays of every dtype at any position.
  */
 #include "tests/ztest.h"
 

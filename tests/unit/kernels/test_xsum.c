@@ -1,6 +1,6 @@
 /*
- * test_xsum.c - the exact sum: against __int128, against addition bit by bit, in every order and
- * partition; its rounding against the processor's own.
+ * test_xsum.c - compares the exact sum with __int128, and with addition bit by bit, in every order
+ * and partition; and its rounding with the processor's own.
  */
 #include "tests/ztest.h"
 
@@ -11,7 +11,7 @@
 #define BITS   (64 * ZK_XSUM_LIMBS)
 #define LOWEST (-320)
 
-/* A double of 53 random bits whose highest bit is 2^exponent. */
+/* A double with 53 random bits whose highest bit is 2^exponent. */
 static double draw(uint64_t *seed, int exponent)
 {
     return ldexp((double)(ztest_random(seed) >> 12 | UINT64_C(1) << 52), exponent - 52);
@@ -57,7 +57,7 @@ static void against_int128(void **state)
     }
 }
 
-/* Schoolbook addition of one double, one bit at a time. */
+/* Schoolbook addition of one double, bit by bit. */
 static void bits_add(unsigned char bits[BITS], double x)
 {
     unsigned carry = 0;
@@ -132,7 +132,7 @@ static void carries_through_all_limbs(void **state)
         assert_int_equal(s.limb[i], i == ZK_XSUM_LIMBS - 1);
     for (int i = 0; i < ZK_XSUM_LIMBS; i++)
         s.limb[i] = UINT64_MAX;
-    zk_xsum_merge(&s, &one); /* 2^320: around to zero, nothing else touched */
+    zk_xsum_merge(&s, &one); /* 2^320: wraps around to zero, nothing else changes */
     for (int i = 0; i < ZK_XSUM_LIMBS; i++)
         assert_int_equal(s.limb[i], 0);
 }
@@ -184,7 +184,7 @@ static void value_table(void **state)
     }
 }
 
-/* The processor rounds a sum of two correctly; so must we, wherever the bits lie. */
+/* The processor rounds a sum of two correctly; ours must agree, wherever the bits are. */
 static void value_rounds_as_the_processor(void **state)
 {
     uint64_t seed = 4;
@@ -201,7 +201,7 @@ static void value_rounds_as_the_processor(void **state)
     }
 }
 
-/* The form on the wire: byte b holds the bits from 2^(8b - 320) up. */
+/* The wire format: byte b holds the bits from 2^(8b - 320) up. */
 static void store_and_load(void **state)
 {
     unsigned char bytes[ZK_XSUM_BYTES], any[ZK_XSUM_BYTES];
@@ -226,7 +226,7 @@ static void store_and_load(void **state)
     assert_true(zk_xsum_value(&back) == 0x1p320);
 }
 
-/* What was added comes away again, to the bit, through every limb. */
+/* Subtracting what was added restores the sum, to the bit, through every limb. */
 static void taken_away(void **state)
 {
     struct zk_xsum s = { 0 }, a = { 0 }, b = { 0 }, zero = { 0 };
@@ -243,7 +243,7 @@ static void taken_away(void **state)
     zk_xsum_take(&s, &b);
     assert_memory_equal(&s, &a, sizeof(s));
     s = (struct zk_xsum){ 0 };
-    zk_xsum_add(&s, 0x1p300); /* less the lowest bit: a borrow through the limbs */
+    zk_xsum_add(&s, 0x1p300); /* minus the lowest bit: a borrow through all limbs */
     zk_xsum_take(&s, &a);
     zk_xsum_merge(&s, &a);
     assert_true(zk_xsum_value(&s) == 0x1p300);
@@ -251,7 +251,7 @@ static void taken_away(void **state)
     assert_memory_equal(&s, &zero, sizeof(s));
 }
 
-/* What it is for: block sums of a gradient, cut into shards in any way, give one norm. */
+/* Its purpose: block sums of a gradient, cut into shards in any way, give one norm. */
 static void norm_of_blocks(void **state)
 {
     enum { BLOCKS = 24 };

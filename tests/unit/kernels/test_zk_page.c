@@ -1,6 +1,6 @@
 /*
- * Pages against flat arrays: the same arithmetic done element by element, without blocks,
- * interleaving or segments. What page.c adds to the kernels is only where things are; that is what
+ * Compares pages with flat arrays: the same arithmetic element by element, without blocks,
+ * interleaving or segments. Compared with the kernels, page.c only adds the positions of data; that
  * is checked here.
  */
 #include "tests/ztest.h"
@@ -15,7 +15,7 @@
 #define ELEMS (3u * ZB_BLOCK_ELEMS)
 #define FIRST (7u * ZB_BLOCK_ELEMS) /* of the unit */
 
-/* Groups of single elements, whole blocks, across block bounds; gaps; before and behind the page.
+/* Groups of single elements, of whole blocks, across block bounds; gaps; before and after the page.
  */
 static const struct zk_segment segments[] = {
     { 0, 100, 1 },
@@ -45,7 +45,7 @@ static float random_float(uint64_t *seed)
     return (float)(int64_t)ztest_random(seed) * 0x1p-63f;
 }
 
-/* The parameters of the masters, as this dtype has them. */
+/* The parameters for these masters, in this dtype. */
 static void flat_param(struct fixture *x)
 {
     if (x->layout.dtype == ZB_BF16)
@@ -86,7 +86,7 @@ static void fixture_free(struct fixture *x)
     free(x->flat);
 }
 
-/* Every plane that can be read, against the flat arrays. */
+/* Compares every plane that can be read with the flat arrays. */
 static void fixture_compare(const struct fixture *x)
 {
     float *out = malloc(ELEMS * sizeof(float));
@@ -127,7 +127,7 @@ static void from_16(const struct zk_ops *ops, enum zb_dtype dtype, const uint16_
 }
 
 /* Sets or adds a gradient of any dtype, on both sides; the sum and the count must be those of a
- * flat walk in blocks. */
+ * flat loop over blocks. */
 static void fixture_ingest(struct fixture *x, enum zb_dtype from_dtype, bool add, uint64_t seed,
                            bool with_infinity)
 {
@@ -142,10 +142,10 @@ static void fixture_ingest(struct fixture *x, enum zb_dtype from_dtype, bool add
     for (size_t i = 0; i < ELEMS; i++)
         from[i] = random_float(&seed);
     if (with_infinity)
-        from[4096] = __builtin_inff(); /* the second block */
+        from[4096] = __builtin_inff(); /* in the second block */
     to_16(x->ops, from_dtype, from, from16);
     from_16(x->ops, from_dtype, from16, from);
-    memcpy(kept, from, ELEMS * sizeof(float)); /* what the plane can hold of it */
+    memcpy(kept, from, ELEMS * sizeof(float)); /* rounded to what the plane can hold */
     to_16(x->ops, x->layout.grad_dtype, kept, kept16);
     from_16(x->ops, x->layout.grad_dtype, kept16, kept);
     for (size_t i = 0; i < ELEMS; i++)
@@ -248,9 +248,8 @@ static void page_trains(void **state)
                 }
 }
 
-/* Reads one moment, and holds it to what the step made of it in fp32: the same but for the rounding
- * to the format, which moves it by less than `error` of itself. 8 bits do not reach further than 15
- * powers of two below the largest of a group. */
+/* Reads one moment, and compares it with the step's fp32 result. Rounding to the format changes it
+ * by less than `error` of itself. 8 bits reach 15 powers of two below the largest of a group. */
 static void moment_compare(const struct fixture *x, enum zk_what what, float *flat, float error)
 {
     float *out = malloc(ELEMS * sizeof(float));
@@ -265,7 +264,7 @@ static void moment_compare(const struct fixture *x, enum zk_what what, float *fl
     free(out);
 }
 
-/* Steps of the whole page, and of its first block and the others one after the other on a copy. */
+/* Steps the whole page; and on a copy its first block, then the others. */
 static void fixture_train_reduced(struct fixture *x)
 {
     const struct zk_params params = { .lr = 1e-2,
@@ -306,7 +305,7 @@ static void fixture_train_reduced(struct fixture *x)
             moment_compare(x, ZK_EXP_AVG_SQ, x->flat->v, error);
         fixture_compare(x);
     }
-    /* what was read is set again as it was */
+    /* the values that were read are set again, unchanged */
     zk_page_set(x->ops, &x->layout, &x->page, ZK_EXP_AVG, x->flat->m);
     moment_compare(x, ZK_EXP_AVG, x->flat->m, 0);
     free(state);
@@ -346,8 +345,8 @@ static void page_frozen(void **state)
     }
 }
 
-/* Frozen and in 8 bits: what is read is what the kernels make of the masters, group by group,
- * within half a scale of them; of any run of blocks. */
+/* Frozen and in 8 bits: any run of blocks reads as what the kernels make of the masters, group by
+ * group, within half a scale of them. */
 static void page_quantized(void **state)
 {
     static float back[ELEMS], wide[ELEMS];

@@ -1,6 +1,6 @@
 /*
- * works.h - works of a GPU (kernels/gpu.h) that tests try: every kernel with every dtype, layout
- * and optimizer, on values of all kinds, in an arena of bytes that can lie anywhere.
+ * works.h - random works for a GPU (kernels/gpu.h): every kernel with every dtype, layout and
+ * optimizer, on values of all kinds, in an arena of bytes that may be at any address.
  */
 #ifndef ZTEST_KERNELS_WORKS_H
 #define ZTEST_KERNELS_WORKS_H
@@ -38,7 +38,7 @@ static inline void works_words(struct works *x, void *to, size_t bytes)
     }
 }
 
-/* `skew` elements of `elem` bytes behind a multiple of 64. */
+/* Returns `bytes` bytes at an offset of `skew` from a multiple of 64. */
 static inline void *works_take(struct works *x, size_t bytes, size_t skew)
 {
     unsigned char *at = x->mem + zb_round_up(x->used, 64) + skew;
@@ -79,7 +79,7 @@ static inline void *works_plane(struct works *x, const struct zb_layout *layout,
     return works_take(x, zb_blocks_bytes(layout->block_bytes[plane], elems), 0);
 }
 
-/* Segments of all sizes, with gaps, before and behind the page too. */
+/* Segments of all sizes, with gaps, also before and after the page. */
 static inline void works_segments(struct works *x, struct zk_gpu_step *w)
 {
     enum { MANY = 40 };
@@ -142,7 +142,7 @@ static inline void works_ingest(struct works *x, enum zb_dtype grad, enum zb_dty
                    zb_dtype_name(from), zb_dtype_name(grad));
 }
 
-/* Any of the works on arrays; n is drawn. */
+/* Any of the works on arrays, with a random n. */
 static inline void works_array(struct works *x, enum zk_gpu_op op, enum zb_dtype from,
                                enum zb_dtype to, bool is_signed)
 {
@@ -164,7 +164,7 @@ static inline void works_array(struct works *x, enum zk_gpu_op op, enum zb_dtype
     a->key = (uint32_t)ztest_random(&x->seed);
     nspans = zk_gpu_work_spans(&x->work, spans);
     for (unsigned i = 0; i < nspans; i++) {
-        size_t elem = spans[i].at == (void *)&a->norms ? 0 : 4; /* a multiple of any element */
+        size_t elem = spans[i].at == (void *)&a->norms ? 0 : 4; /* a multiple of any element size */
         void *at = works_take(x, spans[i].len_bytes, ztest_random(&x->seed) % 3 * elem);
 
         memcpy(spans[i].at, &at, sizeof(at));
@@ -185,8 +185,8 @@ static inline bool works_draw_array(struct works *x, enum zk_gpu_op op, enum zb_
     return true;
 }
 
-/* The n-th of all that there are; false: there are fewer, and nothing was drawn. Some numbers stand
- * for works that do not exist: *ret_none. */
+/* Draws the nth of all works. false: there are fewer, and nothing was drawn. Some numbers stand for
+ * works that do not exist: *ret_none. */
 static inline bool works_nth(struct works *x, size_t n, bool *ret_none)
 {
     const size_t dtypes = ZB_DTYPE_END - 1, steps = (ZB_OPTIMIZER_END - 1) * 3 * dtypes * dtypes;
@@ -222,7 +222,7 @@ static inline bool works_nth(struct works *x, size_t n, bool *ret_none)
     return true;
 }
 
-/** The work on the same bytes at another place, of the host or of a device. */
+/** The work on a copy of the same bytes at another address, in host or device memory. */
 static inline struct zk_gpu_work works_moved(const struct works *x, void *to)
 {
     struct zk_gpu_work moved = x->work;

@@ -6,7 +6,7 @@
 
 struct zn_key model_key(unsigned kind, unsigned a, unsigned b)
 {
-    /* small and large numbers, so that their order is not that of the bytes */
+    /* small and large numbers, so that their order differs from that of the bytes */
     return (struct zn_key){ .kind = kind == 2 ? UINT32_MAX : kind + 1,
                             .a = a == SIDE - 1 ? INT64_MAX : (uint64_t)a << (a * 8),
                             .b = b == SIDE - 1 ? INT64_MAX : (uint64_t)b * 1000 };
@@ -57,15 +57,15 @@ void txn_random(struct zn_txn *t, struct model *m, uint64_t *seed, uint32_t len_
     }
 }
 
-/* Is what the catalog gives what the model has, in order? */
+/* Whether the catalog returns the model's records, in order. */
 struct comparison {
     const struct model *m;
-    unsigned at; /* the next place in the model */
+    unsigned at; /* the next position in the model */
     uint64_t digest;
     bool differs;
 };
 
-/* FORMAT.md, written down once more. */
+/* An independent implementation of FORMAT.md. */
 static uint64_t mix(uint64_t x)
 {
     x ^= x >> 30;

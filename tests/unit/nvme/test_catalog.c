@@ -1,9 +1,9 @@
 /*
- * The catalog: transactions against a model in memory, and everything that may have become of its
- * file. Damage is made in a copy of the file; SQLite itself is used to make what random bits would
- * not hit.
+ * The catalog: transactions compared with a model in memory, and everything that may have happened
+ * to its file. Damage is made in a copy of the file; SQLite itself makes damage that random bits
+ * would not hit.
  *
- * ZSHARD_CATALOG_DAMAGES=N: so many random damages instead of 2,000.
+ * ZSHARD_CATALOG_DAMAGES=N: the number of random damages, instead of 2,000.
  */
 #include "zn_test.h"
 
@@ -81,7 +81,7 @@ static struct zn_catalog *open_at(const struct zn_slot *slot)
     return c;
 }
 
-/* Opens and closes: what it returns, and the sentence in err. */
+/* Opens and closes; returns the rc, with the error message in err. */
 static int open_rc(const struct zn_slot *slot)
 {
     struct zn_catalog *c = NULL;
@@ -160,14 +160,14 @@ static void expect_file(const char *at, const struct image *want)
     free(now.bytes);
 }
 
-/* The database's file as it should be, without a WAL. */
+/* Restores the database file, without a WAL. */
 static void put_back(const struct image *i)
 {
     (void)unlink(wal);
     image_write(path, i);
 }
 
-/* SQL on the file, behind our back. What it wrote stays in the WAL when keep_wal. */
+/* Runs SQL on the file, behind the catalog's back. With keep_wal, its changes stay in the WAL. */
 static void sql_run(const char *sql, bool keep_wal)
 {
     sqlite3 *db = NULL;
@@ -219,8 +219,8 @@ static void txn_table(void **state)
     zn_txn_free(NULL);
 }
 
-/* Each row is one transaction of puts (p), deletes (d), and deletes of all (D) of the keys a .. f
- * of one kind and a; then what is there. */
+/* Each row is one transaction of puts (p), deletes (d), and deletes of all (D) for the keys a .. f
+ * of one kind and a; then the expected contents. */
 static void commit_table(void **state)
 {
     static const struct {
@@ -311,12 +311,12 @@ static void each_range(void **state)
     left = 4;
     assert_int_equal(zn_catalog_each(c, 1, 5, each_count, &left, &err), -ECANCELED);
     assert_string_equal(err.text, "enough");
-    t = zn_txn_new(); /* and the walk that was left does not stand in the way */
+    t = zn_txn_new(); /* an abandoned walk does not block it */
     assert_int_equal(commit_rc(c, t, &slot), 0);
     zn_catalog_close(c);
 }
 
-/* All or nothing; and a catalog that failed fails until it is opened again. */
+/* All or nothing; and a catalog that failed keeps failing until it is opened again. */
 static void commit_poisoned(void **state)
 {
     struct zn_slot slot = never;
@@ -347,7 +347,8 @@ static void commit_poisoned(void **state)
     zn_catalog_close(c);
 }
 
-/* The digest after any changes is that of the records, computed by another program (same()). */
+/* After any changes, the digest is that of the records, as another implementation computes it
+ * (same()). */
 static void commit_random_changes(void **state)
 {
     struct zn_slot slot = never;
@@ -371,17 +372,17 @@ static void commit_random_changes(void **state)
             c = open_at(&slot);
             assert_true(same(c, &m));
             assert_int_equal(stat(wal, &st), 0);
-            assert_int_equal(st.st_size, 0); /* nothing of it counts any more */
+            assert_int_equal(st.st_size, 0); /* nothing of it is left */
         }
     }
     assert_int_equal(slot.sequence, 300);
     zn_catalog_close(c);
 }
 
-/* What a large transaction leaves of the WAL is bounded once another one has come. */
+/* The size of the WAL after a large transaction is limited once another one has followed. */
 static void wal_is_kept_and_bounded(void **state)
 {
-    static const uint32_t records[] = { 1, 1, 40, 1, 1 }; /* of a MiB */
+    static const uint32_t records[] = { 1, 1, 40, 1, 1 }; /* of 1 MiB */
     struct zn_slot slot = never;
     struct zn_catalog *c = open_at(&slot);
     uint8_t *bytes = calloc(1, 1 << 20);
@@ -410,7 +411,8 @@ static void wal_is_kept_and_bounded(void **state)
     zn_catalog_close(c);
 }
 
-/* What was deleted does not keep the file long, at once and a step at a time; what is left is whole. */
+/* Deleted records do not keep the file long: it shrinks, at once or step by step; the other records
+ * are unchanged. */
 static void what_is_deleted_gives_its_room_back(void **state)
 {
     enum { MANY = 24, BYTES = 1 << 20 };
@@ -428,7 +430,7 @@ static void what_is_deleted_gives_its_room_back(void **state)
     assert_int_equal(stat(path, &st), 0);
     assert_true(st.st_size > MANY * BYTES);
 
-    /* half of it: free pages may be as many as those in use */
+    /* half of it: there may be as many free pages as used ones */
     t = zn_txn_new();
     for (uint32_t a = 1; a <= MANY; a += 2)
         assert_int_equal(zn_txn_del(t, &(struct zn_key){ 1, a, 0 }), 0);
@@ -442,13 +444,13 @@ static void what_is_deleted_gives_its_room_back(void **state)
     assert_int_equal(commit_rc(c, t, &slot), 0);
     assert_int_equal(stat(path, &st), 0);
     assert_true(st.st_size < MANY / 2 * BYTES);
-    for (uint32_t a = 100; a < 104; a++) { /* each gives a part more */
+    for (uint32_t a = 100; a < 104; a++) { /* each frees another part */
         t = zn_txn_new();
         assert_int_equal(txn_put_bytes(t, &(struct zn_key){ 1, a, 0 }, bytes, 1), 0);
         assert_int_equal(commit_rc(c, t, &slot), 0);
     }
     assert_int_equal(stat(path, &st), 0);
-    assert_true(st.st_size < 4 * BYTES); /* one record, as much again, and what is always kept */
+    assert_true(st.st_size < 4 * BYTES); /* a record, as much free, and what is always kept */
     assert_int_equal(zn_catalog_verify(c, &err), 0);
     zn_catalog_close(c);
     c = open_at(&slot);
@@ -459,7 +461,7 @@ static void what_is_deleted_gives_its_room_back(void **state)
     free(bytes);
 }
 
-/* ---- older, newer, others */
+/* ---- older, newer and foreign files */
 
 enum { REWINDS = 6 };
 
@@ -525,7 +527,7 @@ static void rewinds(void **state)
         }
     }
 
-    /* of another catalog, or another content with the same number */
+    /* of another catalog, or other contents with the same number */
     other = slots[4];
     other.digest ^= 1;
     expect_refused("another digest", &other, -EBADMSG, "does not hold what was committed as");
@@ -543,8 +545,8 @@ static void rewinds(void **state)
         free(files[i].bytes);
 }
 
-/* WALs that a crash left behind, and others. A WAL that SQLite does not believe is an older state
- * without a word. */
+/* WALs that a crash left behind, and foreign ones. A WAL that SQLite ignores would silently give an
+ * older state. */
 static void wals(void **state)
 {
     struct zn_slot slots[3];
@@ -568,7 +570,7 @@ static void wals(void **state)
         files[i] = image_read(path);
     }
     zn_catalog_close(c);
-    /* the file of 0, with a WAL that makes 1 of it */
+    /* file 0, with a WAL that makes it file 1 */
     put_back(&files[0]);
     image_write(next, &files[1]);
     (void)snprintf(sql, sizeof(sql),
@@ -587,7 +589,7 @@ static void wals(void **state)
         put_back(&files[0]);
         image_write(wal, &old_wal);
         c = NULL;
-        assert_int_equal(try_open(&c, &slots[slot], true), 0); /* looks, and touches nothing */
+        assert_int_equal(try_open(&c, &slots[slot], true), 0); /* reads, and changes nothing */
         assert_true(same(c, &models[1]));
         zn_catalog_close(c);
         expect_file(path, &files[0]);
@@ -597,7 +599,7 @@ static void wals(void **state)
         assert_int_equal(stat(wal, &st), 0);
         assert_int_equal(st.st_size, 0);
         zn_catalog_close(c);
-        assert_int_equal(unlink(wal), 0); /* the file alone is enough now */
+        assert_int_equal(unlink(wal), 0); /* the file alone is enough */
         c = open_at(&slots[1]);
         assert_true(same(c, &models[1]));
         zn_catalog_close(c);
@@ -608,14 +610,14 @@ static void wals(void **state)
     expect_file(path, &files[0]);
     expect_file(wal, &old_wal);
 
-    /* it appears beside a newer file */
+    /* next to a newer file */
     put_back(&files[2]);
     image_write(wal, &old_wal);
     assert_int_equal(open_rc(&slots[2]), -EBADMSG);
     expect_file(path, &files[2]);
     expect_file(wal, &old_wal);
 
-    /* any bit of it: the older state is what the slots say, or it is refused */
+    /* any bit of it: the result is the older state, if the slots have that, or a refusal */
     flipped = old_wal;
     for (unsigned i = 0; i < 64; i++) {
         uint64_t bit = ztest_random(&seed) % (flipped.len_bytes * 8);
@@ -718,12 +720,12 @@ static void damage_by_sql(void **state)
     free(file.bytes);
 }
 
-/* Files that are no database of ours at all. */
+/* Files that are not our database at all. */
 static void damage_whole_files(void **state)
 {
     static const struct {
         const char *name;
-        size_t cut; /* keep so much of ours; 0: bytes instead */
+        size_t cut; /* keep this much of ours; 0: bytes instead */
         const char *bytes;
         const char *text;
     } cases[] = {
@@ -757,7 +759,7 @@ static void damage_whole_files(void **state)
             now.len_bytes = cases[i].cut > 0 ? cases[i].cut : file.len_bytes - 8192;
         put_back(&now);
         expect_refused(cases[i].name, &slot, -EBADMSG, cases[i].text);
-        if (i < 2 && cases[i].bytes) /* nothing is lost yet: an empty one is a new one */
+        if (i < 2 && cases[i].bytes) /* nothing is lost yet: an empty file is a new one */
             assert_int_equal(open_rc(&never), i == 0 ? 0 : -EBADMSG);
     }
     free(file.bytes);
@@ -765,7 +767,7 @@ static void damage_whole_files(void **state)
 
 enum { PAGE = 16384, OLDER = 6 };
 
-/* One random damage; what it was. */
+/* Makes one random damage; returns its name. */
 static const char *damage(struct image *i, const struct image *older, uint64_t *seed)
 {
     uint8_t page[PAGE];
@@ -778,7 +780,7 @@ static const char *damage(struct image *i, const struct image *older, uint64_t *
     case 1:
         i->bytes[ztest_random(seed) % i->len_bytes] ^= (uint8_t)(1u << ztest_random(seed) % 8);
         return "a bit";
-    case 2: /* where structures are */
+    case 2: /* in the structures */
         i->bytes[a * PAGE + ztest_random(seed) % 128] ^= (uint8_t)(1u << ztest_random(seed) % 8);
         return "a bit of a page's header";
     case 3:
@@ -806,7 +808,7 @@ static const char *damage(struct image *i, const struct image *older, uint64_t *
     }
 }
 
-/* Each damage is found, or the content is what it was: then and after more commits. */
+/* Each damage is found, or the content is unchanged: then, and after more commits. */
 static void damage_random(void **state)
 {
     const char *more = getenv("ZSHARD_CATALOG_DAMAGES");
@@ -868,7 +870,7 @@ static void damage_random(void **state)
 /* ---- memory runs out */
 
 static sqlite3_mem_methods memory; /* SQLite's own */
-static unsigned memory_left;       /* allocations of SQLite until one fails; 0: none does */
+static unsigned memory_left;       /* allocations of SQLite until one fails; 0: none fails */
 static unsigned memory_failed;
 
 static bool memory_fails(void)
@@ -901,8 +903,8 @@ static void memory_wrap(void)
     (void)sqlite3_config(SQLITE_CONFIG_MALLOC, &failing);
 }
 
-/* The first allocation of SQLite fails, then the second, and so on, until one commit after an open
- * gets through: it says so, or it did without; and what was told is there. */
+/* The first allocation of SQLite fails, then the second, and so on, until a commit after an open
+ * succeeds. A failure is reported, or has no effect; and what was acknowledged is there. */
 static void memory_runs_out(void **state)
 {
     unsigned opens = 0, commits = 0;
@@ -937,7 +939,7 @@ static void memory_runs_out(void **state)
         failed = memory_failed > 0;
         if (rc < 0 && (rc != -ENOMEM || !failed))
             fail_msg("allocation %u: %d '%s'", nth, rc, err.text);
-        if (rc < 0 && c) { /* poisoned, but for reading */
+        if (rc < 0 && c) { /* poisoned, except for reading */
             unsigned many = 1 << 20;
 
             assert_int_equal(zn_catalog_each(c, 1, UINT32_MAX, each_count, &many, &err), 0);
@@ -954,7 +956,7 @@ static void memory_runs_out(void **state)
     assert_true(opens > 20 && commits > 5);
 }
 
-/* ---- who may */
+/* ---- locks */
 
 static int child_opens(const void *arg)
 {
@@ -989,16 +991,16 @@ static void open_twice(void **state)
     (void)state;
     for (size_t i = 0; i < 2; i++)
         assert_int_equal(zn_test_child(child_opens, &kinds[i]), 0);
-    assert_int_equal(open_rc(&never), -EBUSY); /* and in one process */
+    assert_int_equal(open_rc(&never), -EBUSY); /* also within one process */
     for (size_t i = 0; i < 2; i++)
         assert_int_equal(zn_test_child(child_opens, &kinds[i]), 0);
     zn_catalog_close(c);
-    /* whoever looks keeps a writer out, and another looker not */
+    /* a reader keeps writers out, but not other readers */
     assert_int_equal(pipe(up), 0);
     assert_int_equal(pipe(down), 0);
     pid = fork();
     if (pid == 0) {
-        (void)close(down[1]); /* so that it ends when we do */
+        (void)close(down[1]); /* so that it ends with this process */
         _exit(child_holds((const int[]){ up[1], down[0] }));
     }
     assert_int_equal(read(up[0], &byte, 1), 1);
@@ -1093,7 +1095,7 @@ static void ballast(const char *at, size_t bytes)
     assert_int_equal(close(fd), 0);
 }
 
-/* However much room is left: the commit succeeds, or nothing happened, and the next one that has
+/* However much room is left: the commit succeeds, or nothing has changed, and the next one that has
  * room succeeds. */
 static void commit_full(void **state)
 {
@@ -1135,7 +1137,7 @@ static void commit_full(void **state)
         fits += rc == 0;
         if (rc < 0 && (rc != -ENOSPC || !same(c, &m)))
             fail_msg("%zu bytes left: %d '%s'", left, rc, err.text);
-        if (rc < 0) { /* also to the next who opens it */
+        if (rc < 0) { /* also for the next one that opens it */
             zn_catalog_close(c);
             c = open_at(&slot);
             assert_true(same(c, &m));

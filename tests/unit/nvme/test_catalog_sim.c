@@ -2,8 +2,8 @@
  * The catalog and its commit slots on the simulated device: the power fails at every operation,
  * while commits run and while a store is opened again; every operation fails, and some lie.
  *
- * What was told is there, whole. One transaction more may be there, whole. Whatever a device that
- * lies does, the catalog says so or holds exactly that.
+ * What was acknowledged is there, complete. One more transaction may be there, complete. Whatever a
+ * lying device does, the catalog reports it or holds exactly that.
  *
  * ZSHARD_SIM_VARIANTS=N: N variants of each power cut instead of 4, and no place is left out.
  */
@@ -18,7 +18,7 @@ enum { TXNS = 8, FILE_BYTES = ZN_DATA_START + 65536, LEN_MAX = 30000 };
 
 static struct zb_err err;
 
-/* What transaction i makes of the catalog: drawn from i alone. */
+/* The catalog after transaction i, which depends on i alone. */
 static struct model models[TXNS + 3];
 
 static struct zn_txn *txn_of(unsigned i)
@@ -34,7 +34,7 @@ static struct zn_txn *txn_of(unsigned i)
 struct store {
     struct zn_engine *e;
     struct zn_catalog *c;
-    uint64_t told; /* the newest transaction of which somebody may know */
+    uint64_t told; /* the newest transaction that was acknowledged */
 };
 
 static void store_close(struct store *s)
@@ -56,7 +56,8 @@ static int store_tell(struct store *s, struct zn_slot slot)
     return rc;
 }
 
-/* As the daemon does: the engine, its newest slot, the catalog; and the slots follow it. */
+/* Like the daemon: opens the engine, takes its newest slot, opens the catalog; and keeps the slots
+ * in step. */
 static int store_open(struct store *s, struct zn_sim *sim)
 {
     struct zn_catalog_options o = { .path = "catalog", .may_create = true };
@@ -90,7 +91,7 @@ static int store_commit(struct store *s, unsigned i)
     return rc < 0 ? rc : store_tell(s, slot);
 }
 
-/* The store holds what was told, or one transaction more. */
+/* The store holds what was acknowledged, or one more transaction. */
 static bool store_right(struct store *s, uint64_t told)
 {
     uint64_t sequence = zn_catalog_slot(s->c).sequence;
@@ -99,7 +100,7 @@ static bool store_right(struct store *s, uint64_t told)
            same(s->c, &models[sequence]);
 }
 
-/* After a power cut: it opens, is right, takes a commit, and is right again. */
+/* After a power cut: it opens, is right, accepts a commit, and is right again. */
 static void store_recovers(struct zn_sim *sim, uint64_t told, const char *what, uint64_t n,
                            unsigned v)
 {
@@ -130,13 +131,14 @@ static struct zn_sim *sim_new(uint64_t seed, bool record)
 
 static const char *wanted; /* ZSHARD_SIM_VARIANTS */
 
-/* Every so-many-th place, unless all are wanted. */
+/* A stride through the places; 1 if all are wanted. */
 static unsigned step(unsigned quick)
 {
     return wanted ? 1 : quick * ztest_stride(5);
 }
 
-/* All transactions, and in the middle of them the store is opened anew; told[i] is when i was. */
+/* Makes all transactions, and opens the store again in the middle; told[i] is when i was
+ * acknowledged. */
 static struct zn_sim *record(uint64_t seed, uint64_t told[TXNS + 1])
 {
     struct zn_sim *sim = sim_new(seed, true);
@@ -179,9 +181,9 @@ static void power_cuts(void **state)
     zn_sim_free(recorded);
 }
 
-#define MAKING 64u /* operations in which a catalog is made */
+#define MAKING 64u /* operations that make a catalog */
 
-/* The power fails while a store is opened after a power cut, and commits. */
+/* The power fails while a store is opened and commits after a power cut. */
 static void power_cuts_of_recovery(void **state)
 {
     uint64_t told[TXNS + 1], now = 0;
@@ -215,7 +217,7 @@ static void power_cuts_of_recovery(void **state)
 static const struct fault {
     enum zn_fault fault;
     bool forever;
-    bool lies; /* the device says that all is well */
+    bool lies; /* the device reports success */
 } faults[] = {
     { ZN_FAULT_EIO, false, false },     { ZN_FAULT_EIO, true, false },
     { ZN_FAULT_ENOSPC, false, false },  { ZN_FAULT_ENOSPC, true, false },
@@ -226,8 +228,8 @@ static const struct fault {
     { ZN_FAULT_FLIP, false, true },
 };
 
-/* All transactions on a device with one fault; a full one is tried again. How far it came is in
- * s->told, and what it answered last is returned. */
+/* Makes all transactions on a device with one fault; a full device is tried again. Sets s->told to
+ * the last one acknowledged, and returns the last result. */
 static int faulty_run(struct store *s, struct zn_sim *sim, const struct fault *f)
 {
     int rc = store_open(s, sim);

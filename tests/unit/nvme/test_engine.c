@@ -1,6 +1,6 @@
 /*
- * One suite over every backend: what zn.h promises is promised by all of them, with O_DIRECT and
- * without, on a disk, in memory and on the simulated device.
+ * One suite for every backend: all of them keep the promises of zn.h, with O_DIRECT and without, on
+ * a disk, in memory and on the simulated device.
  */
 #include "zn_test.h"
 
@@ -23,9 +23,9 @@ enum { SLOT = 65536, SLOTS = 96 };
 #define FILE_BYTES (ZN_DATA_START + DATA_BYTES)
 
 static const struct variant {
-    const char *name, *io, *base; /* base NULL: on the disk of $TMPDIR or /tmp */
+    const char *name, *io, *base; /* base NULL: on the disk, in $TMPDIR or /tmp */
     bool buffered;
-    uint64_t rate_bytes; /* of the simulated device; 0: requests finish in any order, at once */
+    uint64_t rate_bytes; /* of the simulated device; 0: requests finish at once, in any order */
 } variants[] = {
     { "uring, O_DIRECT", "uring", NULL, false, 0 },
     { "uring, buffered", "uring", NULL, true, 0 },
@@ -82,7 +82,7 @@ static void fill(void *buf, size_t len_bytes, uint64_t seed)
     }
 }
 
-/* Bytes as anybody else sees them in the file. */
+/* Bytes of the file as another process sees them. */
 static void file_read(void *buf, size_t len_bytes, uint64_t off_bytes)
 {
     int fd;
@@ -128,11 +128,11 @@ static void file_remove(void)
     }
 }
 
-/* A request, and what became of it. */
+/* A request, and its result. */
 struct request {
     struct zn_io io;
     int rc, runs;
-    unsigned order; /* of its done among all */
+    unsigned order; /* position of its completion among all */
     struct zn_engine *e;
 };
 
@@ -158,7 +158,7 @@ static void request_set(struct request *r, enum zn_op op, void *buf, uint32_t le
                            .rc = 77 };
 }
 
-/* Sleeps until the wake-up has been quiet for a while: then all that was kicked has finished. */
+/* Sleeps until there has been no wake-up for a while: then all kicked requests have finished. */
 static void settle(struct zn_engine *e)
 {
     struct pollfd p = { .fd = zn_wake_fd(e), .events = POLLIN };
@@ -168,8 +168,8 @@ static void settle(struct zn_engine *e)
 }
 
 /*
- * Random reads and writes of random lengths, as many at a time as the engine takes, in slots of
- * which each has at most one request; every byte read is compared with a model in memory.
+ * Random reads and writes of random lengths, as many at a time as the engine accepts, in slots with
+ * at most one request each; every byte read is compared with a model in memory.
  */
 static struct {
     struct zn_engine *e;
@@ -268,7 +268,7 @@ static void engine_stress_short(void **state)
     }
 }
 
-/* Whatever order completions come in, each is its own. */
+/* In whatever order completions come, each belongs to its request. */
 static void engine_out_of_order(void **state)
 {
     enum { N = 16 };
@@ -302,7 +302,7 @@ static void engine_out_of_order(void **state)
     free(got);
 }
 
-/* The limit is refused, not queued, and holds until a done has run. */
+/* Requests beyond the limit are refused, not queued, until a done has run. */
 static void engine_depth(void **state)
 {
     static const unsigned depths[] = { 1, 4, 33, ZN_DEPTH_MAX };
@@ -340,8 +340,8 @@ static void engine_depth(void **state)
     free(buf);
 }
 
-/* No whole unit of alignment moves any more: that is an end, not a loop. Without O_DIRECT every
- * byte is progress. */
+/* If less than a unit of alignment is transferred, the request ends instead of looping. Without
+ * O_DIRECT every byte is progress. */
 static void engine_no_progress(void **state)
 {
     struct zn_fault_plan plan = { .short_every = 1, .short_bytes = 100 };
@@ -357,7 +357,7 @@ static void engine_no_progress(void **state)
     free(buf);
 }
 
-/* The caller kicks what it submits, once; what the engine sends again is the engine's to kick. */
+/* The caller kicks its requests once; the engine kicks what it sends again. */
 static void engine_tails_kick(void **state)
 {
     struct zn_fault_plan plan = { .short_every = 2, .again_every = 3 };
@@ -381,7 +381,7 @@ static void engine_tails_kick(void **state)
     free(bufs);
 }
 
-/* The file became shorter behind our back. */
+/* The file became shorter behind the engine's back. */
 static void engine_past_end(void **state)
 {
     struct zn_engine *e = engine_open(0);
@@ -409,7 +409,7 @@ static void engine_interrupted(void **state)
         int rc;
         unsigned seen;
     } cases[] = {
-        { { .again_every = 2 }, 0, 1 }, /* then 2 is interrupted and 3 goes through */
+        { { .again_every = 2 }, 0, 1 }, /* then 2 is interrupted and 3 succeeds */
         { { .again_every = 1 }, -EINTR, 17 },
         { { .nth = 1, .nth_res = -EAGAIN }, 0, 2 },
         { { .nth = 1, .nth_on = true, .nth_res = -EAGAIN }, -EAGAIN, 17 },
@@ -433,7 +433,7 @@ static void engine_interrupted(void **state)
     free(buf);
 }
 
-/* Some writes, a flush, and reading back; the n-th transfer fails, for every n. */
+/* Some writes, a flush, and reading back; the nth transfer fails, for every n. */
 static void engine_every_failure(void **state)
 {
     enum { N = 5 };
@@ -478,7 +478,7 @@ static void engine_every_failure(void **state)
                 bad++;
             }
             failed = zn_fault_seen(e) >= nth;
-            if (bad != failed) /* but for a flush, of which 0 is the success */
+            if (bad != failed) /* except for a flush, whose success is 0 */
                 assert_true(bad == 0 && failures[f] == 0 && flush_seen == nth);
             assert_int_equal(zn_stats(e).failed, bad);
             if (bad == 0)
@@ -491,7 +491,7 @@ static void engine_every_failure(void **state)
     free(got);
 }
 
-/* A device that died stays dead, and says so to everyone. */
+/* A dead device stays dead, and every request gets that error. */
 static void engine_dead(void **state)
 {
     struct zn_fault_plan plan = { .nth = 3, .nth_on = true, .nth_res = -EIO };
@@ -512,7 +512,7 @@ static void engine_dead(void **state)
 static const struct {
     const char *name;
     enum zn_op op;
-    uint32_t buf_add; /* to an aligned address */
+    uint32_t buf_add; /* offset from an aligned address */
     bool null;
     uint64_t off_bytes;
     uint32_t len_bytes;
@@ -570,7 +570,7 @@ static void engine_stats(void **state)
     (void)state;
     assert_int_equal(s.reads + s.read_bytes + s.writes + s.written_bytes + s.flushes + s.failed +
                          s.short_transfers + s.inflight,
-                     0); /* the trial is not in them */
+                     0); /* it does not include the trial request */
     fill(buf, SLOT, 4);
     assert_int_equal(zn_fault_install(e, &plan), 0);
     for (int i = 0; i < 3; i++)
@@ -612,7 +612,7 @@ static void slot_expect(struct zn_engine *e, uint64_t sequence)
     assert_memory_equal(&got, &want, sizeof(got));
 }
 
-/* Slots are found again when the file is opened, each in its place, whatever the offset says. */
+/* Slots are found again when the file is opened, each at its place, whatever the offset. */
 static void engine_slots(void **state)
 {
     struct zn_engine *e = engine_open(0);
@@ -674,12 +674,12 @@ static void engine_slots_one_at_a_time(void **state)
 
     (void)state;
     request_set(&r, ZN_SLOT, &zero, 0, 0);
-    assert_int_equal(zn_submit(e, &r.io), -EINVAL); /* sequence 0 is "never" */
+    assert_int_equal(zn_submit(e, &r.io), -EINVAL); /* sequence 0 means "never" */
     request_set(&r, ZN_SLOT, &slot, 0, 0);
     c.io = (struct zn_io){ .op = ZN_SLOT, .buf = &c.slot, .done = slot_chain_done };
     assert_int_equal(zn_submit(e, &c.io), 0);
     c.slot = slot_of(2);
-    c.slot.sequence = 1; /* the done makes it 2 */
+    c.slot.sequence = 1; /* the done increments it */
     assert_int_equal(zn_submit(e, &r.io), -EBUSY);
     assert_int_equal(zn_stats(e).inflight, 1);
     zn_test_drain(e);
@@ -696,7 +696,7 @@ static void engine_slots_one_at_a_time(void **state)
     file_remove();
 }
 
-/* Interrupted and short writes of a slot are finished; one that fails says so and is over. */
+/* Interrupted and short writes of a slot are completed; one that fails reports that, and ends. */
 static void engine_slots_fail(void **state)
 {
     static const struct zn_fault_plan plans[] = {
@@ -726,7 +726,8 @@ static void engine_slots_fail(void **state)
     file_remove();
 }
 
-/* What the engine makes of damage: one slot is enough, and no slot at all is said. */
+/* What the engine does with damaged slots: one good slot is enough, and it reports if there is
+ * none. */
 static void engine_slots_damaged(void **state)
 {
     struct zn_engine *e = engine_open(0);
@@ -752,7 +753,7 @@ static void engine_slots_damaged(void **state)
     file_remove();
 }
 
-/* Closing waits: every done runs, with its true result, kicked or not, fetched or not. */
+/* Closing waits: every done runs, with its true result, whether kicked or reaped or not. */
 static void engine_close_in_flight(void **state)
 {
     enum { N = 32 };
@@ -772,7 +773,7 @@ static void engine_close_in_flight(void **state)
                 zn_kick(e);
         }
         if (round == 2)
-            assert_true(zn_test_wait(e)); /* the wake-up is gone, nothing was reaped */
+            assert_true(zn_test_wait(e)); /* the wake-up is consumed, and nothing is reaped */
         zn_close(e);
         for (unsigned i = 0; i < N; i++) {
             assert_int_equal(r[i].rc, 0);
@@ -794,7 +795,7 @@ static void resubmit_done(struct zn_io *io, int rc)
     r->rc = zn_submit(r->e, io);
 }
 
-/* A close ends, although each done has something new in mind. */
+/* A close ends, even if each done tries to submit something new. */
 static void engine_close_refuses(void **state)
 {
     struct zn_engine *e = engine_open(0);
@@ -856,7 +857,7 @@ static void engine_done_submits(void **state)
     free(chain.buf);
 }
 
-/* No more than asked for, and what is left behind is announced again. */
+/* Reaps no more than requested, and what is left is announced again. */
 static void engine_reap_limit(void **state)
 {
     enum { N = 10 };
@@ -884,7 +885,7 @@ static void engine_reap_limit(void **state)
     assert_int_equal(zn_reap(e, 3), 0);
     for (unsigned i = 0; i < N; i++)
         assert_int_equal(r[i].runs, 1);
-    zn_kick(e); /* nothing to hand over */
+    zn_kick(e); /* there is nothing to hand over */
     zn_close(e);
     free(buf);
 }
@@ -911,7 +912,7 @@ static void engine_info(void **state)
     zn_close(e);
 }
 
-/* Does it run here? err says why not. */
+/* Whether it runs here; err has the reason if not. */
 static void suite_probe(struct zb_err *err)
 {
     struct zn_options o = { .path = path, .size_bytes = FILE_BYTES, .io = variant->io };

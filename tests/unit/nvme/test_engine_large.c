@@ -1,5 +1,5 @@
 /*
- * One request of the largest size: every backend moves it whole, whatever the kernel makes of it.
+ * One request of the largest size: every backend transfers all of it, even if the kernel splits it.
  */
 #include "zn_test.h"
 

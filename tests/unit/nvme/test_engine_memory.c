@@ -1,6 +1,6 @@
 /*
- * What the kernel knows beforehand, and what it forbids: registered memory, restrictions of the
- * ring, wake-ups that nobody needs; and urgent requests, which both engines put first.
+ * Features of the kernel: registered memory, restrictions of the ring, needless wake-ups; and
+ * urgent requests, which both engines put first.
  */
 #include "zn_test.h"
 
@@ -18,7 +18,7 @@
 #include "nvme/engine_priv.h"
 
 #define PAGE       ((uint32_t)65536)
-#define PIECE      (UINT64_C(32) << 20) /* of engine_uring.c */
+#define PIECE      (UINT64_C(32) << 20) /* as in engine_uring.c */
 #define FILE_BYTES (ZN_DATA_START + 64 * PAGE)
 
 static char dir[256], path[300];
@@ -30,7 +30,7 @@ static int engine_try_open(struct zn_engine **ret, const char *io, unsigned thre
     return zn_open(ret, &o, NULL);
 }
 
-/* An io_uring engine; the test is skipped where there is none. */
+/* An io_uring engine; without one the test is skipped. */
 static struct zn_engine *uring_open(void)
 {
     struct zn_engine *e;
@@ -49,7 +49,7 @@ static char *memory_map(uint64_t len_bytes)
     return p;
 }
 
-/* Writes from one place of memory, reads to another, compares: how many of the two were registered.
+/* Writes from one address, reads to another, compares; returns how many of the two were registered.
  */
 static unsigned round_trip(struct zn_engine *e, char *from, char *to, uint64_t seed)
 {
@@ -66,7 +66,8 @@ static unsigned round_trip(struct zn_engine *e, char *from, char *to, uint64_t s
     return (unsigned)(zn_stats(e).registered - before);
 }
 
-/* Requests use what is registered, all of it, and nothing else; and not a moment too long. */
+/* Requests use registered memory, all of it, and nothing else; and not after it was
+ * unregistered. */
 static void memory_table(void **state)
 {
     static const struct {
@@ -110,7 +111,7 @@ static void memory_table(void **state)
     zn_close(e);
 }
 
-/* Memory of ours that the kernel keeps in place. */
+/* Memory of this process that the kernel has pinned. */
 static unsigned long pinned_kib(void)
 {
     FILE *f = fopen("/proc/self/status", "re");
@@ -125,7 +126,7 @@ static unsigned long pinned_kib(void)
     return kib;
 }
 
-/* Other memory at the same addresses: what the kernel knew of the old one must be forgotten. */
+/* Other memory at the same addresses: the kernel's knowledge of the old memory must not be used. */
 static void memory_again(void **state)
 {
     struct zn_engine *e = uring_open();
@@ -148,7 +149,7 @@ static void memory_again(void **state)
     }
     assert_int_equal(zn_register(e, map, 4 * PAGE), 0);
     assert_int_equal(round_trip(e, map, map + PAGE, 7), 2);
-    zn_close(e); /* what is registered still goes with the engine */
+    zn_close(e); /* registered memory is released with the engine */
     assert_int_equal(munmap(map, 4 * PAGE), 0);
 }
 
@@ -162,7 +163,7 @@ static void waiting_done(struct zn_io *io, int rc)
     zb_container_of(io, struct waiting, io)->rc = rc;
 }
 
-/* A region is taken back while its requests wait for zn_kick(): they arrive all the same, and so do
+/* A region is unregistered while its requests wait for zn_kick(): they still arrive, and so do
  * those of another region. */
 static void memory_taken_back(void **state)
 {
@@ -204,7 +205,7 @@ static void memory_taken_back(void **state)
     zn_close(e);
 }
 
-/* Many regions, in any order. */
+/* Many regions, registered and unregistered in any order. */
 static void memory_many(void **state)
 {
     enum { N = 200 };
@@ -262,7 +263,7 @@ static int child_limited(const void *arg)
         (void)fprintf(stderr, "%s\n", zn_info(e)->why_unregistered);
         return 6;
     }
-    /* what is registered stays so */
+    /* registered memory stays registered */
     if (zn_test_io(e, ZN_WRITE, map, PAGE, ZN_DATA_START) != 0 || zn_stats(e).registered != 2)
         return 7;
     zn_close(e);
@@ -315,7 +316,7 @@ static void ring_restricted(void **state)
     int fd = 0;
 
     (void)state;
-    if (strstr(zn_info(e)->why, "restrictions")) { /* the kernel has none */
+    if (strstr(zn_info(e)->why, "restrictions")) { /* the kernel does not support them */
         zn_close(e);
         ztest_skip("the kernel has no restrictions of io_uring");
     }
@@ -326,7 +327,7 @@ static void ring_restricted(void **state)
     sqe = io_uring_get_sqe(ring);
     io_uring_prep_openat(sqe, AT_FDCWD, path, O_RDONLY, 0);
     assert_int_equal(ring_result(ring, sqe), -EACCES);
-    sqe = io_uring_get_sqe(ring); /* the file itself, but by its descriptor: no, nor another's */
+    sqe = io_uring_get_sqe(ring); /* the file by its descriptor: refused, like another file */
     io_uring_prep_read(sqe, e->file.fd, block, sizeof(block), 0);
     assert_int_equal(ring_result(ring, sqe), -EACCES);
     assert_int_equal(io_uring_register_files_update(ring, 0, &fd, 1), -EACCES);
@@ -336,7 +337,8 @@ static void ring_restricted(void **state)
 
 /* ---- wake-ups */
 
-/* When all has been reaped, the wake-up is quiet: the next poll does not return for nothing. */
+/* When everything has been reaped, the wake-up is quiet: the next poll does not return without
+ * reason. */
 static void wake_quiet(void **state)
 {
     enum { N = 16 };
@@ -368,7 +370,7 @@ static void waiter_done(struct zn_io *io, int rc)
     zb_container_of(io, struct waiter, io)->order = dones++;
 }
 
-/* One thread, and a line: the urgent ones come first, each kind in the order of its coming. */
+/* One thread, and a queue: urgent requests come first, each kind in order of arrival. */
 static void urgent_first(void **state)
 {
     enum { N = 24 };

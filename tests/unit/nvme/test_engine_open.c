@@ -1,6 +1,6 @@
 /*
- * Everything that zn_open() may meet: options, files that are not ours, file systems that are full,
- * read-only or cannot do what we ask, and kernels that refuse.
+ * Everything that zn_open() may encounter: options, foreign files, file systems that are full,
+ * read-only or lack features, and kernels that refuse system calls.
  */
 #include "zn_test.h"
 
@@ -43,13 +43,13 @@ static int dir_up(void **state)
 static int dir_down(void **state)
 {
     (void)state;
-    (void)umount2(mnt, MNT_DETACH); /* of a test that failed */
+    (void)umount2(mnt, MNT_DETACH); /* left by a test that failed */
     (void)rmdir(mnt);
     zn_test_dir_remove(dir);
     return 0;
 }
 
-/* Opens and closes: what it returns, the sentence in err. */
+/* Opens and closes; returns the rc, with the error message in err. */
 static int try_open(const char *at, uint64_t size_bytes, const char *io)
 {
     struct zn_options o = { .path = at, .size_bytes = size_bytes, .io = io };
@@ -141,7 +141,7 @@ static void open_paths(void **state)
     assert_int_equal(try_open(path, SIZE, NULL), -EMEDIUMTYPE);
     expect_text("a pipe", "is neither a regular file nor a block device");
     err = (struct zb_err){ 0 };
-    only.read_only = true; /* it does not wait for somebody to write */
+    only.read_only = true; /* it does not wait for writers */
     assert_int_equal(zn_open(&e, &only, &err), -EMEDIUMTYPE);
     expect_text("a pipe, to read", "is neither a regular file nor a block device");
     assert_int_equal(unlink(path), 0);
@@ -157,7 +157,7 @@ static void open_paths(void **state)
     expect_text("/dev/null", "is neither a regular file nor a block device");
 }
 
-/* What is not ours keeps every byte. */
+/* Foreign files keep every byte. */
 static void open_foreign(void **state)
 {
     static const char text[] = "the only copy of somebody's thesis";
@@ -204,7 +204,7 @@ static void super_read(struct zn_super *ret)
     assert_int_equal(close(fd), 0);
 }
 
-/* A file outlives its engine, may grow, and any engine reads what another wrote. */
+/* A file outlives its engine and may grow, and any engine reads what another wrote. */
 static void open_again(void **state)
 {
     struct zn_options o = { .path = path, .size_bytes = SIZE, .io = "threads" };
@@ -261,7 +261,8 @@ static void open_twice(void **state)
     assert_int_equal(unlink(path), 0);
 }
 
-/* A close unlocks, whoever else has the descriptor: a child that was forked meanwhile. */
+/* A close unlocks, even if another process has the descriptor: a child that was forked
+ * meanwhile. */
 static void open_after_fork(void **state)
 {
     struct zn_options o = { .path = path, .size_bytes = SIZE, .io = "threads" };
@@ -334,8 +335,8 @@ static void open_after_kill(void **state)
     assert_int_equal(unlink(path), 0);
 }
 
-/* The process that took the lock is gone, and something of it still holds the file: here a child, in
- * life an io_uring whose last writes are on their way. */
+/* The process that took the lock is gone, but its file is still held. Here by a child; in practice
+ * by an io_uring whose last writes are in flight. */
 static void open_after_death(void **state)
 {
     int fd, status;
@@ -381,7 +382,7 @@ static void open_not_allowed(void **state)
     assert_int_equal(rc, 0);
 }
 
-/* Mounts; false (with the message) where that is not permitted. */
+/* Mounts; false (with a message) if that is not permitted. */
 static bool mount_up(const char *type, const char *what, unsigned long flags, const char *data)
 {
     assert_true(mkdir(mnt, 0700) == 0 || errno == EEXIST);
@@ -411,7 +412,7 @@ static void open_read_only(void **state)
     mount_down();
 }
 
-/* The file system is too small; a file that should only grow keeps its old length. */
+/* The file system is too small; a file that should grow keeps its old length. */
 static void open_no_room(void **state)
 {
     char at[400], other[400];
@@ -442,7 +443,7 @@ static void open_no_room(void **state)
     mount_down();
 }
 
-/* ramfs knows neither O_DIRECT nor fallocate(). */
+/* ramfs supports neither O_DIRECT nor fallocate(). */
 static void open_without_help(void **state)
 {
     struct zn_options o = { .size_bytes = SIZE };
@@ -470,7 +471,7 @@ static void open_without_help(void **state)
     free(buf);
 }
 
-/* A loop device over a file: its name in ret, or false with a message. */
+/* Makes a loop device for a file: its name in ret, or false with a message. */
 static bool loop_up(const char *file, char *ret, size_t size, int *ret_fd)
 {
     int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
@@ -534,12 +535,12 @@ static void open_device(void **state)
     assert_int_equal(unlink(image), 0);
 }
 
-/* A system call is refused, in a child. What comes of an open, and what it says. */
+/* A system call is refused, in a child: the result of an open, and its message. */
 struct refused {
     const char *name, *io;
     struct zn_test_refusal refusals[3];
     int rc;
-    const char *text; /* in the error; or after a success in one of the whys of info */
+    const char *text; /* in the error message; or, after success, in one of the whys of zn_info() */
 };
 
 #define REFUSE_URING(error)           \
@@ -671,7 +672,7 @@ static int child_refused(const void *arg)
                       e ? zn_info(e)->why : "", e ? zn_info(e)->why_buffered : "");
         return 1;
     }
-    /* what is said is what is done */
+    /* what is reported is what is done */
     if (e && c->refusals[0].nr != __NR_fcntl &&
         ((fcntl(e->file.fd, F_GETFL) & O_DIRECT) != 0) != zn_info(e)->direct)
         return 3;
@@ -679,7 +680,7 @@ static int child_refused(const void *arg)
     return 0;
 }
 
-/* Some refusals tell something only where it works without them. */
+/* Some refusals are only meaningful where the system call works otherwise. */
 static bool refused_can_tell(const struct refused *c, bool uring, bool direct)
 {
     int nr = c->refusals[0].nr;
@@ -714,11 +715,11 @@ static void open_refused(void **state)
         }
         if (rc != 0)
             fail_msg("%s: exit %d", refused_cases[i].name, rc);
-        assert_true(unlink(path) == 0 || errno == ENOENT); /* it may not have come so far */
+        assert_true(unlink(path) == 0 || errno == ENOENT); /* it may not have been created yet */
     }
 }
 
-/* More than what users without privileges may have: refused before anything is reserved. */
+/* More than unprivileged users may have: refused before anything is reserved. */
 static int child_too_large(const void *arg)
 {
     static const struct zn_test_refusal refusal = { __NR_fallocate, EIO, 0 };
@@ -772,7 +773,8 @@ static int child_kernel_busy(const void *arg)
     return 0;
 }
 
-/* The kernel has no memory for a submission: it stays queued, and the caller is called back. */
+/* The kernel has no memory for a submission: it stays queued, and the engine asks the caller to
+ * kick again. */
 static void open_kernel_busy(void **state)
 {
     int rc;

@@ -1,6 +1,6 @@
 /*
- * The device of a fixed rate: what it holds, however its memory is lent and moved; how long it
- * takes; what it refuses. The real daemon on it is tests/integ's.
+ * The device of a fixed rate: its contents, however its memory is lent and moved; its timing; its
+ * refusals. tests/integ runs the real daemon on it.
  */
 #include "zn_test.h"
 
@@ -37,7 +37,7 @@ static void request_done(struct zn_io *io, int rc)
     zb_container_of(io, struct request, io)->rc = rc;
 }
 
-/* Where the bytes are in the end. */
+/* Returns where the bytes are at the end. */
 static void *run(struct zn_engine *e, enum zn_op op, bool lend, void *buf, uint32_t blocks,
                  uint32_t at)
 {
@@ -55,7 +55,7 @@ static void *run(struct zn_engine *e, enum zn_op op, bool lend, void *buf, uint3
     return q.io.buf;
 }
 
-/* Every block begins with a number, which says what it holds; `model` has it by block. */
+/* Every block begins with a number, which identifies its contents; `model` has it by block. */
 static void stamp(void *bytes, uint32_t blocks, uint64_t *next, uint64_t *model, uint32_t at)
 {
     for (uint32_t i = 0; i < blocks; i++) {
@@ -80,8 +80,8 @@ static void check(const void *bytes, uint32_t blocks, const uint64_t *model, uin
     }
 }
 
-/* Extents of all sizes, anywhere: copies, loans, loans that are changed and written elsewhere, over
- * what was there. */
+/* Extents of all sizes, anywhere: copies, loans, and loans that are changed and written elsewhere,
+ * over existing data. */
 static void fixed_holds(void **state)
 {
     static uint64_t model[BLOCKS];
@@ -123,12 +123,12 @@ static void fixed_holds(void **state)
         check(buf, 1, model, i);
     }
     print_message("%llu of about 1333 reads were lent\n", (unsigned long long)lent);
-    assert_true(lent > 100 && lent < 1333); /* both ways were gone */
+    assert_true(lent > 100 && lent < 1333); /* both ways were taken */
     zn_close(e);
     free(buf);
 }
 
-/* Equal extents that take turns, as pages do: not a byte is copied. */
+/* Extents of equal size that alternate, like pages: no byte is copied. */
 static void fixed_copies_nothing(void **state)
 {
     enum { PAGE = 16, PAGES = BLOCKS / PAGE, SPARE = PAGES - 1 };
@@ -259,7 +259,7 @@ static void fixed_refuses(void **state)
         assert_int_equal(zn_fixed_open(&none, &wrong[i], &err), -EINVAL);
         assert_true(!none && err.text[0]);
     }
-    /* What is not a transfer of pages works as everywhere; closing waits. */
+    /* Other requests than page transfers work as everywhere; closing waits. */
     assert_int_equal(zn_submit(e, &q.io), 0);
     zn_test_drain(e);
     assert_int_equal(q.rc, 0);

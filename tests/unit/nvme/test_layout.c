@@ -14,7 +14,7 @@ static const struct zn_super super = {
     .path = 7,
 };
 
-/* The block as FORMAT.md has it, byte by byte. */
+/* The block byte by byte, as in FORMAT.md. */
 static void super_bytes(void **state)
 {
     static const unsigned char head[48] = {
@@ -37,7 +37,7 @@ static void super_bytes(void **state)
     assert_int_equal(got.path, super.path);
 }
 
-/* Any bit of the block: in the magic it is not ours, elsewhere it is damaged. */
+/* Any bit of the block: in the magic, the block is foreign; elsewhere, it is damaged. */
 static void super_every_bit(void **state)
 {
     unsigned char block[ZN_SUPER_BYTES];
@@ -57,7 +57,7 @@ static void super_every_bit(void **state)
     }
 }
 
-/* A later version with a right checksum (at the same place, of the same bytes) is named. */
+/* A later version with a right checksum (at the same offset, over the same bytes) is named. */
 static void super_of_the_future(void **state)
 {
     unsigned char block[ZN_SUPER_BYTES];
@@ -75,8 +75,8 @@ static void super_of_the_future(void **state)
 
 static const struct {
     const char *name;
-    uint64_t length;   /* of the file, zeros ... */
-    uint64_t mark_off; /* ... but for `mark`, here */
+    uint64_t length;   /* of the file; all zeros, */
+    uint64_t mark_off; /* except for `mark` here */
     const char *mark;  /* NULL: none; "super": our superblock */
     int rc;
 } layout_cases[] = {
@@ -151,13 +151,13 @@ static void layout_write_read(void **state)
     assert_memory_equal(&got, &a, sizeof(a));
     assert_int_equal(close(fd), 0);
 
-    /* and every call that can fail */
+    /* then every call that can fail */
     fd = open(path, O_RDONLY | O_CLOEXEC);
     assert_int_equal(zn_layout_write(zn_fd(fd), path, &a, &err), -EBADF);
     assert_non_null(strstr(err.text, "write the superblock of '"));
     assert_int_equal(close(fd), 0);
     err.code = 0;
-    fd = open("/dev/null", O_RDWR | O_CLOEXEC); /* writes, and does not flush */
+    fd = open("/dev/null", O_RDWR | O_CLOEXEC); /* it can be written, but not flushed */
     assert_int_equal(zn_layout_write(zn_fd(fd), "null", &a, &err), -EINVAL);
     assert_string_equal(err.text, "flush the superblock of 'null': Invalid argument");
     assert_int_equal(close(fd), 0);
@@ -175,7 +175,7 @@ static const struct zn_slot slot = {
     .catalog = { 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36 },
 };
 
-/* A slot as FORMAT.md has it, byte by byte; the checksum is the one of these bytes. */
+/* A slot byte by byte, as in FORMAT.md, with the checksum of these bytes. */
 static void slot_bytes(void **state)
 {
     static const unsigned char head[64] = {
@@ -223,7 +223,7 @@ static void slot_every_bit(void **state)
     assert_int_equal(got.sequence, 99);
 }
 
-/* What is in the two places: a sequence, 0 blank, BAD damaged, or NEW of a later version. */
+/* The two places hold: a sequence, 0 for blank, BAD for damaged, or NEW for a later version. */
 enum { BAD = 1000, NEW };
 
 static const struct {

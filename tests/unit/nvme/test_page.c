@@ -1,6 +1,6 @@
 /*
- * A page's checksums must fail for every way in which a page can be wrong: other bytes, another
- * page, an older page.
+ * A page's checksums must detect every way in which a page can be wrong: other bytes, another page,
+ * an older page.
  */
 #include "tests/ztest.h"
 
@@ -23,7 +23,7 @@ static void page_fill(unsigned char *page)
         page[i] = (unsigned char)ztest_random(&seed);
 }
 
-/* What zn_page_verify() says: the bad checksum, or -1 for a good page. */
+/* The result of zn_page_verify(): the number of the bad checksum, or -1 for a good page. */
 static int page_bad(const struct zn_page_id *id, const unsigned char *page, const uint32_t *crcs)
 {
     uint32_t bad = 77;
@@ -53,7 +53,7 @@ static void page_every_bit(void **state)
             fail_msg("bit %d: checksum %d", bit, page_bad(&page_id, page, crcs));
         page[bit / 8] ^= (unsigned char)(1 << bit % 8);
     }
-    for (int i = 0; i < CRCS; i++) { /* and a flipped checksum */
+    for (int i = 0; i < CRCS; i++) { /* the same with a flipped checksum */
         crcs[i] ^= 1u << i;
         assert_int_equal(page_bad(&page_id, page, crcs), i);
         crcs[i] ^= 1u << i;
@@ -75,7 +75,8 @@ static const struct {
     { "nobody", { 0, 0, 0, 0, 0 } },
 };
 
-/* The same bytes under another name, all zero bytes too: a blank page is not everybody's. */
+/* The same bytes with another identity, also all zeros: a blank page belongs to one identity
+ * only. */
 static void page_of_another(void **state)
 {
     static unsigned char page[PAGE];
@@ -106,7 +107,7 @@ static void page_swapped_blocks(void **state)
     memcpy(other + CRC, page + 2 * CRC, CRC);
     memcpy(other + 2 * CRC, page + CRC, CRC);
     assert_int_equal(page_bad(&page_id, other, crcs), 1);
-    memcpy(swapped, crcs, sizeof(crcs)); /* the checksums along with them */
+    memcpy(swapped, crcs, sizeof(crcs)); /* the checksums are swapped, too */
     swapped[1] = crcs[2];
     swapped[2] = crcs[1];
     assert_int_equal(page_bad(&page_id, other, swapped), 1);
@@ -115,7 +116,7 @@ static void page_swapped_blocks(void **state)
     assert_int_not_equal(crcs[0], crcs[1]);
 }
 
-/* One block at a time gives what the whole page gives, and the numbers on the device are these. */
+/* Sealing block by block gives the same as the whole page, with these numbers on the device. */
 static void page_block_by_block(void **state)
 {
     static unsigned char page[PAGE];
@@ -126,7 +127,7 @@ static void page_block_by_block(void **state)
     zn_page_seal(&page_id, page, PAGE, CRC, crcs);
     for (uint32_t i = 0; i < CRCS; i++)
         assert_int_equal(zn_page_crc(&page_id, i, page + i * CRC, i < 3 ? CRC : 512), crcs[i]);
-    /* CRC32C, bit by bit, of the bytes that FORMAT.md names, then "123456789" */
+    /* CRC32C, bit by bit, of the bytes that FORMAT.md names, followed by "123456789" */
     assert_int_equal(zn_page_crc(&page_id, 5, "123456789", 9), 0x030e97d3);
 }
 

@@ -1,6 +1,6 @@
 /*
- * The simulated device does what it says, and always the same; and SQLite on it keeps what it
- * promised, wherever the power fails.
+ * The simulated device works as described, and repeatably; and SQLite on it keeps its promises,
+ * wherever the power fails.
  *
  *     ZSHARD_SIM_VARIANTS   variants of damage at each power cut under SQLite (default 16; with a
  *                           sanitizer 4)
@@ -73,7 +73,7 @@ static const struct {
     enum zn_op op;
     int rc;
     bool strikes;
-    enum what now, after; /* what the file holds; and once it was flushed and restarted */
+    enum what now, after; /* the file's contents now; and after a flush and a restart */
 } fault_cases[] = {
     { "eio, write", ZN_FAULT_EIO, ZN_WRITE, -EIO, true, OLD, OLD },
     { "eio, read", ZN_FAULT_EIO, ZN_READ, -EIO, true, OLD, OLD },
@@ -95,7 +95,7 @@ static const struct {
     { "dead, read", ZN_FAULT_DEAD, ZN_READ, -EIO, true, OLD, OLD },
 };
 
-/* How many bits differ. */
+/* The number of different bits. */
 static unsigned bits_between(const unsigned char *a, const unsigned char *b)
 {
     unsigned bits = 0;
@@ -105,7 +105,7 @@ static unsigned bits_between(const unsigned char *a, const unsigned char *b)
     return bits;
 }
 
-/* Where in the file these bytes are: 0 for nowhere. */
+/* The offset of these bytes in the file; 0: they are not there. */
 static uint64_t place_of(struct zn_sim *s, const unsigned char *bytes)
 {
     static unsigned char got[LEN];
@@ -136,7 +136,7 @@ static void fault_run(size_t i, bool forever)
     assert_int_equal(zn_test_io(e, ZN_FLUSH, NULL, 0, 0), 0);
     assert_int_equal(zn_sim_struck(s), 0);
     assert_int_equal(zn_sim_fault(s, fault, zn_sim_ops(s) + 1, forever), 0);
-    assert_int_equal(zn_test_io(e, ZN_READ, buf, LEN, AT), 0); /* before its operation: nothing */
+    assert_int_equal(zn_test_io(e, ZN_READ, buf, LEN, AT), 0); /* before its operation: no effect */
     assert_memory_equal(buf, old, LEN);
     memcpy(buf, op == ZN_READ ? old : new, LEN);
     rc = zn_test_io(e, op, buf, LEN, AT);
@@ -157,10 +157,10 @@ static void fault_run(size_t i, bool forever)
     if (fault == ZN_FAULT_DEAD || (forever && fault == ZN_FAULT_EIO))
         assert_int_equal(rc, -EIO);
     else if (!forever)
-        assert_int_equal(rc, 0); /* once is once */
-    if (fault != ZN_FAULT_STALE) /* whose own flush makes nothing durable, now or later */
+        assert_int_equal(rc, 0); /* a fault that occurs once */
+    if (fault != ZN_FAULT_STALE) /* its own flush makes nothing durable, then or later */
         zn_sim_faults_clear(s);
-    (void)zn_test_io(e, ZN_WRITE, buf, LEN, AT + LEN); /* a neighbour must not take it along */
+    (void)zn_test_io(e, ZN_WRITE, buf, LEN, AT + LEN); /* a neighbour does not make it durable */
     rc = zn_test_io(e, ZN_FLUSH, NULL, 0, 0);
     assert_int_equal(rc, fault == ZN_FAULT_DEAD ? -EIO : 0);
     zn_close(e);
@@ -168,7 +168,7 @@ static void fault_run(size_t i, bool forever)
     assert_int_equal(zn_sim_peek(s, "data", AT, got, LEN), 0);
     if (what_is(got, old, new) != fault_cases[i].after)
         fail_msg("%s: what the file holds after the restart", name);
-    e = sim_engine(s); /* and it works again */
+    e = sim_engine(s); /* the device works again */
     assert_int_equal(zn_test_io(e, ZN_READ, buf, LEN, AT), 0);
     assert_memory_equal(buf, got, LEN);
     zn_close(e);
@@ -193,7 +193,7 @@ static void sim_faults(void **state)
 
 /* ---- what a flush covers, and what a power cut leaves */
 
-/* Whether each of the files has its bytes. */
+/* Which of the files have their bytes, as bits. */
 static unsigned files_there(struct zn_sim *s)
 {
     static const char *const names[] = { "a", "b" };
@@ -217,7 +217,7 @@ static void op(struct zn_sim *s, enum sim_kind kind, unsigned file, uint64_t off
     assert_int_equal(rc, kind == SIM_WRITE ? len : 0);
 }
 
-/* A flush is of one file, its creation and its length included. */
+/* A flush covers one file, including its creation and its length. */
 static void sim_flush_of_a_file(void **state)
 {
     (void)state;
@@ -246,7 +246,8 @@ static void sim_flush_of_a_file(void **state)
     }
 }
 
-/* A deletion is not durable before a flush, and the bytes of a new file never land in the old. */
+/* A deletion is not durable before a flush, and the bytes of a new file never get into the old
+ * one. */
 static void sim_names(void **state)
 {
     unsigned seen = 0;
@@ -271,7 +272,7 @@ static void sim_names(void **state)
         size = zn_sim_size(s, "journal");
         if (size == LEN && zn_sim_peek(s, "journal", 0, got, LEN) == 0) {
             if (memcmp(got, old, LEN) == 0) {
-                seen |= 1; /* the deletion was lost, and so was the new file */
+                seen |= 1; /* the deletion was lost, and the new file with it */
             } else {
                 seen |= memcmp(got, new, LEN) == 0 ? 2 : 4;
                 for (unsigned i = 0; i < LEN; i++) /* torn: zeros where nothing was written */
@@ -291,7 +292,7 @@ static void sim_names(void **state)
 
 enum { WRITES = 24, SECTORS = LEN / 512 };
 
-/* Which sectors of each write are there; all of them: 0xffff. */
+/* Which sectors of each write are there; 0xffff: all of them. */
 static void cut_run(uint64_t seed, uint32_t variant, unsigned sectors[WRITES])
 {
     struct zn_sim *s = sim_new(seed, false);
@@ -311,7 +312,7 @@ static void cut_run(uint64_t seed, uint32_t variant, unsigned sectors[WRITES])
         };
 
         assert_int_equal(sim_do(s, &last), -EIO);
-        assert_int_equal(sim_do(s, &last), -EIO); /* and nothing of this one */
+        assert_int_equal(sim_do(s, &last), -EIO); /* no effect of this one */
     }
     assert_int_equal(zn_sim_restart(s), 0);
     for (unsigned i = 0; i < WRITES; i++) {
@@ -384,7 +385,7 @@ static uint32_t sim_hash(const struct zn_sim *s)
     return crc;
 }
 
-/* A failed flush: some writes never become durable, and later flushes say that all is well. */
+/* A failed flush: some writes never become durable, and later flushes report success. */
 static void sim_flush_forgets(void **state)
 {
     unsigned there = 0, lost = 0;
@@ -426,14 +427,14 @@ static void sim_flush_forgets(void **state)
     assert_true(there > 50 && lost > 50);
 }
 
-/* ---- the same again */
+/* ---- repeatability */
 
 static int sql(sqlite3 *db, const char *text)
 {
     return sqlite3_exec(db, text, NULL, NULL, NULL);
 }
 
-/* What finished, in order, and how. */
+/* The completions, in order, with their results. */
 struct trace {
     uint32_t crc;
     unsigned failed;
@@ -528,7 +529,7 @@ static void sim_same_again(void **state)
         for (unsigned i = 0; i < 2; i++) {
             struct zn_sim *s = sim_new(seed, false);
 
-            if (seed >= 4) { /* faults are drawn too */
+            if (seed >= 4) { /* random faults, too */
                 assert_int_equal(zn_sim_fault(s, ZN_FAULT_SHORT, 20, true), 0);
                 assert_int_equal(zn_sim_fault(s, ZN_FAULT_FLIP, 50, false), 0);
                 assert_int_equal(zn_sim_fault(s, ZN_FAULT_MISPLACE, 60, false), 0);
@@ -544,7 +545,7 @@ static void sim_same_again(void **state)
         assert_int_equal(traces[0].crc, traces[1].crc);
         assert_int_equal(hashes[0], hashes[1]);
         assert_int_equal(ops[0], ops[1]);
-        assert_true(traces[0].crc != others); /* another seed is another order */
+        assert_true(traces[0].crc != others); /* another seed gives another order */
         others = traces[0].crc;
     }
 }
@@ -553,7 +554,7 @@ static void sim_same_again(void **state)
 
 static const uint32_t cut_variants[] = { 0, 1, 2, 3, 11 };
 
-/* A device made from the recording is the device on which the power really failed there. */
+/* A device made from the recording at an operation equals one whose power failed there. */
 static void sim_cut_at_is_a_cut(void **state)
 {
     struct zn_sim *recorded = sim_new(9, true);
@@ -606,7 +607,8 @@ static void ordered_done(struct zn_io *io, int rc)
     o->place = (*o->next)++;
 }
 
-/* Eight reads at once: who came up when; returns how many one zn_reap() saw at most. */
+/* Eight reads at a time: records their order of completion; returns the largest number that one
+ * zn_reap() handled. */
 static unsigned order_run(const struct zn_sim_options *options, bool late,
                           unsigned places[ORDER_IOS])
 {
@@ -633,7 +635,7 @@ static unsigned order_run(const struct zn_sim_options *options, bool late,
     while (next < ORDER_IOS) {
         unsigned n;
 
-        assert_true(zn_test_wait(e)); /* what is left was announced */
+        assert_true(zn_test_wait(e)); /* the rest was announced */
         n = zn_reap(e, 64);
         most = n > most ? n : most;
     }
@@ -660,14 +662,14 @@ static void sim_order(void **state)
         (void)order_run(&o, true, late);
         while (plain[first] != 0)
             first++;
-        assert_int_equal(late[first], ORDER_IOS - 1); /* the first to be performed comes last */
+        assert_int_equal(late[first], ORDER_IOS - 1); /* the first is reported last */
         for (unsigned i = 0; i < ORDER_IOS; i++)
             different += plain[i] != i;
         o.batch = 3;
         assert_int_equal(order_run(&o, false, again), 3);
     }
     assert_true(different > 60);
-    assert_true((batches & (batches - 1)) != 0); /* not always as many at a time */
+    assert_true((batches & (batches - 1)) != 0); /* batches vary in size */
 }
 
 /* ---- the clock */
@@ -691,7 +693,7 @@ static const struct {
     const char *name;
     uint64_t rate_bytes, latency_ns;
     unsigned engines, depth, len_bytes, count; /* requests of each engine beyond the first depth */
-    double want_s, late;                       /* and how much more it may be */
+    double want_s, late;                       /* and by how much it may be late */
 } paced_cases[] = {
     { "1 GB/s", 1000000000, 80000, 1, 16, 1 << 20, 300, 0.3303, 0.01 },
     { "10 GB/s", 10000000000, 80000, 1, 32, 4 << 20, 250, 0.11786, 0.01 },
@@ -699,7 +701,7 @@ static const struct {
     { "by latency", 1000000000, 10000000, 1, 1, 4096, 20, 0.2, 0.1 },
 };
 
-/* Seconds that it takes. */
+/* Measures the seconds that it takes. */
 static double paced_run(size_t c)
 {
     struct zn_sim_options o = { .rate_bytes = paced_cases[c].rate_bytes,
@@ -753,7 +755,7 @@ static double paced_run(size_t c)
         }
     } while (busy > 0);
     took_s = (double)(zb_now_ns() - begin_ns) / 1e9;
-    assert_int_equal(buf[0], 0x5a); /* nothing was moved */
+    assert_int_equal(buf[0], 0x5a); /* nothing was transferred */
     for (unsigned j = 0; j < engines; j++)
         zn_close(e[j]);
     zn_sim_free(s);
@@ -768,8 +770,8 @@ static void sim_fixed_rate(void **state)
         double want_s = paced_cases[c].want_s, best = 0;
         double most_s = want_s * (1 + paced_cases[c].late);
 
-        /* A machine that runs other things too may wake us later than what is in flight lasts (12
-         * ms and more); not every time. */
+        /* A busy machine may wake us later than what is in flight lasts (12 ms and more), but not
+         * every time. */
         for (int tries = 0; tries < 10 && (best == 0 || best > most_s); tries++) {
             double took_s = paced_run(c);
 
@@ -782,7 +784,7 @@ static void sim_fixed_rate(void **state)
     }
 }
 
-/* ---- what is refused */
+/* ---- refusals */
 
 static void sim_refusals(void **state)
 {
@@ -809,18 +811,18 @@ static void sim_refusals(void **state)
     assert_int_equal(zn_sim_poke(s, "data", UINT64_MAX, &byte, 1), -ERANGE);
     assert_int_equal(zn_sim_fault(s, ZN_FAULTS, 0, false), -EINVAL);
     assert_int_equal(zn_sim_cut_at(&copy, s, zn_sim_ops(s) + 1, 0, NULL), -EINVAL);
-    assert_int_equal(zn_sim_poke(s, "data", 4, "?", 1), 0); /* damage is damage for copies too */
+    assert_int_equal(zn_sim_poke(s, "data", 4, "?", 1), 0); /* the damage is also in copies */
     assert_int_equal(zn_sim_cut_at(&copy, s, zn_sim_ops(s), 0, NULL), 0);
     assert_int_equal(zn_sim_engine(&e, copy, "data", FILE_BYTES + 4096, 0, NULL), -EMEDIUMTYPE);
     zn_sim_free(copy);
     zn_sim_free(s);
     s = sim_new(1, false);
-    assert_int_equal(zn_sim_cut_at(&copy, s, 0, 0, &err), -EINVAL); /* was not recorded */
+    assert_int_equal(zn_sim_cut_at(&copy, s, 0, 0, &err), -EINVAL); /* it was not recorded */
     zn_sim_free(s);
     zn_sim_free(NULL);
 }
 
-/* A copy goes its own way. */
+/* A copy is independent of the original. */
 static void sim_copies(void **state)
 {
     struct zn_sim *s = sim_new(2, false), *copy;
@@ -860,7 +862,7 @@ struct crowd {
     int rc;
 };
 
-/* An engine of its own, and copies of the device while the others write. */
+/* Has an engine of its own, and makes copies of the device while the others write. */
 static void *crowd_thread(void *arg)
 {
     struct crowd *c = arg;
@@ -915,9 +917,9 @@ static void sim_threads(void **state)
     zn_sim_free(s);
 }
 
-/* ---- what a campaign costs */
+/* ---- the cost of a campaign */
 
-/* A few MiB in two files, a few hundred operations: a device for each of them. */
+/* A few MiB in two files, a few hundred operations, and one device for each operation. */
 static void sim_cut_cost(void **state)
 {
     enum { PAGE = 16384, PAGES = 192, ROUNDS = 10, EACH = 24 };
@@ -958,7 +960,7 @@ static void sim_cut_cost(void **state)
     zn_sim_free(s);
 }
 
-/* ---- a full cache, and no memory */
+/* ---- a full cache, and allocation failures */
 
 static void sim_full_cache(void **state)
 {
@@ -977,21 +979,21 @@ static void sim_full_cache(void **state)
     zn_sim_cut(s, 0, 0);
     assert_int_equal(zn_sim_restart(s), 0);
     assert_int_equal(zn_sim_peek(s, "a", BIG - 1, &got, 1), 0);
-    assert_int_equal(got, enough); /* that one was too many: all until then was written back */
+    assert_int_equal(got, enough); /* this one was too many: everything before was written back */
     zn_sim_free(s);
     free(bytes);
 }
 
 enum { MODEL = 5 * 16384 };
 
-/* A file as it must be. */
+/* The expected contents of a file. */
 struct model {
     bool exists;
     size_t size;
     unsigned char bytes[MODEL];
 };
 
-/* One drawn operation; what fails has changed nothing. True when memory was there for it. */
+/* One random operation; a failed one has no effect. Returns true if there was memory for it. */
 static bool model_step(struct zn_sim *s, unsigned file, struct model *m, uint64_t drawn)
 {
     static unsigned char bytes[MODEL];
@@ -1038,7 +1040,8 @@ static void model_check(const struct zn_sim *s, const struct model *m)
     }
 }
 
-/* The n-th allocation fails, for every n: what is told is true, now, durably and recorded. */
+/* The nth allocation fails, for every n: every acknowledged operation is in effect, durable and
+ * recorded. */
 static void sim_every_allocation(void **state)
 {
     bool failed = true;
@@ -1080,10 +1083,10 @@ static void sim_every_allocation(void **state)
 enum { TXNS = 200, BROKEN = -2 };
 
 struct bank {
-    uint64_t acked[TXNS + 1]; /* operations when transaction i had been told */
+    uint64_t acked[TXNS + 1]; /* the number of operations when transaction i was acknowledged */
 };
 
-/* How SQLite is told to keep what it acknowledged. */
+/* How SQLite is configured to keep what it acknowledged. */
 static const struct bank_mode {
     const char *name, *pragmas;
     int txns;
@@ -1108,7 +1111,8 @@ static sqlite3 *bank_open(struct zn_sim *s)
     return db;
 }
 
-/* Each transaction adds a row and counts it: how many were told, -1 when not even the tables. */
+/* Each transaction adds a row and counts it. Returns how many were acknowledged; -1: not even the
+ * tables. */
 static int bank_run(struct zn_sim *s, struct bank *b, int txns)
 {
     sqlite3 *db = bank_open(s);
@@ -1143,7 +1147,7 @@ static int bank_row(void *arg, int n, char **values, char **names)
     return 0;
 }
 
-/* How many transactions the database holds: all of the first ones, and no part of another. -1: it
+/* The number of transactions in the database: a complete prefix, with no part of another. -1: it
  * has no tables; BROKEN: anything else. */
 static int bank_count(struct zn_sim *s)
 {
@@ -1202,7 +1206,7 @@ static void sim_sqlite(void **state)
     }
 }
 
-/* Who has a database has it alone. */
+/* A process that has a database open has it exclusively. */
 static void sim_sqlite_lock(void **state)
 {
     struct zn_sim *s = sim_new(1, false);
@@ -1249,7 +1253,7 @@ static void sim_sqlite_temporary(void **state)
     zn_sim_free(s);
 }
 
-/* A power cut during what comes after a power cut. */
+/* A power cut during recovery from a power cut. */
 static void sim_cut_twice(void **state)
 {
     struct zn_sim *recorded = sim_new(22, true);
@@ -1263,7 +1267,7 @@ static void sim_cut_twice(void **state)
         int before;
 
         assert_int_equal(zn_sim_cut_at(&first, recorded, n, (uint32_t)n, NULL), 0);
-        before = bank_count(first); /* recovers, and is recorded as well */
+        before = bank_count(first); /* recovers, and is recorded, too */
         for (uint64_t m = n + 1; m <= zn_sim_ops(first); m++, cuts++) {
             struct zn_sim *second;
 
@@ -1278,7 +1282,8 @@ static void sim_cut_twice(void **state)
     zn_sim_free(recorded);
 }
 
-/* One failure anywhere: SQLite says so, or it was healed; what was told is there afterwards. */
+/* One failure at any place: SQLite reports it, or it is healed; what was acknowledged is there
+ * afterwards. */
 static void sim_sqlite_faults(void **state)
 {
     static const enum zn_fault faults[] = { ZN_FAULT_EIO, ZN_FAULT_ENOSPC, ZN_FAULT_SHORT,

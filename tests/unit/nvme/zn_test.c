@@ -98,7 +98,7 @@ int zn_test_refuse(const struct zn_test_refusal *refusals, unsigned count)
 {
     enum { EACH = 5, MAX = 8 };
     const unsigned nr_at = offsetof(struct seccomp_data, nr);
-    const unsigned second_at = offsetof(struct seccomp_data, args[1]); /* the low half of it */
+    const unsigned second_at = offsetof(struct seccomp_data, args[1]); /* the low half */
     const unsigned third_at = offsetof(struct seccomp_data, args[2]);
     struct sock_filter code[EACH * MAX + 1], *p = code;
     struct sock_fprog prog = { .filter = code };

@@ -1,6 +1,6 @@
 /*
- * zn_test.h - what the tests of nvme/ share: a scratch folder, requests that are waited for, and
- * children in which the kernel refuses a system call.
+ * zn_test.h - shared by the tests of nvme/: a scratch folder, synchronous requests, and child
+ * processes in which the kernel refuses a system call.
  */
 #ifndef ZN_TEST_H
 #define ZN_TEST_H
@@ -11,7 +11,7 @@
 
 #include "nvme/zn.h"
 
-#define ZN_TEST_WAIT_MS 60000 /* a wake-up later than this is a lost one */
+#define ZN_TEST_WAIT_MS 60000 /* a wake-up that takes longer is lost */
 
 /** A new folder under `base` (NULL: $TMPDIR or /tmp); 0 or a negative errno. */
 int zn_test_dir_make(char *ret, size_t size, const char *base);
@@ -19,31 +19,32 @@ int zn_test_dir_make(char *ret, size_t size, const char *base);
 /** Removes the folder and the files in it. */
 void zn_test_dir_remove(const char *dir);
 
-/** Memory of any alignment that an engine asks for. */
+/** Memory with an alignment that every engine accepts. */
 void *zn_test_memory(size_t len_bytes);
 
-/** Sleeps until the engine's wake-up, which it drains: false when none came in time. */
+/** Sleeps until the engine's wake-up, and drains it: false when none came in time. */
 bool zn_test_wait(struct zn_engine *e);
 
 /** Kicks, and reaps until nothing is in flight; a lost wake-up fails the test. */
 void zn_test_drain(struct zn_engine *e);
 
-/** One request from submit to done: its rc. */
+/** One request from submission to completion: its rc. */
 int zn_test_io(struct zn_engine *e, enum zn_op op, void *buf, uint32_t len_bytes,
                uint64_t off_bytes);
 
-/** A system call that answers with an errno, whoever makes it. */
+/** A system call that fails with an errno, whichever code makes it. */
 struct zn_test_refusal {
     int nr, error;
-    unsigned third; /* only when its third argument is this (of io_uring_register the second, what
-                       is registered); 0: whatever it is */
+    unsigned third; /* only if the third argument is this (for io_uring_register the second, what is
+                     * registered); 0: always */
 };
 
-/** From now on, for this process and for good: so in a child only. 0 or a negative errno. */
+/** Applies from here on to this process, and cannot be undone: use it in a child only. 0 or a
+ * negative errno. */
 int zn_test_refuse(const struct zn_test_refusal *refusals, unsigned count);
 
-/** Runs `run` in a child process: what it returns (0 .. 125), or -1 when it died by a signal. No
- *  cmocka assertion inside. */
+/** Runs `run` in a child process. Returns its result (0 .. 125), or -1 when a signal killed it. It
+ * must not use cmocka assertions. */
 int zn_test_child(int (*run)(const void *arg), const void *arg);
 
 #endif

@@ -101,7 +101,7 @@ static void table(void **state)
     for (size_t i = 0; i < ZB_COUNT(cases); i++) {
         const ProtobufCMessage *m = NULL;
         struct zb_err err = { 0 };
-        /* In memory of its own size: a read beyond it is seen by the sanitizer. */
+        /* Memory of exactly its size: the sanitizer sees a read beyond the end. */
         uint8_t *body = malloc(cases[i].len ? cases[i].len : 1);
         int rc;
 
@@ -158,7 +158,7 @@ static void values_arrive(void **state)
     assert_int_equal(event->code, -28);
 }
 
-/** Two bytes of body make one row of 200 bytes and more: refused when the arena is full. */
+/** Two bytes of a body decode to a row of 200 bytes and more: refused when the arena is full. */
 static void a_body_that_grows(void **state)
 {
     static uint8_t body[ZP_BODY_MAX];
@@ -172,12 +172,12 @@ static void a_body_that_grows(void **state)
     assert_null(m);
     assert_non_null(strstr(err.text, "JobsReply of 65536 bytes"));
 
-    /* What is refused leaves room for what comes after it. */
+    /* A refusal leaves room for the next message. */
     assert_int_equal(zp_decode(*state, HELLO, (const uint8_t *)"\x08\x01", 2, &m, NULL), 0);
     assert_non_null(m);
 }
 
-/** The longest lists that the protocol allows fit. */
+/** The longest lists that the protocol allows can be decoded. */
 static void the_longest_lists_fit(void **state)
 {
     static uint8_t body[ZP_BODY_MAX];
@@ -249,7 +249,7 @@ static void methods(void **state)
         const struct zp_method_info *info = zp_method_info(m);
 
         if (!info)
-            continue; /* a number that is not used */
+            continue; /* this number is not in use */
         if (!info->name || !info->request || (info->reply == NULL) != (m == ZP_RELEASE))
             fail_msg("method %u", m);
         for (unsigned k = 1; k < m; k++)
@@ -262,7 +262,7 @@ static void methods(void **state)
     assert_null(zp_method_info(UINT32_MAX));
 }
 
-/** protobuf-c unpacks recursively: a type that contains itself would overflow the stack. */
+/** protobuf-c unpacks recursively: a type that contains itself could overflow the stack. */
 static unsigned depth_of(const ProtobufCMessageDescriptor *type, unsigned above)
 {
     unsigned depth = above;
@@ -291,7 +291,7 @@ static void no_type_contains_itself(void **state)
             d = depth_of(info->reply, 1);
         deepest = d > deepest ? d : deepest;
     }
-    assert_int_equal(deepest, 3); /* top: a gauge of a job of a reply */
+    assert_int_equal(deepest, 3); /* top: a gauge in a job in a reply */
 }
 
 static void no_memory_for_an_arena(void **state)

@@ -5,7 +5,7 @@
 #include "base/util.h"
 #include "proto/frame.h"
 
-/* A header, and behind it zeros for a body. */
+/* A header, followed by zeros for a body. */
 #define HEADER(body_lo, body_hi, kind, fds)                                                        \
     'z', 's', 'h', 1, body_lo, body_hi, 0, 0, 9, 0, kind, fds, 0xfb, 0xff, 0xff, 0xff, 1, 2, 3, 4, \
         5, 6, 7, 8

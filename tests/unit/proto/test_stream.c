@@ -17,7 +17,7 @@
 #include "tests/alloc_fail.h"
 #include "tests/send_fds.h"
 
-/** A stream and, at the other end, a plain socket. */
+/** A stream, and a plain socket at the other end. */
 struct fixture {
     struct zp_stream *s;
     int peer;
@@ -47,7 +47,7 @@ static struct fixture fixture_open(void)
     return x;
 }
 
-/** Every descriptor that ever arrived is closed by now. */
+/** Checks that every descriptor that arrived has been closed. */
 static void fixture_close(struct fixture *x)
 {
     zp_stream_free(x->s);
@@ -55,7 +55,7 @@ static void fixture_close(struct fixture *x)
     assert_int_equal(open_fds(), x->open_before);
 }
 
-/** A file of its own size, to know it again. */
+/** A file of its own size, to recognize it. */
 static int file_of(unsigned size)
 {
     int fd = memfd_create("test", MFD_CLOEXEC);
@@ -86,7 +86,7 @@ static void raw_send(int peer, const void *bytes, size_t len, unsigned nfds, uns
         zb_close_fd(&fds[i]);
 }
 
-/** A frame with a body of `body` bytes, each (uint8_t)tag; its length. */
+/** Makes a frame with a body of `body` bytes, each (uint8_t)tag; returns its length. */
 static size_t frame_bytes(uint8_t *out, uint64_t tag, uint32_t body, unsigned fds)
 {
     struct zp_frame f = {
@@ -98,7 +98,8 @@ static size_t frame_bytes(uint8_t *out, uint64_t tag, uint32_t body, unsigned fd
     return ZP_HEADER_BYTES + body;
 }
 
-/** Takes the next frame and checks all of it, descriptors of sizes `size`, size + 1 ... too. */
+/** Takes the next frame and checks all of it, including descriptors of sizes `size`, size + 1
+ * ... */
 static void expect_frame(struct zp_stream *s, uint64_t tag, uint32_t body, unsigned fds,
                          unsigned size)
 {
@@ -212,8 +213,8 @@ static void the_longest_frames(void **state)
 }
 
 /*
- * What a peer may do with descriptors. Each row is a list of sends; behind each the stream reads
- * and takes what it can. `rc` is what the last zp_stream_read() or zp_stream_next() says.
+ * What a peer may do with descriptors. Each row is a list of sends; after each one the stream reads
+ * and takes what it can. `rc` is the result of the last zp_stream_read() or zp_stream_next().
  */
 enum { WHOLE = 0 };
 
@@ -301,7 +302,7 @@ static void descriptors(void **state)
     }
 }
 
-/** The kernel hands several messages out in one receive when only the last has descriptors. */
+/** The kernel returns several messages in one receive if only the last one has descriptors. */
 static void descriptors_behind_other_frames(void **state)
 {
     struct fixture x = fixture_open();
@@ -322,7 +323,7 @@ static void descriptors_behind_other_frames(void **state)
     fixture_close(&x);
 }
 
-/** An owner that only receives: what is held stays bounded. */
+/** An owner that only receives: the number of held descriptors stays limited. */
 static void descriptors_without_end(void **state)
 {
     struct fixture x = fixture_open();
@@ -339,7 +340,7 @@ static void descriptors_without_end(void **state)
     fixture_close(&x);
 }
 
-/** No room in the table of descriptors: the kernel drops them and says so. */
+/** No room in the table of descriptors: the kernel drops them and reports that. */
 static void more_descriptors_than_the_process_may_open(void **state)
 {
     struct fixture x = fixture_open();
@@ -350,7 +351,7 @@ static void more_descriptors_than_the_process_may_open(void **state)
 
     (void)state;
     assert_true(next >= 0);
-    close(next); /* the lowest free number */
+    close(next); /* frees the lowest number */
     raw_send(x.peer, out, frame_bytes(out, 1, 5, 2), 2, 30);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
     tight = old;
@@ -460,7 +461,7 @@ static void what_is_sent(void **state)
 
 static int send_fails; /* with this code; 0: it does not */
 
-/* In place of the C library's, for the stream too. */
+/* Replaces the C library's, for the stream too. */
 ssize_t sendmsg(int fd, const struct msghdr *msg, int flags)
 {
     if (send_fails) {
@@ -470,7 +471,7 @@ ssize_t sendmsg(int fd, const struct msghdr *msg, int flags)
     return syscall(SYS_sendmsg, fd, msg, flags);
 }
 
-/* What the system lacks now is not the peer's end: all of it is sent later. */
+/* A temporary lack of memory is not the end of the connection: everything is sent later. */
 static void no_room_in_the_system(void **state)
 {
     static const struct {
@@ -498,7 +499,7 @@ static void no_room_in_the_system(void **state)
     }
 }
 
-/* Descriptors count while they are queued, and until the peer has read them. */
+/* Descriptors count while they are queued, and until the peer has received them. */
 static void descriptors_on_their_way(void **state)
 {
     struct fixture x = fixture_open();
@@ -512,7 +513,7 @@ static void descriptors_on_their_way(void **state)
     assert_int_equal(zp_stream_fds(x.s), 3);
     assert_int_equal(zp_stream_write(x.s), 0);
     assert_int_equal(zp_stream_pending(x.s), 0);
-    assert_int_equal(zp_stream_fds(x.s), 3); /* sent, and not read */
+    assert_int_equal(zp_stream_fds(x.s), 3); /* sent, but not received */
     assert_int_equal(recv(x.peer, got, sizeof(got), MSG_WAITALL), sizeof(got));
     assert_int_equal(recv(x.peer, got, sizeof(got), MSG_WAITALL), sizeof(got));
     assert_int_equal(zp_stream_fds(x.s), 0);
@@ -529,7 +530,7 @@ static void a_body_too_long_is_not_queued(void **state)
 
     (void)state;
     note.data.data = data;
-    note.data.len = sizeof(data); /* and its tag and length on top */
+    note.data.len = sizeof(data); /* plus its tag and length */
     assert_int_equal(zp_stream_send(x.s, request, &note.base, NULL, NULL, 0), -EMSGSIZE);
     memset(text, 'x', ZP_BODY_MAX + 1);
     assert_int_equal(zp_stream_send(x.s, request, NULL, text, NULL, 0), -EMSGSIZE);
@@ -565,7 +566,7 @@ static void a_peer_that_does_not_read(void **state)
     assert_true(zp_stream_pending(x.s) <= ZP_STREAM_OUT_MAX);
     assert_true(zp_stream_pending(x.s) > ZP_STREAM_OUT_MAX - ZP_HEADER_BYTES - ZP_BODY_MAX);
 
-    /* Now it reads: all of it is there, in order, and the sender is as new. */
+    /* The peer reads: everything is there, in order, and the sender is as new. */
     assert_int_equal(zp_stream_new(&other, x.peer), 0);
     x.peer = -1;
     while (got < sent) {
@@ -601,12 +602,12 @@ static void a_peer_that_is_gone(void **state)
     (void)state;
     zb_close_fd(&x.peer);
     assert_int_equal(zp_stream_send(x.s, request, NULL, "x", NULL, 0), 0);
-    assert_int_equal(zp_stream_write(x.s), -EPIPE); /* and no SIGPIPE */
+    assert_int_equal(zp_stream_write(x.s), -EPIPE); /* without SIGPIPE */
     fixture_close(&x);
 }
 
-/** Frames of any length, with and without descriptors, through a socket that takes little: what
- *  arrives is what was sent. */
+/** Frames of any length, with and without descriptors, through a socket with a small buffer: what
+ * arrives is what was sent. */
 static void random_traffic(void **state)
 {
     uint64_t seed = 7;
@@ -624,7 +625,7 @@ static void random_traffic(void **state)
         memset(text, 'x', ZP_BODY_MAX);
         (void)setsockopt(zp_stream_fd(x.s), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
         assert_int_equal(zp_stream_new(&other, x.peer), 0);
-        x.peer = -1; /* other's */
+        x.peer = -1; /* owned by the other stream */
         while (got < ZB_COUNT(lengths)) {
             struct zp_frame f = request;
             const uint8_t *body;
@@ -684,7 +685,7 @@ static void new_with_every_failure(void **state)
         assert_int_equal(rc, failed ? -ENOMEM : 0);
         if (failed) {
             assert_null(s);
-            assert_int_equal(close(fds[0]), 0); /* still ours */
+            assert_int_equal(close(fds[0]), 0); /* the descriptors are still ours */
         } else {
             assert_true(fcntl(fds[0], F_GETFL) & O_NONBLOCK);
             assert_true(fcntl(fds[0], F_GETFD) & FD_CLOEXEC);
@@ -711,7 +712,7 @@ static void send_with_every_failure(void **state)
         assert_true(failed || nth > 1); /* there is an allocation to fail */
         assert_int_equal(rc, failed ? -ENOMEM : 0);
         assert_int_equal(zp_stream_pending(x.s), failed ? 0 : ZP_HEADER_BYTES + 3);
-        rc = zp_stream_send(x.s, request, NULL, "abc", fds, 2); /* works as if nothing had been */
+        rc = zp_stream_send(x.s, request, NULL, "abc", fds, 2); /* works as if nothing had failed */
         assert_int_equal(rc, 0);
         zb_close_fd(&fds[0]);
         zb_close_fd(&fds[1]);
@@ -733,7 +734,7 @@ static void send_without_free_descriptors(void **state)
     close(next);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
     tight = old;
-    tight.rlim_cur = (rlim_t)next + 1; /* one of the two */
+    tight.rlim_cur = (rlim_t)next + 1; /* room for one of the two */
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &tight), 0);
     rc = zp_stream_send(x.s, request, NULL, "abc", fds, 2);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);

@@ -1,7 +1,7 @@
 /*
- * export and import, against a daemon of nothing that keeps planes: what is exported is imported,
- * and exported again is the same file; what is wrong with files is refused by name before the
- * daemon is asked; what fails leaves nothing.
+ * export and import, with a fake daemon that keeps planes. An exported job is imported, and
+ * exported again it gives the same file. Errors in files are refused by name before the daemon is
+ * asked. A failed command leaves nothing.
  */
 #include "tests/ztest.h"
 
@@ -50,7 +50,7 @@ static struct unit {
 
 #define UNITS ZB_COUNT(units)
 
-/** How long one of the units is. */
+/** Sets the length of unit "head". */
 static void head_is(uint64_t elems)
 {
     units[1].elems = elems;
@@ -63,14 +63,14 @@ struct planes {
 };
 
 struct store {
-    struct planes a, b; /* of job "a", which is there; of "b", which is imported */
+    struct planes a, b; /* of job "a", which exists; of "b", which is imported */
     uint8_t *staging;
     uint64_t staging_bytes;
     bool committed, destroyed;
-    /* the nth frame of a method is refused */
+    /* the nth frame of a method is refused with code */
     unsigned method, nth;
     int code;
-    int signal;          /* or this is raised */
+    int signal;          /* or this signal is raised */
     bool stuck;          /* a job cannot be destroyed */
     uint64_t free_bytes; /* for a reader's staging; 0: enough */
 };
@@ -98,7 +98,7 @@ static void planes_new(struct planes *p, bool filled)
                 for (uint32_t k = 0; k < (units[u].frozen ? 1 : 3); k++) {
                     random = random * 1664525u + 1013904223u;
                     p->of[u][k][i] = (float)(random >> 8) / 8388608.0f - 1;
-                    if (units[u].frozen) /* a plane of bf16 holds no more */
+                    if (units[u].frozen) /* small integers, which bf16 holds exactly */
                         p->of[u][k][i] = (float)(random >> 28);
                 }
         }
@@ -111,7 +111,7 @@ static void planes_free(struct planes *p)
             free(p->of[u][k]);
 }
 
-/** As the daemon's kernels round: ties away from zero. */
+/** Rounds like the daemon's kernels: ties away from zero. */
 static uint16_t param_bf16(float master)
 {
     uint32_t bits;
@@ -120,7 +120,7 @@ static uint16_t param_bf16(float master)
     return (uint16_t)((bits + 0x8000u) >> 16);
 }
 
-/* ---- its daemon */
+/* ---- the fake daemon */
 
 static void reply_memory(struct fake *f, const struct zp_frame *frame, const ProtobufCMessage *m,
                          uint64_t bytes)
@@ -215,7 +215,7 @@ static void serve_register(struct fake *f, const struct zp_frame *frame, const Z
         fake_reply(f, frame, &m.base, -1);
 }
 
-/** Is the unit the one that we have? */
+/** Whether the unit is the same as ours. */
 static bool unit_same(const Zp__UnitDefine *q)
 {
     const struct unit *u = &units[q->unit];
@@ -372,7 +372,7 @@ static int folder_remove(void **state)
     return chdir("/") || rmdir(folder);
 }
 
-/** How many names there are, leftovers too. */
+/** The number of names, leftovers included. */
 static unsigned folder_count(const char *path)
 {
     DIR *d = opendir(path);
@@ -413,7 +413,7 @@ static void fixture_close(struct fixture *x)
     free(x);
 }
 
-/** Runs a line; its exit status, and in `said` what it said on either way. */
+/** Runs a line; returns its exit status, and in `said` all of its output. */
 static int zctl(struct fixture *x, const char *line, char *said, size_t size)
 {
     char copy[512], *words[WORDS_MAX] = { TEXT("zctl"), TEXT("--socket"), x->fake.path };
@@ -451,7 +451,7 @@ static void assert_planes_same(const struct fixture *x, bool state)
 {
     for (uint32_t u = 0; u < UNITS; u++) {
         for (uint64_t i = 0; i < padded(u); i++)
-            if (units[u].dtype == 2 && !state) /* only what the parameters say */
+            if (units[u].dtype == 2 && !state) /* only what parameters preserve */
                 assert_int_equal(param_bf16(x->store.a.of[u][0][i]),
                                  param_bf16(x->store.b.of[u][0][i]));
             else if (x->store.a.of[u][0][i] != x->store.b.of[u][0][i])
@@ -469,13 +469,13 @@ static void there_and_back(void **state)
     static const struct {
         const char *options;
         bool optimizer;
-        unsigned files; /* with their index */
+        unsigned files; /* including the index */
     } rows[] = {
         { "", false, 1 },
         { " --optimizer", true, 1 },
         { " --optimizer --dtype fp32", true, 1 },
         { " --optimizer --dtype fp16", true, 1 },
-        { " --dtype fp32", true, 1 }, /* every master, though no moments */
+        { " --dtype fp32", true, 1 }, /* every master, but no moments */
         { " --shard-bytes 16K", false, 4 + 1 },
         { " --optimizer --shard-bytes 5M", true, 3 + 1 },
     };
@@ -504,7 +504,7 @@ static void there_and_back(void **state)
     head_is(SHORT);
 }
 
-/** To one file by its name; what is read in it is what the job has. */
+/** Exports to one file of a given name; the file must have the job's values. */
 static void one_file(void **state)
 {
     static const struct {
@@ -524,7 +524,7 @@ static void one_file(void **state)
     expect(x, "export a x.safetensors", 0, "36.2 KiB");
     assert_int_equal(zc_st_open(&f, "x.safetensors", NULL, 0), 0);
     assert_int_equal(zc_st_count(f), ZB_COUNT(want));
-    for (size_t i = 0; i < ZB_COUNT(want); i++) { /* in this order: the wide ones first */
+    for (size_t i = 0; i < ZB_COUNT(want); i++) { /* in this order: wide types first */
         assert_string_equal(zc_st_at(f, i)->name, want[i].name);
         assert_int_equal(zc_st_at(f, i)->dtype, want[i].dtype);
         assert_int_equal(zc_st_at(f, i)->elems, want[i].elems);
@@ -536,7 +536,7 @@ static void one_file(void **state)
         assert_int_equal(got[i], param_bf16(x->store.a.of[2][0][4 + i]));
     zc_st_close(f);
 
-    expect(x, "import b x.safetensors", 0, "no"); /* without the optimizer */
+    expect(x, "import b x.safetensors", 0, "no"); /* without the optimizer's state */
     expect(x, "export a x.safetensors", 4, "already exists");
     assert_int_equal(rename("x.safetensors", "y"), 0);
     expect(x, "export a x.safetensors", 0, "");
@@ -552,16 +552,16 @@ static void one_file(void **state)
     folder_clear(folder);
 }
 
-/* ---- what is wrong with files */
+/* ---- errors in files */
 
-/** Copies one file's tensors to another file, but for what a row says. */
+/** Copies one file's tensors to another file, with the changes of a row. */
 struct change {
-    const char *drop;              /* this tensor */
-    const char *add;               /* an empty one of that name */
-    const char *flat;              /* of this, the shape */
-    const char *wide;              /* to F64 (its bytes mean nothing) */
-    const char *drop_meta;         /* this key, */
-    const char *meta, *meta_value; /* or another value of this */
+    const char *drop;              /* leave out this tensor */
+    const char *add;               /* add an empty one of this name */
+    const char *flat;              /* change the shape of this one */
+    const char *wide;              /* change this one to F64 (its bytes mean nothing) */
+    const char *drop_meta;         /* leave out this key, */
+    const char *meta, *meta_value; /* or give this one another value */
 };
 
 static const char *const meta_keys[] = { "format",         "zshard.format", "zshard.iterations",
@@ -717,14 +717,14 @@ static void wrong_files(void **state)
         status = zctl(x, "import b bad", said, sizeof(said));
         if (status != wrong_cases[i].status || !strstr(said, wrong_cases[i].says))
             fail_msg("%s: status %d, '%s'", wrong_cases[i].name, status, said);
-        if (status != 0) /* refused before anybody was asked */
+        if (status != 0) /* refused before any request */
             assert_int_equal(fake_count(&x->fake, 0), before);
     }
     fixture_close(x);
     folder_clear(folder);
 }
 
-/** Files of others: the units are those of a job that is there. */
+/** Files from other programs: the units are those of an existing job. */
 static void like_another_job(void **state)
 {
     static const struct {
@@ -814,7 +814,7 @@ static void wrong_sets(void **state)
     folder_clear(folder);
 }
 
-/* ---- what fails leaves nothing */
+/* ---- failures leave nothing */
 
 static void failures(void **state)
 {
@@ -865,7 +865,7 @@ static void failures(void **state)
     }
 }
 
-/** Where the daemon has little memory left, pieces are small: the file is the same. */
+/** If the daemon has little memory left, pieces are small, but the file is the same. */
 static void little_memory(void **state)
 {
     struct fixture *x;
@@ -884,7 +884,7 @@ static void little_memory(void **state)
     folder_clear(folder);
 }
 
-/** What cannot be taken back is said. */
+/** If a failure cannot be undone, that is reported. */
 static void a_job_is_left_over(void **state)
 {
     struct fixture *x = fixture_open();

@@ -1,5 +1,5 @@
-/* zctl's commands about what is saved, against a daemon of nothing: what they ask, what they print,
- * their exit status. */
+/* zctl's commands about saved data, with a fake daemon: their requests, their output, their exit
+ * status. */
 #include "tests/ztest.h"
 
 #include <stdio.h>
@@ -37,7 +37,7 @@ static struct said zctl(struct fake *f, const char *line)
     return s;
 }
 
-/** Runs a line, and holds it to what it should print and how it should end. */
+/** Runs a line, and checks its output and its exit status. */
 static void expect(struct fake *f, const char *line, int status, const char *out, const char *err)
 {
     struct said s = zctl(f, line);
@@ -215,7 +215,8 @@ static void snapshots(void **state)
     fake_close(f);
 }
 
-/* A job that saved something goes only by --force; a slip (a for a@s) is told what would be lost. */
+/* A job with saved data is destroyed only by --force. After a typing error (a for a@s) the message
+ * says what would be lost. */
 static void destroy(void **state)
 {
     struct fake *f = fake_open(saved_fn, NULL);
@@ -312,8 +313,8 @@ static void fsck(void **state)
     fake_close(f);
 }
 
-/** A folder of a daemon that does not run: zshardd beside zctl looks at it, here one of ours, in
- *  $PATH. */
+/** The folder of a daemon that does not run is checked by the zshardd in zctl's folder; here by a
+ * fake one in $PATH. */
 static void fsck_of_a_folder(void **state)
 {
     static const struct {

@@ -1,5 +1,6 @@
 /*
- * zctl top without a daemon: what bounds the node, rates of two looks, and how they are printed.
+ * zctl top without a daemon: the bottleneck of the node, rates between two samples, and their
+ * output.
  */
 #include "tests/ztest.h"
 
@@ -14,7 +15,7 @@
 
 #define GB UINT64_C(1000000000)
 
-/* ---- the verdict. A row changes a view in which a job trains and nothing is at its limit. */
+/* ---- the verdict. Each row changes a view of a training job with nothing at its limit. */
 
 static struct top_job job;
 static struct top_view view;
@@ -351,7 +352,7 @@ static struct zc_top_job earlier(void)
     return j;
 }
 
-/* Two seconds later. */
+/* The same job two seconds later. */
 static struct zc_top_job later(void)
 {
     struct zc_top_job j = earlier();
@@ -433,7 +434,7 @@ static void rates_of_two_looks(void **state)
     top_view_done(&v);
 }
 
-/* What is new, or has begun anew, counts from zero, and never below. */
+/* Rates of jobs that are new, or have started over, begin at zero, and are never negative. */
 static void a_job_that_begins_anew(void **state)
 {
     struct zc_top_job before[] = { later() }, after[] = { earlier() };
@@ -523,7 +524,7 @@ static void tables(void **state)
     free(text);
 }
 
-/* Every key of an object and of what is in it is explained for those who operate it. */
+/* The manual explains every key of an object, and of the objects in it. */
 static void keys_are_documented(const char *manual, const json_t *value)
 {
     const char *key;
@@ -568,7 +569,7 @@ static void json(void **state)
     view.nstalls = 1;
     view.oldest.pid = 0;
     text = printed(top_json);
-    assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1); /* one line */
+    assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1); /* a single line */
     all = json_loads(text, 0, NULL);
     assert_non_null(all);
     free(text);

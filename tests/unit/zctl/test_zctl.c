@@ -19,7 +19,7 @@
 
 #define WORDS_MAX 24
 
-/** What zctl said, and its exit status. */
+/** The output of zctl, and its exit status. */
 struct said {
     char *out, *err;
     int status;
@@ -70,7 +70,7 @@ static void rows_are_sorted(void **state)
     }
 }
 
-/* A configuration is looked at without a daemon. */
+/* Configurations are checked without a daemon. */
 static void configurations(void **state)
 {
 #define CONFIGS "config check " ZSHARD_SOURCE_DIR "/tests/configs/"
@@ -153,7 +153,7 @@ static void help_lists_all(void **state)
     said_free(&option);
 }
 
-/** Asks bash, with the text sourced, what it would complete. */
+/** Checks what bash would complete, with the script sourced. */
 static void assert_completes(const char *script, const char *words, const char *want)
 {
     char path[] = "/tmp/zshard-completion-XXXXXX", command[256], got[512];
@@ -213,7 +213,7 @@ static void completion_is_of_the_rows(void **state)
 static const struct {
     const char *line;
     int status;
-    const char *err; /* part of the sentence */
+    const char *err; /* a part of the error message */
 } usage_cases[] = {
     { "", 2, "no command is given" },
     { "nothing", 2, "unknown command 'nothing'" },
@@ -356,7 +356,7 @@ static char *printed(const struct row *rows, size_t n, bool json)
     return text;
 }
 
-/* The columns are the same whatever the rows hold. */
+/* The columns are the same whatever the rows contain. */
 static void tables(void **state)
 {
     static const struct row rows[] = {
@@ -387,8 +387,8 @@ static void tables(void **state)
     free(text);
 }
 
-/* A table is at most 100 wide: the longest texts are cut, in the table only, and a text in the last
- * column continues below. */
+/* A table is at most 100 wide: the longest texts are cut, only in the table, and a text in the last
+ * column continues on the next lines. */
 static void wide_tables(void **state)
 {
     static const struct wide {
@@ -456,7 +456,7 @@ static void json(void **state)
     free(text);
 }
 
-/** What cannot be written is told: a disk that is full must not look like an empty list. */
+/** Failed output is reported: a full disk must not look like an empty list. */
 static void output_that_cannot_be_written(void **state)
 {
     static const char *const lines[] = { "help", "version", "version -o json", "completion bash",
@@ -501,7 +501,7 @@ static void exit_codes(void **state)
                      cases[i].status);
 }
 
-/* ---- plan: what base/forecast.h says, on the way out */
+/* ---- plan: the output of base/forecast.h */
 
 #define PLAN_NODE "--host-bytes 1100M --nvme-bytes 4G --drive-read 2 --drive-write 1 --mem-bw 10 "
 
@@ -553,7 +553,7 @@ static void plan_table(void **state)
     }
 }
 
-/* The words of an option are the names of base/plan.h and base/model.h, in their order. */
+/* The words of an option are the names of base/plan.h and base/model.h, in the same order. */
 static void assert_choices(const char *option, const char *(*name_of)(unsigned n), unsigned first)
 {
     size_t n;
@@ -621,8 +621,8 @@ static void files_write(const char *file, const struct zc_st_tensor *tensors, si
     assert_int_equal(zc_st_commit(w, NULL, 0), 0);
 }
 
-/* Layers are units, and so is each tensor of none; state that zctl exported is no parameter. The
- * node comes from a file, and the command line wins over it. */
+/* Layers are units, and so is each tensor outside of layers; state that zctl exported is not a
+ * parameter. The node comes from a file, and the command line takes precedence. */
 static void plan_of_files(void **state)
 {
     static const char *const names[] = { "layers.0.a",  "layers.0.b.c", "layers.0.a.exp_avg",

@@ -13,12 +13,12 @@
 
 enum kind { ALL_GATHER, EXCHANGE };
 
-/* What one rank has started. */
+/* One rank's part of a collective. */
 struct part {
     enum kind kind;
     size_t slice_bytes;
     uint64_t name;
-    void *sent; /* NULL: nothing yet */
+    void *sent; /* NULL: not started */
 };
 
 struct coll {
@@ -29,11 +29,11 @@ struct coll {
 struct rank {
     struct zc_comm comm;
     struct comm_group *group;
-    uint32_t next;   /* collectives that it started */
-    uint32_t splits; /* that it asked for */
-    uint32_t top;    /* its number in the group that was not split */
+    uint32_t next;   /* the number of collectives that it started */
+    uint32_t splits; /* the number of splits that it asked for */
+    uint32_t top;    /* its rank in the group before all splits */
     uint64_t name;   /* of the next collective */
-    bool differs;    /* its last failure */
+    bool differs;    /* whether its last failure was a difference */
     struct zc_comm_other other;
     uint32_t break_at;
     int break_rc;
@@ -53,7 +53,7 @@ struct comm_group {
 };
 
 struct zc_comm_op {
-    struct zb_list node; /* in group->ops, so that those of a failed engine go with the group */
+    struct zb_list node; /* in group->ops: those of a failed engine are freed with the group */
     uint32_t number, delay;
     void *recv;
 };
@@ -78,7 +78,8 @@ static struct coll *group_coll(struct comm_group *g, uint32_t number)
     return g->colls[number];
 }
 
-/* A rank that has started something else than r: 0, or -EINVAL. Without names none may. */
+/* Compares with ranks that have started another collective: 0, or -EINVAL. Without names they must
+ * not differ. */
 static int coll_differs(struct rank *r, const struct coll *c)
 {
     const struct part *mine = &c->parts[r->comm.rank];
@@ -127,7 +128,7 @@ static int start(struct zc_comm *comm, enum kind kind, const void *send, void *r
     zb_list_push_back(&g->ops, &op->node);
     op->delay = g->delay_max ? (uint32_t)(ztest_random(&g->seed) % (g->delay_max + 1)) : 0;
     pthread_mutex_unlock(&g->lock);
-    for (size_t i = 0; i < recv_bytes; i++) /* send may lie in recv */
+    for (size_t i = 0; i < recv_bytes; i++) /* send may be inside recv */
         if (to + i < from || to + i >= from + sent_bytes)
             to[i] = (char)0xa5;
     op->recv = recv;
@@ -184,7 +185,7 @@ static int test(struct zc_comm *comm, struct zc_comm_op *op, bool *ret_done)
     return 0;
 }
 
-/* The group of those with our colour, made by the first of them. */
+/* The group of the ranks with the same colour; the first of them makes it. */
 static struct comm_group *child(struct comm_group *g, uint32_t split, uint32_t colour,
                                 uint32_t world)
 {

@@ -26,7 +26,7 @@ struct coll {
     bool done;
 };
 
-/* The byte at `at` of what rank `from` sends to rank `to` in collective `number`. */
+/* The byte at `at` that rank `from` sends to rank `to` in collective `number`. */
 static unsigned char byte_of(uint32_t number, uint32_t from, uint32_t to, size_t at)
 {
     return (unsigned char)(number * 31 + from * 57 + to * 101 + at * 7 + (at >> 8) + (at >> 16));
@@ -58,7 +58,7 @@ static int check(const struct zc_comm *comm, const struct coll *c, uint32_t numb
     return 0;
 }
 
-/* Several in flight, tested in an order of this rank's own. */
+/* Several in flight, tested in a random order that differs between ranks. */
 static int round_of(struct zc_comm *comm, size_t first, uint64_t *seed, char *why, size_t why_bytes)
 {
     struct coll colls[IN_FLIGHT] = { { 0 } };
@@ -114,7 +114,7 @@ static int conformance(struct zc_comm *comm, char *why, size_t why_bytes)
     return 0;
 }
 
-/* Groups of ranks keep the contract, beside each other and beside all. */
+/* Groups of ranks keep the contract, at the same time as other groups and as all ranks. */
 static int split_conformance(struct zc_comm *comm, char *why, size_t why_bytes)
 {
     struct zc_comm *parts[2] = { NULL, NULL };

@@ -73,9 +73,9 @@ static bool end_ready(struct job *job, struct call *call)
     *ret = (struct zc_placement){ .ring_bytes = fake.config.ring ? 4096 : 0,
                                   .iterations = job->iterations,
                                   .applied = job->applied,
-                                  .early = true }; /* as a kept job has that was opened with it */
+                                  .early = true }; /* like a kept job that was opened with it */
     job->live = true;
-    job->at_said = false; /* the others are answered alike */
+    job->at_said = false; /* all ranks get the same answer */
     return true;
 }
 
@@ -119,7 +119,7 @@ static bool end_push(struct job *job, struct shard *s, struct call *call)
     return true;
 }
 
-/* What a fetch shows: elements as they are; codes page behind page, as in the daemon's arena. */
+/* What a fetch shows: elements as they are; codes page by page, as in the daemon's arena. */
 static struct zc_view view_of(const struct zc_client *c, struct shard *s)
 {
     uint32_t block = s->layout.block_bytes[ZB_PARAM];
@@ -130,7 +130,7 @@ static struct zc_view view_of(const struct zc_client *c, struct shard *s)
     if (!s->paged)
         s->paged = aligned_alloc(4096, bytes);
     assert(s->paged);
-    if (s->pins == 1) /* another rank may be reading it, which has pinned it: the same codes */
+    if (s->pins == 1) /* another rank that has pinned it may be reading: the codes are the same */
         memset(s->paged, 0, bytes);
     for (uint64_t at = 0; at < s->count && s->pins == 1; at += page)
         memcpy(s->paged + zb_plane_bytes(block, page, at), s->param + zb_blocks_bytes(block, at),
@@ -138,7 +138,7 @@ static struct zc_view view_of(const struct zc_client *c, struct shard *s)
     return (struct zc_view){ .data = s->paged, .bytes = bytes };
 }
 
-/* All of its shards, or none. */
+/* Fetches all of its shards, or none. */
 static bool end_fetch(struct zc_client *c, struct job *job, struct call *call)
 {
     struct member *m = &job->members[c->rank];
@@ -269,7 +269,7 @@ static bool try_end(struct zc_client *c, struct call *call)
     return false;
 }
 
-/* Takes out the next call that ends; NULL: none does now. */
+/* Removes the next call that can end; NULL: none. */
 static struct call *next_end(struct zc_client *c)
 {
     const struct job *job = fake_job_of(c);

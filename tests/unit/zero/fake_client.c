@@ -1,5 +1,5 @@
 /*
- * fake_client.c - libzclient's handle, and calls of jobs that come and go, as the fake has them.
+ * fake_client.c - the fake's handle, and its calls to open and close jobs.
  */
 #include "fake_priv.h"
 
@@ -124,7 +124,7 @@ int zc_poll(struct zc_client *c, int timeout_ms)
 
 /* ---- a job comes and goes */
 
-/* Who is attached is cut off; in another world, what is only in memory is saved first. */
+/* Disconnects attached ranks. For another world, state that is only in memory is saved first. */
 static void open_takeover(struct job *job, uint32_t world)
 {
     const struct version *c = &job->committed, *p = &job->prepared;
@@ -135,7 +135,7 @@ static void open_takeover(struct job *job, uint32_t world)
     memset(job->members, 0, sizeof(job->members));
     for (uint32_t i = 0; i < job->nshards; i++)
         job->shards[i].pins = 0;
-    if (!job->live) /* it was only forming */
+    if (!job->live) /* it was not ready yet */
         fake_shards_free(job);
     if (world == job->world)
         return;
@@ -148,7 +148,7 @@ static void open_takeover(struct job *job, uint32_t world)
     job->world = world;
 }
 
-/* All of it has values. */
+/* Whether all of it has values. */
 static bool job_whole(const struct job *job)
 {
     for (uint32_t i = 0; i < job->nshards; i++)

@@ -1,5 +1,5 @@
 /*
- * fake_job.c - the fake's daemon: its jobs, their versions and steps; and what tests ask of it.
+ * fake_job.c - the fake's daemon: its jobs, their versions and steps; and functions for tests.
  */
 #include "fake_priv.h"
 
@@ -26,7 +26,7 @@ void fake_reset(const struct fake_config *config)
     fake.faulted = FAKE_NOT_YET;
     fake.dies_ns = config->dies_ms > 0 ? zb_now_ns() + config->dies_ms * UINT64_C(1000000) : 0;
     fake.seed = config->seed;
-    if (fake.handles == 0) /* whatever failed has ended with who saw it */
+    if (fake.handles == 0) /* a failure ends with the handles that saw it */
         for (uint32_t n = 0; n < NODES_MAX; n++)
             fake.jobs[n].failed = false;
 }
@@ -80,7 +80,7 @@ static void fake_job_free(struct job *job)
     memset(job, 0, sizeof(*job));
 }
 
-/* Copies a shard's planes to or from where they lie in a version. */
+/* Copies a shard's planes to or from their positions in a version. */
 static void version_move(struct version *v, const struct job *job, struct shard *s, bool save)
 {
     uint32_t u = (uint32_t)(s->unit - job->units);
@@ -329,7 +329,7 @@ void fake_member_leave(struct zc_client *c)
     if (cut_off)
         return;
     job->stepping = job->stepping || fake_step_may_begin(job);
-    while (job->stepping) /* a step that began ends without its ranks */
+    while (job->stepping) /* a step that has begun is finished without its ranks */
         fake_step_one(job);
     job->members[c->rank] = (struct member){ 0 };
     for (uint32_t r = 0; r < job->world; r++)

@@ -17,10 +17,10 @@
 #define GROUPED   (2 * RANKS_MAX)
 
 struct coll {
-    struct zb_list node; /* in group->colls, in the order of the first start */
+    struct zb_list node; /* in group->colls, in order of the first start */
     bool exchange;
     size_t bytes; /* of a slice */
-    int here;     /* eventfd: ranks that have sent, and, again, that have received */
+    int here;     /* eventfd: counts ranks that have sent, then ranks that have received */
     int gates[RANKS_MAX];
     char *sent[RANKS_MAX];
 };
@@ -31,22 +31,22 @@ struct group {
     int world, present, left;
     pthread_t thread; /* opens gates */
     bool stop;
-    bool broken; /* a rank has aborted: the others hear of it */
+    bool broken; /* a rank has aborted: the others are told */
     struct zb_list colls;
-    struct zb_list odd; /* that their rank started in the place of another's: they never end */
-    uint32_t ncolls;    /* started by any rank, so far */
+    struct zb_list odd; /* started by a rank where the others started another: they never end */
+    uint32_t ncolls;    /* started by any rank so far */
 };
 
 struct ncclComm {
     struct group *group;
     int rank;
-    uint32_t next;  /* collectives that this rank has started */
-    uint32_t asked; /* how often it is still in progress */
+    uint32_t next;  /* number of collectives that this rank has started */
+    uint32_t asked; /* how often it still reports "in progress" */
     bool aborted;
 };
 
 EXPORT struct fake_nccl fake_nccl;
-#ifndef FAKE_PLAIN /* else it is as the real one, which knows CUDA's streams only */
+#ifndef FAKE_PLAIN /* otherwise it is like the real one, which only supports CUDA's streams */
 EXPORT extern const int zshard_nccl_emulated;
 const int zshard_nccl_emulated = 1;
 #endif
@@ -90,7 +90,7 @@ static void gate_open(int fd)
         (void)eventfd_read(fd, &n);
 }
 
-/* Waits until so many said that they are here; false: the group ends. */
+/* Waits until `want` ranks have arrived; false: the group ends. */
 static bool coll_wait(struct group *g, struct coll *c, eventfd_t *seen, eventfd_t want)
 {
     struct pollfd p = { .fd = c->here, .events = POLLIN };
@@ -175,7 +175,7 @@ static struct group *group_find(const ncclUniqueId *id, int world)
     return g;
 }
 
-/* A rank leaves; with the last the group goes. */
+/* A rank leaves; when the last one has left, the group is freed. */
 static void comm_leave(ncclComm_t comm)
 {
     struct group *g = comm->group;
@@ -279,7 +279,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
-/* What waits on this rank's stream goes on, with whatever is there. */
+/* Whatever waits on this rank's stream continues, with the bytes that are there. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     pthread_mutex_lock(&lock);
@@ -326,11 +326,11 @@ static struct coll *coll_new(struct group *g, struct zb_list *list, bool exchang
     return c;
 }
 
-/* Under the lock: the one that is this rank's next. */
+/* The next collective of this rank; under the lock. */
 static struct coll *coll_next(ncclComm_t comm, bool exchange, size_t bytes)
 {
     struct group *g = comm->group;
-    uint32_t behind = g->ncolls - comm->next; /* how many others have started and it has not */
+    uint32_t behind = g->ncolls - comm->next; /* started, but not by this rank */
     struct zb_list *pos = &g->colls;
     struct coll *c;
 
@@ -348,7 +348,7 @@ static struct coll *coll_next(ncclComm_t comm, bool exchange, size_t bytes)
     return c;
 }
 
-/* to[p] and from[p] are slices; of an all-gather there is one to send. */
+/* to[p] and from[p] are slices; an all-gather sends only one. */
 static ncclResult_t coll_start(ncclComm_t comm, ncclStream_t stream, bool exchange, size_t bytes,
                                char *const *from, char *const *to)
 {
@@ -429,7 +429,7 @@ ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, n
     return group_add(false, recv, count, type, peer, comm, stream);
 }
 
-/* A group is one exchange: with each rank a send and a receive, all of one size. */
+/* A group is one exchange: a send and a receive for each rank, all of the same size. */
 ncclResult_t ncclGroupEnd(void)
 {
     char *from[RANKS_MAX] = { 0 }, *to[RANKS_MAX] = { 0 };

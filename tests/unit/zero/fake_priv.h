@@ -1,9 +1,9 @@
 /*
- * fake_priv.h - the fake's state, between fake_client.c (handles, and jobs that come and go),
+ * fake_priv.h - the fake's state, shared by fake_client.c (handles, and jobs that come and go),
  * fake_work.c (what a job does), fake_calls.c (how calls begin and end) and fake_job.c (the daemon,
  * and the test's side). fake_client.h has the model.
  *
- * All that is declared here is called under the lock, but for fake_end_calls().
+ * Everything declared here is called under the lock, except fake_end_calls().
  */
 #ifndef FAKE_PRIV_H
 #define FAKE_PRIV_H
@@ -45,7 +45,7 @@ enum kind {
 struct note {
     bool there;
     size_t bytes;
-    unsigned char data[64]; /* the engine puts 32 before those of the test */
+    unsigned char data[64]; /* the engine puts 32 bytes before those of the test */
 };
 
 struct shard {
@@ -54,7 +54,7 @@ struct shard {
     struct unit *unit;
     uint32_t rank, pins;
     unsigned char *param, *state, *grad;
-    unsigned char *paged; /* of what is quantized: param in pages, as it is fetched */
+    unsigned char *paged; /* of a quantized unit: param in pages, as it is fetched */
     uint64_t written, grad_next;
     uint32_t micro;
     struct zk_xsum sum;
@@ -72,10 +72,10 @@ struct unit {
 struct member {
     bool here, ready, asked;
     uint32_t pins;
-    struct note note, job_note; /* sent, of the next step */
+    struct note note, job_note; /* sent for the next step */
 };
 
-/* A whole state of a job: what a commit keeps. By unit, so that it can be cut anew. */
+/* A whole state of a job, which a commit keeps. By unit, so that it can be cut again. */
 struct version {
     bool there;
     uint64_t iterations, applied;
@@ -88,10 +88,10 @@ struct job {
     uint64_t epoch;
     struct version committed, prepared;
     struct note notes[RANKS_MAX], job_note; /* of the newest step */
-    uint64_t at;                            /* that ready named, */
-    bool at_said;                           /* if it did */
+    uint64_t at;                            /* the point that ready named, */
+    bool at_said;                           /* if it named one */
     int code;                               /* of failed */
-    uint32_t lost;                          /* the rank, of -EOWNERDEAD */
+    uint32_t lost;                          /* the rank that -EOWNERDEAD names */
     uint32_t world, groups;
     struct member members[RANKS_MAX];
     struct unit units[UNITS_MAX];
@@ -114,7 +114,7 @@ extern struct fake {
     struct fake_config config;
     const struct zk_ops *ops;
     struct job jobs[NODES_MAX];
-    uint32_t calls; /* of the rank that will fail */
+    uint32_t calls; /* of the rank that is to fail */
     enum fake_when faulted;
     uint64_t dies_ns; /* of config.dies_ms; 0: never */
     uint32_t handles, pins_most;
@@ -128,7 +128,7 @@ struct call {
     void *arg, *ret;
     uint32_t delay;
     bool never;
-    int rc; /* how it will end, if not well */
+    int rc; /* the error that it will end with, if any */
     uint64_t shard, first, count, number, micro;
     bool add, lies;
     enum zc_what what;
@@ -141,7 +141,7 @@ struct call {
 struct zc_client {
     struct zb_err err;
     struct zc_server server;
-    uint32_t node, rank, who; /* rank of the node, and of all */
+    uint32_t node, rank, who; /* rank on the node, and in the job */
     bool lost, joined, told;
     uint64_t epoch;
     struct zb_list calls;
@@ -156,28 +156,29 @@ struct zc_client {
 struct job *fake_job_of(struct zc_client *c);
 struct shard *fake_shard_of(struct zc_client *c, uint64_t id);
 struct zk_page fake_page_of(struct shard *s, uint64_t first, uint64_t count);
-/** Another epoch has begun: this handle is of an older one. */
+/** Whether another epoch has begun, so that this handle is of an older one. */
 bool fake_stale(const struct zc_client *c);
-/** For zc_error(); returns rc. */
+/** Records the text for zc_error(); returns rc. */
 int fake_record(struct zc_client *c, int rc, const char *text);
 void fake_job_fail(struct job *job, int code, uint32_t rank);
 void fake_hang_up(struct zc_client *c);
-/** A rank leaves; with the last one goes the job, or what was half done in a kept one. */
+/** A rank leaves. When the last one does, the job ends; a kept job loses only its unfinished
+ * work. */
 void fake_member_leave(struct zc_client *c);
 void fake_shards_free(struct job *job);
 void fake_version_load(struct version *v, struct job *job);
-/** 0, or why not. */
+/** 0, or the error. */
 int fake_job_commit(struct job *job, enum zc_commit what);
 void fake_job_resolve(struct job *job, bool commit);
 bool fake_step_may_begin(const struct job *job);
-/** The next shard of the step that runs, if any. */
+/** Makes the next shard of the step in progress, if any. */
 void fake_step_one(struct job *job);
 
 /* ---- fake_calls.c */
 
-/** A call begins: 0, and *ret is in the handle; or it is refused. */
+/** Begins a call: 0, and *ret is in the handle; or the refusal. */
 int fake_begin(struct zc_client *c, enum kind kind, zc_done_fn *done, void *arg, struct call **ret);
-/** Ends all that end now, and returns how many. */
+/** Ends all calls that can end; returns how many. */
 int fake_end_calls(struct zc_client *c);
 
 #define BEGIN(c, kind, done, arg, call)                   \

@@ -1,5 +1,5 @@
 /*
- * fake_work.c - libzclient's calls of a job that works, as the fake has them.
+ * fake_work.c - the fake's calls of a ready job.
  */
 #include "fake_priv.h"
 
@@ -177,7 +177,7 @@ int zc_step_begin(struct zc_client *c, uint64_t job_id, const struct zc_step *st
     (void)done;
     (void)arg;
     assert(c && job_id == 42 && step && micros > 0);
-    abort(); /* all that announce a step clip: the engine does not ask */
+    abort(); /* steps that are announced are clipped: the engine does not call this */
 }
 
 int zc_step_classes(struct zc_client *c, uint64_t job_id, uint64_t step,
@@ -186,7 +186,7 @@ int zc_step_classes(struct zc_client *c, uint64_t job_id, uint64_t step,
     (void)done;
     (void)arg;
     assert(c && job_id == 42 && step && classes);
-    abort(); /* every tensor has a gradient in each step, and no factor */
+    abort(); /* every tensor has a gradient in each step, and none has a factor */
 }
 
 int zc_job_optimizer(struct zc_client *c, uint64_t job_id, enum zc_optimizer optimizer,

@@ -14,7 +14,7 @@
 #include "client/zero/core/zero.h"
 #include "comm_threads.h"
 
-/* Sizes about the block of 4096, above it, and far below. */
+/* Sizes near the block of 4096, above it, and far below it. */
 const struct model_unit model_units[MODEL_UNITS] = {
     { "embed",
       9000,
@@ -44,7 +44,7 @@ const struct model_unit model_units[MODEL_UNITS] = {
     { "layer.3", 8193, false, 1, { { .name = "w", .ndims = 1, .dims = { 8193 }, .group = 0 } } },
 };
 
-/* A number in [-1, 1) that depends on its arguments only. */
+/* A number in [-1, 1) that depends only on its arguments. */
 static double draw(uint64_t a, uint64_t b, uint64_t c)
 {
     uint64_t state = a * UINT64_C(0x9e3779b97f4a7c15) ^ (b << 20) ^ (c << 52);
@@ -103,15 +103,15 @@ static float param_at(const struct run *r, const void *params, uint64_t i)
                                  : f16_value(((const uint16_t *)params)[i]);
 }
 
-/* ---- on a device: the trainer computes on the host, and copies on its stream what it computes
- * with. Gradients are left to the stream, so an engine that does not wait for them takes stale
+/* ---- on a device: the trainer computes on the host, and copies inputs and results on its stream.
+ * It does not wait for the copies of gradients, so an engine that does not wait either takes stale
  * ones. */
 
 #define DEVICE_COPIES_MAX 4096u
 
 struct device_copies {
     struct zk_gpu_stream *stream;  /* NULL: there is no device */
-    void *held[DEVICE_COPIES_MAX]; /* under copies that may not be done */
+    void *held[DEVICE_COPIES_MAX]; /* used by copies that may be in progress */
     uint32_t n;
 };
 
@@ -135,7 +135,7 @@ static void *copies_new(struct device_copies *c, size_t bytes)
     return data;
 }
 
-/* What lies at `at` of the device, or `at` itself. 0 or the device's failure. */
+/* Reads what is at `at` on the device, or returns `at` itself. 0 or the device's failure. */
 static int device_read(struct device_copies *c, const void *at, size_t bytes, const void **ret)
 {
     void *here;
@@ -154,7 +154,7 @@ static int device_write(struct device_copies *c, void *at, const void *from, siz
     return c->stream ? zk_gpu_copy(c->stream, ZK_GPU_TO_DEVICE, at, from, bytes, NULL) : 0;
 }
 
-/* ---- by the engine */
+/* ---- training with the engine */
 
 #define TRY(call)            \
     do {                     \
@@ -189,7 +189,7 @@ static int train_forward(struct run *r, struct zc_zero *z, double *ret_loss)
     return 0;
 }
 
-/* What one micro-batch adds to a unit's gradient. */
+/* Adds one micro-batch's contribution to a unit's gradient. */
 static void micro_gradient(const struct run *r, const struct zc_zero *z, uint32_t u, uint64_t step,
                            uint32_t micro, const void *params, float *grad)
 {
@@ -209,7 +209,7 @@ static void micro_gradient(const struct run *r, const struct zc_zero *z, uint32_
         grad[model_units[u].elems - 1] = r->poison_value == 0 ? INFINITY : r->poison_value;
 }
 
-/* Of micro-batches [micro, end). */
+/* The backward pass of micro-batches [micro, end). */
 static int train_unit_backward(struct run *r, struct zc_zero *z, uint32_t u, uint64_t step,
                                uint32_t micro, uint32_t end)
 {
@@ -249,7 +249,7 @@ static int train_micros(struct run *r, struct zc_zero *z, uint64_t step, uint32_
     return 0;
 }
 
-/* The note that a step carries: which it is, and whose. */
+/* The note that a step carries: its number, and its rank. */
 struct note {
     uint64_t step;
     uint32_t rank;
@@ -264,7 +264,8 @@ static int notes_put(const struct run *r, struct zc_zero *z, uint64_t step)
     return zc_zero_note_put(z, true, &job, sizeof(job));
 }
 
-/* They come back with the step that they went with, whatever was put for one that never came. */
+/* Notes come back with the step that they were sent with; notes for a step that was never made do
+ * not. */
 static void notes_check(const struct run *r, struct zc_zero *z, uint64_t step)
 {
     char buf[ZC_NOTE_MAX];
@@ -277,13 +278,13 @@ static void notes_check(const struct run *r, struct zc_zero *z, uint64_t step)
     assert_int_equal(note.step, step);
     assert_int_equal(note.rank, UINT32_MAX);
     if (zc_zero_note_get(z, false, buf, &bytes) == -ENOENT)
-        return; /* a rank that was not there then */
+        return; /* a rank that did not exist then */
     memcpy(&note, buf, sizeof(note));
     assert_int_equal(note.step, step);
     assert_true(note.rank < 8 && r->options.resume);
 }
 
-/* What is refused with the code that the test expects is asked for again. */
+/* Whether a call was refused with the code that the test expects; it is then repeated. */
 static int refused(struct run *r, struct zc_zero *z, int rc)
 {
     if (rc == 0 || rc != r->refusal)
@@ -327,11 +328,11 @@ static int train_steps(struct run *r, struct zc_zero *z)
     for (uint64_t step = begin + 1; step <= end; step++) {
         double loss;
 
-        if (r->options.clip > 0) /* then it does nothing, whatever room the job has */
+        if (r->options.clip > 0) /* without effect then, whatever room the job has */
             TRY(zc_zero_announce(z, 0.01 * (double)step));
         for (uint32_t micro = 0; micro < r->options.micro_steps; micro += at_once) {
             if (r->stop_after > 0 && micros++ == r->stop_after) {
-                TRY(zc_zero_stats(z, &r->stats)); /* the last step is over */
+                TRY(zc_zero_stats(z, &r->stats)); /* the last step has ended */
                 return -EINTR;
             }
             if (r->announce && micro + at_once == r->options.micro_steps)
@@ -446,7 +447,7 @@ void run_threads(struct run *runs, uint32_t n)
         pthread_join(threads[i], NULL);
 }
 
-/* ---- by plain loops */
+/* ---- training with plain loops */
 
 void model_values_new(struct model_values *v)
 {
@@ -530,7 +531,7 @@ void model_reference(const struct run *like, struct model_values *ret, double *r
     }
 }
 
-/* ---- comparing */
+/* ---- comparing runs */
 
 void assert_runs_same(const char *name, const struct run *a, const struct run *b)
 {

@@ -1,6 +1,6 @@
 #!/bin/sh
-# mpi_odd.sh MPIEXEC FLAG TEST - one rank of an MPI run makes other calls than the rest: every rank is
-# told (test_mpi.c), and MPI does not end the program by itself before they are.
+# mpi_odd.sh MPIEXEC FLAG TEST - one rank of an MPI run makes other calls than the rest. Every rank
+# must be told (test_mpi.c) before MPI ends the program.
 set -u
 failed=0
 

@@ -13,7 +13,7 @@
             return try_rc;   \
     } while (0)
 
-/* Small enough that bf16 has them, apart enough that no step makes one another. */
+/* Small enough for bf16, and so far apart that no step changes one into another. */
 static const struct {
     const char *name;
     uint64_t elems;

@@ -1,5 +1,5 @@
 /*
- * party.h - so many ranks, as threads, with one set of options.
+ * party.h - a number of ranks, as threads, with one set of options.
  */
 #ifndef PARTY_H
 #define PARTY_H
@@ -16,12 +16,12 @@ struct party {
     char sockets[PARTY_MAX][16];
 };
 
-/** delay_max as in comm_threads.h; runs[r].options may be changed before party_run(). */
+/** delay_max: as in comm_threads.h. runs[r].options may be changed before party_run(). */
 void party_new(struct party *p, uint32_t world, enum zc_dtype dtype, uint64_t seed,
                uint32_t delay_max);
 void party_offload(struct party *p, enum zc_zero_offload offload);
 void party_run(struct party *p);
-/** Every rank came to its end, with the same values. */
+/** Every rank must have finished, with the same values. */
 void party_assert_ran(const struct party *p);
 void party_done(struct party *p);
 

@@ -32,7 +32,7 @@ static void run(const struct real_daemon *d, const char *const *more, int out)
     _exit(127);
 }
 
-/* Returns when it is ready. */
+/* Starts it, and returns when it is ready. */
 static void start(struct real_daemon *d, const char *const *args)
 {
     char line[512] = "";

@@ -1,6 +1,6 @@
 /*
- * Gathers that are each rank's own affair (gather_alone), over the fake daemon: the same bits as with
- * collectives, whatever each rank gathers and when; never more pins than there are.
+ * Gathers that each rank makes alone (gather_alone), with the fake daemon: the same bits as with
+ * collectives, whatever each rank gathers and when; never more pins than the ring has.
  */
 #include "tests/ztest.h"
 
@@ -129,7 +129,7 @@ static void what_cannot_be_is_refused(void **state)
     }
 }
 
-/* A rank that is alone may ask for it with every store. */
+/* The only rank of a world may use it with every store. */
 static void a_rank_that_is_alone(void **state)
 {
     struct party p;
@@ -154,7 +154,7 @@ struct free_rank {
     char error[256];
 };
 
-/* Gathers any units, some of them held together; each shows its initial values. */
+/* Gathers any units, and holds some of them at the same time; each must have its initial values. */
 static int gather_freely(struct zc_zero *z, uint32_t rank)
 {
     uint64_t seed = 77 + rank;

@@ -1,6 +1,6 @@
 /*
  * Ranks that make different calls: each is told, with the same error message, before a step is made
- * of it; and ranks that make the same calls are not, in any mode. Over TCP, MPI and NCCL:
+ * from them. Ranks that make the same calls are not, in any mode. With TCP, MPI and NCCL:
  * test_tcp.c, test_mpi.c, test_nccl.c.
  */
 #include "tests/ztest.h"
@@ -18,7 +18,7 @@
 
 #define RANKS_MAX 4
 
-/* What is not 0 or false is an option. */
+/* Fields that are not 0 or false set an option. */
 struct mode {
     const char *name;
     uint32_t world;
@@ -141,8 +141,8 @@ static void the_same_calls_are_well(void **state)
 
 /* ---- other calls */
 
-/* Every rank is told in step 2, which is not made, nor is anything of it seen. `says` is what rank
- * 0 says; each other rank names two ranks of which one is the odd one. */
+/* Every rank is told in step 2, which is not made and has no visible effect. `says` is rank 0's
+ * message; each other rank names two ranks, one of which is the odd one. */
 static void assert_told(const char *name, const struct ranks *all, uint32_t world, const char *says)
 {
     for (uint32_t r = 0; r < world; r++) {
@@ -208,8 +208,8 @@ static void other_calls_are_told(void **state)
                 }
 }
 
-/* Where nothing compares names on the way, the next vote finds what differs; every rank says the
- * same then. */
+/* If nothing compares names on the way, the next vote finds the difference; then every rank has the
+ * same message. */
 static void a_vote_finds_other_calls(void **state)
 {
     static const struct mode modes[] = {
@@ -241,9 +241,9 @@ static void a_vote_finds_other_calls(void **state)
         }
 }
 
-/* With gathers ahead it is what is gathered that counts, not what was asked for: where ranks ask in
- * different orders and gather in the same, nothing is wrong. (The order that is learned of that may
- * be told in the next step.) */
+/* With gathers ahead, actual gathers count, not requests: if ranks ask in different orders but
+ * gather in the same, there is no error. (A difference in the learned order may be reported in the
+ * next step.) */
 static void gathers_ahead_are_what_counts(void **state)
 {
     uint32_t told = 0, well = 0;
@@ -274,7 +274,7 @@ static void gathers_ahead_are_what_counts(void **state)
     assert_int_equal(told + well, 36);
 }
 
-/* The ranks of the odd one's group are told; the others wait for them. */
+/* The ranks of the odd one's group are told; the others wait for them, and time out. */
 static void a_group_is_told(void **state)
 {
     static const struct mode m = {

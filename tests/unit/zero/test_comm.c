@@ -1,6 +1,5 @@
 /*
- * The contract of struct zc_comm_ops, asked of the backends that need no launcher; test_mpi.c asks
- * it of MPI.
+ * The contract of struct zc_comm_ops, for the backends that need no launcher; test_mpi.c tests MPI.
  */
 #include "tests/ztest.h"
 

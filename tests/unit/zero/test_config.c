@@ -1,6 +1,6 @@
 /*
- * DeepSpeed's configuration: every key right and wrong, what follows from what, the schedules, and
- * the files of tests/configs.
+ * DeepSpeed's configuration: every key with right and wrong values, derived settings, the
+ * schedules, and the files of tests/configs.
  */
 #include "tests/ztest.h"
 
@@ -32,7 +32,7 @@ static int folder_remove(void **state)
     return chdir("/") || rmdir(folder);
 }
 
-/* Of a text with ' for ". *ret is NULL where it is refused. */
+/* Loads a text with ' for ". *ret is NULL if it is refused. */
 static int load(const char *text, uint32_t ranks, struct zc_zero_config **ret, char error[256])
 {
     FILE *f = fopen("ds.json", "w");
@@ -46,7 +46,7 @@ static int load(const char *text, uint32_t ranks, struct zc_zero_config **ret, c
     return zc_zero_config_load(ret, "ds.json", ranks, error, 256);
 }
 
-/* From memory it is as from a file: as many bytes as are said, no more. */
+/* From memory as from a file: exactly the given number of bytes. */
 static void from_memory(void **state)
 {
     static const char text[] = "{\"zero_optimization\": {\"stage\": 2}, \"train_batch_size\": 8}{";
@@ -68,7 +68,7 @@ static void from_memory(void **state)
     assert_null(c);
 }
 
-/* ---- a configuration as text: "name=value" of all that is not as an empty file has it */
+/* ---- a configuration as text: "name=value" for everything that differs from an empty file's */
 
 struct text {
     char s[1024];
@@ -171,7 +171,8 @@ static void defaults_are_deepspeeds(void **state)
     zc_zero_config_free(NULL);
 }
 
-/* What a file says beside an empty one; "!": how the sentence of a refusal begins. Of 4 ranks. */
+/* The differences of a file from an empty one; "!": how the error message of a refusal begins. For
+ * 4 ranks. */
 #define OPT(type, params) "{'optimizer': {'type': '" type "', 'params': {" params "}}}"
 #define SCHED(type, params)                                                              \
     "{'optimizer': {'type': 'AdamW', 'params': {'lr': 2}}, 'scheduler': {'type': '" type \
@@ -188,7 +189,7 @@ static void defaults_are_deepspeeds(void **state)
 static const struct {
     const char *json, *want;
 } cases[] = {
-    /* batches: 1, 2, 4 are left where they are not said; 112 is the optimizer */
+    /* batches: 1, 2, 4 by default; 112 is the optimizer */
     { "{'train_batch_size': 32, 'train_micro_batch_size_per_gpu': 2, "
       "'gradient_accumulation_steps': 4}",
       OPTIMIZER_LEFT " train_batch=32 micro_batch=2 micro_steps=4" },
@@ -259,7 +260,7 @@ static const struct {
     { "{'data_types': {'grad_accum_dtype': 'fp32'}, 'communication_data_type': 'fp32'}", "" },
     { "{'data_types': {'grad_accum_dtype': 'fp8'}}", "!data_types.grad_accum_dtype: is 'fp8'" },
     { "{'communication_data_type': 16}", "!communication_data_type: is 16, and must be a word" },
-    /* optimizers: 7 is what is left of the batch */
+    /* optimizers: 7 is the default batch */
     { OPT("AdamW", ""), LEFT_BATCHES },
     { OPT("adamw", "'lr': 3e-5, 'betas': [0.8, 0.95], 'eps': 1e-6, 'weight_decay': 0.1"),
       LEFT_BATCHES " lr=3e-05 beta1=0.8 beta2=0.95 eps=1e-06 weight_decay[0]=0.1" },
@@ -334,7 +335,7 @@ static const struct {
     { ZERO(", 'stage3_prefetch_bucket_size': 1e6, 'stage3_param_persistence_threshold': 1e4, "
            "'stage3_max_live_parameters': 1e7, 'stage3_max_reuse_distance': 0"),
       "stage=3 persist_elems=10000 live_elems=1e+07 prefetch_elems=1e+06 reduce_waits=0" },
-    { ZERO(", 'stage3_max_live_parameters': 0"), /* nothing is kept; 0 is our "no ceiling" */
+    { ZERO(", 'stage3_max_live_parameters': 0"), /* nothing is kept; our 0 means "no ceiling" */
       "stage=3 persist_elems=100000 live_elems=1 reuse_elems=1e+09 prefetch_elems=5e+07 "
       "reduce_waits=0" },
     { ZERO(", 'stage3_prefetch_bucket_size': 0"),
@@ -482,7 +483,7 @@ static void every_key(void **state)
         if (rc != 0)
             fail_msg("%s: %d '%s'", cases[i].json, rc, error);
         describe(&t, c, empty);
-        if (strncmp(want, "dtype=3", 7) == 0) { /* the engine has the scale, too */
+        if (strncmp(want, "dtype=3", 7) == 0) { /* the engine's options have the scale, too */
             assert_true(c->options.loss_scale.dynamic == c->loss_scale.dynamic &&
                         c->options.loss_scale.fixed == c->loss_scale.fixed &&
                         c->options.loss_scale.window == c->loss_scale.window);
@@ -565,7 +566,7 @@ static void every_key_has_a_line(void **state)
     }
 }
 
-/* ---- the schedules, by hand from DeepSpeed's formulas: of 10 steps */
+/* ---- the schedules, calculated by hand from DeepSpeed's formulas, for 10 steps */
 
 #define LOG_4(n) 0.5 * (n) /* log(x) / log(4) for x = 1, 2, 4: n = 0, 1, 2 */
 
@@ -622,10 +623,10 @@ static void learning_rates(void **state)
         }
 }
 
-/* ---- files as people have them */
+/* ---- typical files */
 
 static const struct {
-    const char *name, *want; /* beside what an empty one has, for 2 ranks; or the path of the key */
+    const char *name, *want; /* differences from an empty one, for 2 ranks; or the key's path */
 } files[] = {
 #define STUDY "train_batch=12 micro_batch=3 micro_steps=2"
     { "stage1", STUDY " dtype=2 stage=1 weight_decay[0]=0.01" },
@@ -695,7 +696,7 @@ static void files_of_people(void **state)
     zc_zero_config_free(empty);
 }
 
-/* ---- docs/CONFIG.md has every key */
+/* ---- docs/CONFIG.md documents every key */
 
 static char *page_read(void)
 {

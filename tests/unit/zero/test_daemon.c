@@ -1,9 +1,8 @@
 /*
- * The engine against the real daemon: placement never changes a bit, and whatever ends, ends in
- * time.
+ * The engine with the real daemon: placement never changes a bit, and every end is timely.
  *
- * Each test starts a zshardd of its own, on a socket and a data folder under a temporary folder.
- * Ranks are threads with a connection each.
+ * Each test starts a zshardd of its own, on a socket and a data folder in a temporary folder. Ranks
+ * are threads with a connection each.
  */
 #include "tests/ztest.h"
 
@@ -90,7 +89,7 @@ static void assert_same(const char *name, const struct party *a, const struct pa
 
 /* ---- tests */
 
-/* Takes so much of the daemon's host memory, as another job's staging. NULL: there is not as much.
+/* Takes this much of the daemon's host memory, as another job's staging. NULL: there is not enough.
  */
 static struct zc_client *squat(const struct real_daemon *d, uint64_t bytes)
 {
@@ -108,8 +107,8 @@ static struct zc_client *squat(const struct real_daemon *d, uint64_t bytes)
     return NULL;
 }
 
-/* The run with the least memory that serves it: a daemon with the smallest budget there is, and
- * another job that leaves it less and less of that. */
+/* Runs with the least memory that suffices: a daemon with the smallest budget, and another job that
+ * leaves less and less of it. */
 static void party_run_least(struct party *p, uint32_t world, enum zc_zero_offload params,
                             enum zc_zero_offload optimizer, const char *io)
 {
@@ -196,7 +195,7 @@ static uint64_t counter(const struct real_daemon *d, const char *name)
     return value;
 }
 
-/* Micro-steps that add up before they are pushed: one push a unit and step, also of steps that
+/* Micro-steps that are summed before the push: one push for each unit and step, also for steps that
  * begin early, and the same bits as without a daemon. */
 static void accumulated_before_the_push(void **state)
 {
@@ -248,8 +247,8 @@ static void assert_values_same(const char *name, const struct model_values *a,
     }
 }
 
-/* One value on one rank that is not finite: every rank skips the step, and what is read behind it
- * is what two steps left; also where a part of the third was made early. */
+/* One nonfinite value on one rank: every rank skips the step, and reads after it return the state
+ * after two steps; also if a part of the third was made early. */
 static void one_bad_gradient_skips_all(void **state)
 {
     static const struct {
@@ -274,7 +273,7 @@ static void one_bad_gradient_skips_all(void **state)
         struct real_daemon d;
 
         party_new(&none, 2, NULL, ZC_ZERO_NONE, ZC_ZERO_NONE);
-        /* What is streamed is made early. */
+        /* Streamed state is stepped early. */
         real_daemon_start(&d, "--host-bytes", cases[i].early ? "2M" : "64M");
         party_new(&p, 2, &d, ZC_ZERO_NVME, ZC_ZERO_NVME);
         for (uint32_t r = 0; r < 2; r++) {
@@ -323,12 +322,12 @@ static void a_kept_job_goes_on(void **state)
     for (uint32_t r = 0; r < 2; r++) {
         first.runs[r].options.keep = second.runs[r].options.keep = true;
         first.runs[r].options.job = second.runs[r].options.job = "kept";
-        first.runs[r].stop_after = 7; /* ends with half of step 4 */
+        first.runs[r].stop_after = 7; /* it ends in the middle of step 4 */
         second.runs[r].options.resume = true;
         second.runs[r].steps = 2;
     }
     party_run(&first);
-    for (uint32_t r = 0; r < 2; r++) /* the second to go hears of the first */
+    for (uint32_t r = 0; r < 2; r++) /* the second one to leave is told about the first */
         assert_true(first.runs[r].rc == -EINTR || first.runs[r].rc == -EOWNERDEAD);
     party_run(&second);
     assert_ran(&second);
@@ -343,7 +342,7 @@ static void a_kept_job_goes_on(void **state)
     party_done(&second);
 }
 
-/* Four ranks in two groups: each has all states, in a job of its own. */
+/* Four ranks in two groups: each group has all states, in a job of its own. */
 static void groups_new(struct party *p, const struct real_daemon *d, const char *job)
 {
     party_new(p, 4, d, d ? ZC_ZERO_HOST : ZC_ZERO_NONE, d ? ZC_ZERO_NVME : ZC_ZERO_NONE);
@@ -351,11 +350,11 @@ static void groups_new(struct party *p, const struct real_daemon *d, const char 
         p->runs[r].options.group_ranks = 2;
         p->runs[r].options.keep = job != NULL;
         p->runs[r].options.job = job;
-        p->runs[r].options.micro_steps = 1; /* of 12 samples, each rank has 3 */
+        p->runs[r].options.micro_steps = 1; /* 12 samples: each rank has 3 */
     }
 }
 
-/* Once its ranks' connections are gone. */
+/* Waits until its ranks' connections are gone, and destroys the job. */
 static void await_destroyed(struct zc_client *c, const char *job)
 {
     int rc = -EBUSY;
@@ -384,16 +383,16 @@ static void groups_are_jobs(void **state)
     groups_new(&second, &d, "kept");
     groups_new(&other, &d, "kept");
     for (uint32_t r = 0; r < 4; r++) {
-        first.runs[r].stop_after = 3; /* behind step 3 */
+        first.runs[r].stop_after = 3; /* after step 3 */
         second.runs[r].options.resume = other.runs[r].options.resume = true;
         second.runs[r].steps = 2;
         other.runs[r].options.group_ranks = 1;
     }
     party_run(&first);
-    for (uint32_t r = 0; r < 4; r++) /* the others of its group hear of the first to go */
+    for (uint32_t r = 0; r < 4; r++) /* a group is told when its first rank leaves */
         if (first.runs[r].rc != -EINTR && first.runs[r].rc != -EOWNERDEAD)
             fail_msg("rank %u: %d %s", r, first.runs[r].rc, first.runs[r].error);
-    party_run(&other); /* what is in memory is cut for these groups, and there are not more */
+    party_run(&other); /* the jobs in memory are those of two groups of 2 */
     for (uint32_t r = 0; r < 4; r++) {
         bool cut = r < 2;
 
@@ -417,7 +416,7 @@ static void groups_are_jobs(void **state)
     party_done(&other);
 }
 
-/* Of two groups, one has the job of another run: both are as many steps old. */
+/* One of two groups has the job of another run, at the same step. */
 static void groups_of_two_runs(void **state)
 {
     struct party first, alone, second;
@@ -458,7 +457,7 @@ static void groups_of_two_runs(void **state)
     party_done(&second);
 }
 
-/* What is behind a group's name has room, or it would be another group's. */
+/* A group's name has a suffix, which must fit; otherwise it would name another group's job. */
 static void a_name_too_long_for_groups(void **state)
 {
     static const struct {

@@ -1,8 +1,8 @@
 /*
- * The engine on a device, over both stores (fake_client.h), on the emulated GPU: which is late, and
- * ends whoever looks at its memory or at what has not happened yet (kernels/gpu.h). The trainer's
- * numbers are those of a run without a device, bit for bit; and whatever fails of the device, the
- * run ends in time, with a sentence.
+ * The engine on a device, with both stores (fake_client.h), on the emulated GPU. That one is late,
+ * and ends any process that uses its memory wrongly or reads what has not happened yet
+ * (kernels/gpu.h). The trainer's numbers must be those of a run without a device, bit for bit. If
+ * the device fails, the run ends in time, with an error message.
  */
 #include "tests/ztest.h"
 
@@ -40,11 +40,11 @@ struct setting {
     const char *device;
 };
 
-/* How the gradients of micro-steps become one; or how parameters travel; or how frozen ones are
- * kept; or stage 1, of what is not offloaded. */
+/* How gradients of micro-steps are summed; or how parameters travel; or how frozen units are kept;
+ * or stage 1 without offload. */
 enum way { REDUCED, LOCAL, VERTICAL, QUANTIZED, IN_CODES, WAYS, WHOLE = WAYS };
 
-/* aborts: collectives end where a rank fails alone. */
+/* aborts: when one rank fails, the collectives of the others end. */
 static void party_run_as(struct party *p, const struct setting *s, const char *device, bool aborts,
                          enum way way)
 {
@@ -95,7 +95,7 @@ static void party_done(struct party *p)
     fake_end();
 }
 
-/* false: there is no such device here, and it may be so; it says so. */
+/* false: this optional device does not exist here; a message says so. */
 static bool device_there(const char *name)
 {
     struct zb_err err = { 0 };
@@ -123,7 +123,7 @@ static void assert_no_bit_changes(const struct setting *s, enum way way)
         assert_runs_same(s->name, &host.runs[r], &device.runs[r]);
         assert_int_equal(host.runs[r].stats.device_bytes, 0);
         assert_true(device.runs[r].stats.device_bytes > 0);
-        if (s->world == 1 && s->offload == ZC_ZERO_NONE) { /* all of it lives there */
+        if (s->world == 1 && s->offload == ZC_ZERO_NONE) { /* everything is on the device */
             assert_int_equal(device.runs[r].stats.gpu_bytes, host.runs[r].stats.host_bytes);
             assert_int_equal(device.runs[r].stats.host_bytes, 0);
         }
@@ -159,7 +159,7 @@ static void a_device_changes_no_bit(void **state)
     }
 }
 
-/* Units are 80 KB at most, and memory comes in pieces of the device's granularity. */
+/* Units are 80 KB at most; memory is allocated in multiples of the device's granularity. */
 static void what_is_no_device_is_refused(void **state)
 {
     static const struct {
@@ -208,7 +208,7 @@ static void a_full_device_is_said(void **state)
     assert_in_range(refused, 1, 15);
 }
 
-/* ... of parameters and gradients that are whole there, too; in each rank's own words. */
+/* The same for whole parameters and gradients on the device; each rank reports its own error. */
 static void a_device_full_of_whole_planes_is_said(void **state)
 {
     static const char *const parts[] = { "to gather", "for the gradient of" };
@@ -235,7 +235,7 @@ static void a_device_full_of_whole_planes_is_said(void **state)
     assert_true(seen[0] > 0 && seen[1] > 0);
 }
 
-/* It fails at its nth work, for each n that a run gets to. */
+/* The device fails at its nth work, for each n that a run reaches. */
 static void fails_everywhere(const struct setting *s)
 {
     uint32_t failed = 0, n = 0;
@@ -249,7 +249,7 @@ static void fails_everywhere(const struct setting *s)
         (void)snprintf(device, sizeof(device), "emulated:256M:0:%u", n);
         party_run(&p, s, device, true);
         rc = p.runs[0].rc;
-        /* without a sentence: what failed was the trainer's own */
+        /* without an error message, the trainer's own work failed */
         if (rc != 0 && strstr(p.runs[0].error, "device '")) {
             failed++;
             assert_true(rc == -EIO || rc == -ENOMEM || rc == -ENOSPC);
@@ -267,8 +267,8 @@ static void a_device_that_fails_ends_the_run(void **state)
     fails_everywhere(&(struct setting){ "resident", 1, ZC_BF16, ZC_ZERO_NONE, false, 2, 1, NULL });
 }
 
-/* A trainer that is far ahead of its stream: what it reads there was released long ago, and must
- * not have become another unit's. */
+/* A trainer that is far ahead of its stream: the memory that it reads there was released long ago,
+ * and must not contain another unit yet. */
 static void read_what_was_released(struct zk_gpu_stream *trainers)
 {
     struct zc_comm *comm;
@@ -324,8 +324,8 @@ static void what_was_released_may_still_be_read(void **state)
     zk_gpu_close(gpu);
 }
 
-/* Nothing is offloaded: what the trainer was given reads what it was when it was given, though the
- * step that changes it has returned. */
+/* Nothing is offloaded: parameters returned to the trainer keep their values for queued reads,
+ * although the step that changes them has returned. */
 static void a_step_waits_for_what_reads(void **state)
 {
     struct zc_comm *comm;
@@ -366,13 +366,13 @@ static void a_step_waits_for_what_reads(void **state)
         if (seen[i] != model_init(0, i))
             fail_msg("element %llu was stepped before it was read", (unsigned long long)i);
     assert_int_equal(zc_zero_read(z, 0, ZC_PARAM, 0, elems, seen), 0);
-    assert_true(seen[0] != model_init(0, 0)); /* or there was nothing to see */
+    assert_true(seen[0] != model_init(0, 0)); /* else the test would see nothing */
     free(seen);
     zc_zero_close(z, true);
     zc_comm_close(comm, true);
 }
 
-/* Or a download would hold up the trainer until the device has done all that is before it. */
+/* Otherwise a download would block the trainer until the device has done everything before it. */
 static void where_gradients_land_is_pinned(void **state)
 {
     struct fake_config fake = { .page_elems = ZB_BLOCK_ELEMS };
@@ -400,22 +400,22 @@ static void where_gradients_land_is_pinned(void **state)
     assert_int_equal(zc_zero_reduce(z, 0), 0);
     assert_int_equal(zk_gpu_usage(z->device.gpu, &usage, NULL), 0);
     assert_true(usage.pinned_bytes >= model_units[0].elems * sizeof(float));
-    zc_zero_close(z, false); /* asserts that nothing is pinned any more */
+    zc_zero_close(z, false); /* asserts that nothing is pinned */
     zc_comm_close(comm, false);
     fake_end();
 }
 
-/* ---- memory of the caller's */
+/* ---- memory of the caller */
 
 struct memory {
     pthread_mutex_t lock; /* ranks are threads */
     struct zk_gpu_mem *mem[4096];
-    unsigned n, live, most, left; /* left: of allocs; then there is no room */
+    unsigned n, live, most, left; /* left: allocations until there is no room */
 };
 
 static void *memory_alloc(void *arg, size_t bytes, void *stream)
 {
-    struct zk_gpu_stream *s = stream; /* of the emulated device: its own */
+    struct zk_gpu_stream *s = stream; /* a stream of the emulated device */
     struct memory *m = arg;
     struct zk_gpu_mem *mem = NULL;
 
@@ -463,7 +463,7 @@ static void run_on(struct run *r, struct comm_group *g, void *stream)
     run_train(r);
 }
 
-/* The same bits on a stream of the trainer's, which lives on. */
+/* The same bits on a stream of the trainer's, which outlives the engine. */
 static void stream_of_the_trainers(void **state)
 {
     struct comm_group *g = comm_group_new(1, 1, 0);
@@ -522,7 +522,7 @@ static void run_in(struct run *r, struct comm_group *g, struct memory *m)
     run_train(r);
 }
 
-/* The same bits out of the caller's memory, of which nothing is left behind; and no room is said. */
+/* The same bits with the caller's memory, all of which is freed; and lack of memory is reported. */
 static void memory_of_the_callers(void **state)
 {
     struct comm_group *g = comm_group_new(1, 1, 0);

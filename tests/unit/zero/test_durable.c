@@ -1,7 +1,7 @@
 /*
- * What survives, as the engine sees it: commits on one node and votes over several, resumes after
- * every kind of loss, takeovers, and a failure of every call. The daemon is fake_client.c's; ranks
- * are threads, and rank r is on node r % nodes.
+ * What survives, as the engine sees it: commits on one node and votes between several, resuming
+ * after every kind of loss, takeovers, and a failure of every call. The daemon is that of
+ * fake_client.c. Ranks are threads, and rank r is on node r % nodes.
  */
 #include "tests/ztest.h"
 
@@ -19,14 +19,14 @@
 
 #define RANKS_MAX 4
 
-/* TSan is slow, and looks for other things than which call failed. */
+/* TSan is slow, and its findings do not depend on which call fails. */
 #if defined(__SANITIZE_THREAD__)
 #define CALLS_SKIPPED 12u
 #else
 #define CALLS_SKIPPED (8 * (ztest_stride(2) - 1))
 #endif
 
-#define UNTIL 5 /* steps of a whole run */
+#define UNTIL 5 /* steps of a complete run */
 
 struct party {
     uint32_t world;
@@ -87,7 +87,7 @@ static void assert_ran(const char *name, const struct party *p)
                      p->runs[r].error);
 }
 
-static struct model_values whole[RANKS_MAX + 1]; /* of an uninterrupted run, by world */
+static struct model_values whole[RANKS_MAX + 1]; /* values of an uninterrupted run, by world */
 
 static void assert_whole(const char *name, const struct party *p)
 {
@@ -152,7 +152,7 @@ static void assert_points(const char *name, uint32_t node, struct fake_points wa
                  got.prepared, got.committed);
 }
 
-/* ---- the choice */
+/* ---- the choice of the point to resume from */
 
 #define M(i)                      \
     {                             \
@@ -173,8 +173,8 @@ static const struct {
     struct zcz_stand stands[3];
     int rc;
     uint64_t at;
-    uint64_t prepared;   /* of a step that some have prepared ... */
-    enum zc_commit fate; /* ... what becomes of it */
+    uint64_t prepared;   /* the step that some nodes have prepared, */
+    enum zc_commit fate; /* and what becomes of it */
 } choices[] = {
     { "memory is the newest", 1, { { 1, 2, { M(7), C(5) } } }, 0, 7, 0, 0 },
     { "the commit is all", 1, { { 1, 1, { C(5) } } }, 0, 5, 0, 0 },
@@ -294,7 +294,7 @@ static void commits_come_as_asked(void **state)
     }
 }
 
-/* One node cannot: nobody commits, everybody hears of it once, and training goes on. */
+/* One node cannot commit: none does, every rank is told once, and training goes on. */
 static void a_commit_that_fails(void **state)
 {
     (void)state;
@@ -339,7 +339,8 @@ static void a_commit_that_fails(void **state)
     }
 }
 
-/* With the optimizer's state alone in the daemon: what is durable goes on, in another stage too. */
+/* With only the optimizer's state in the daemon: the committed state is resumed, also in another
+ * stage. */
 static void without_parameters_in_the_daemon(void **state)
 {
     (void)state;
@@ -396,7 +397,7 @@ static void commits_that_cannot_be(void **state)
         if (i < 2)
             p.runs[0].options.offload_param = p.runs[0].options.offload_optimizer = ZC_ZERO_NONE;
         party_run(&p);
-        if (i == 0) { /* durable, and nowhere to be it */
+        if (i == 0) { /* durable, but without a store */
             assert_int_equal(p.runs[0].rc, -EINVAL);
             assert_non_null(strstr(p.runs[0].error, "a durable job needs a daemon"));
         } else {
@@ -451,7 +452,7 @@ static void notes_that_cannot_be(void **state)
 
 /* ---- resumes */
 
-/* Trainers die in the middle of a step; then daemons, too. */
+/* Trainers die in the middle of a step; then daemons do, too. */
 static void a_job_goes_on(void **state)
 {
     (void)state;
@@ -530,7 +531,7 @@ static void nothing_in_common(void **state)
     fake_forget(1, true, true);
     fake_prepare(1); /* step 5 */
     fake_crash(1);
-    fake_crash(0); /* has 4 */
+    fake_crash(0); /* it has step 4 */
     party_new(&second, 2, true);
     party_run(&second);
     for (uint32_t r = 0; r < 2; r++) {
@@ -543,7 +544,7 @@ static void nothing_in_common(void **state)
     fake_crash(1);
     assert_points("untouched", 0, (struct fake_points){ -1, -1, 4 });
     assert_points("untouched", 1, (struct fake_points){ -1, 5, -1 });
-    party_new(&second, 2, true); /* nobody has anything */
+    party_new(&second, 2, true); /* neither node has anything */
     fake_forget(1, true, true);
     fake_crash(1);
     party_run(&second);
@@ -569,7 +570,7 @@ static void *party_thread(void *arg)
     return NULL;
 }
 
-/* Ranks that were only thought dead come back, and are cut off. */
+/* Ranks that were wrongly taken for dead return, and are disconnected. */
 static void who_was_taken_for_dead(void **state)
 {
     (void)state;
@@ -606,8 +607,8 @@ static void who_was_taken_for_dead(void **state)
 
 /* ---- failures */
 
-/* Whatever of a run failed, and whichever daemon dies too: the next one resumes from one step that
- * all nodes have, and comes to the same end. */
+/* Whichever call of a run fails, and even if a daemon dies too: the next run resumes from one step
+ * that all nodes have, and has the same result. */
 static bool fail_and_go_on(enum fake_fault fault, int rc, uint32_t nth, bool resume)
 {
     struct fake_config good = { .page_elems = 4096, .nodes = 2 }, bad = good;
@@ -627,7 +628,7 @@ static bool fail_and_go_on(enum fake_fault fault, int rc, uint32_t nth, bool res
         assert_ran("first", &first);
         party_done(&first);
         fake_forget(nth % 2, true, false);
-        if (nth % 3) { /* one, or all, have prepared what nobody has committed */
+        if (nth % 3) { /* one node, or both, have a prepared version that was not committed */
             fake_prepare(0);
             if (nth % 3 == 2)
                 fake_prepare(1);
@@ -643,7 +644,7 @@ static bool fail_and_go_on(enum fake_fault fault, int rc, uint32_t nth, bool res
     }
     party_run(&second);
     when = fake_faulted();
-    if (fault == FAKE_JOB && resume && when == FAKE_AT_START) /* a takeover may mend that */
+    if (fault == FAKE_JOB && resume && when == FAKE_AT_START) /* a takeover may repair that */
         when = FAKE_AT_END;
     if (when != FAKE_NOT_YET && when != FAKE_AT_END && second.runs[bad.rank].rc == 0 &&
         fault != FAKE_NOBUFS)

@@ -1,6 +1,6 @@
 /*
- * Elements of a unit between steps: read on one rank or all, in any dtype, and written, over every
- * store; gradients as they are reduced.
+ * Elements of a unit between steps: read on one rank or all, in any dtype, and written, with every
+ * store; and reduced gradients.
  */
 #include "tests/ztest.h"
 
@@ -64,7 +64,7 @@ static const struct zk_ops *ops(void)
     return zk_select(NULL, &ret, NULL) == 0 ? ret : NULL;
 }
 
-/* Not on a device: what is added there is the trainer's stream's. */
+/* Not on a device: there the trainer's stream would have to add them. */
 static int gradients(struct rank *r, struct zc_zero *z, uint32_t n)
 {
     for (uint32_t u = MODEL_UNITS; u-- > 0;) {
@@ -95,13 +95,13 @@ static int elems_of(struct rank *r, struct zc_zero *z)
     assert_true(before && after && m && old_m && given && half && expected);
     TRY(gradients(r, z, 0));
     TRY(zc_zero_read_on(z, -1, UNIT, ZC_GRAD, 0, n, ZC_F32, m));
-    for (uint64_t i = 0; i < n && !r->options.device; i++) /* of no tensor: masked */
+    for (uint64_t i = 0; i < n && !r->options.device; i++) /* elements of no tensor are masked */
         SAME(m[i] == (float)(i % 8) * 0.125f * (float)world || m[i] == 0);
     SAME(r->options.device || m[1] == 0.125f * (float)world);
     TRY(zc_zero_step(z, 0.1, &stepped));
     SAME(zc_zero_read_on(z, -1, UNIT, ZC_GRAD, 0, n, ZC_F32, m) == -EBUSY);
 
-    /* reads: one rank, and dtypes */
+    /* reading on one rank, and in other dtypes */
     TRY(zc_zero_read(z, UNIT, ZC_MASTER, 0, n, before));
     TRY(zc_zero_read(z, UNIT, ZC_EXP_AVG, 0, n, old_m));
     memset(after, 0xff, n * 4);
@@ -115,7 +115,7 @@ static int elems_of(struct rank *r, struct zc_zero *z)
     ops()->f32_to_f16(old_m, expected, n);
     SAME(rank != 0 || memcmp(half, expected, n * 2) == 0);
 
-    /* writes: by one rank, of a part */
+    /* writing a part, on one rank */
     for (uint64_t i = 0; i < count; i++)
         given[i] = (float)i * 0.0625f - 3;
     TRY(zc_zero_gather(z, UNIT, &params));
@@ -129,7 +129,8 @@ static int elems_of(struct rank *r, struct zc_zero *z)
     TRY(zc_zero_read(z, UNIT, ZC_EXP_AVG, 0, n, m));
     SAME(memcmp(m, old_m, n * 4) == 0);
     TRY(zc_zero_gather(z, UNIT, &params));
-    if (!r->options.device && r->dtype == ZC_BF16) { /* halves of masters: rounded in their way */
+    if (!r->options.device &&
+        r->dtype == ZC_BF16) { /* halves of masters, rounded like parameters */
         ops()->bf16_to_f32(params, m, n);
         for (uint64_t i = 0; i < n; i++)
             SAME(m[i] - before[i] <= 4 && before[i] - m[i] <= 4);
@@ -140,7 +141,7 @@ static int elems_of(struct rank *r, struct zc_zero *z)
     }
     TRY(zc_zero_release(z, UNIT));
 
-    /* ... by all, of a moment, in bf16 */
+    /* ... by all ranks, to a moment, in bf16 */
     ops()->f32_to_bf16(given, expected, count);
     TRY(zc_zero_write_on(z, -1, UNIT, ZC_EXP_AVG, first, count, ZC_BF16, expected));
     ops()->bf16_to_f32(expected, given, count);
@@ -154,7 +155,7 @@ static int elems_of(struct rank *r, struct zc_zero *z)
     SAME(zc_zero_write_on(z, -1, UNIT, ZC_MASTER, 0, n + 1, ZC_F32, given) == -EINVAL);
     SAME(zc_zero_write_on(z, 77, UNIT, ZC_MASTER, 0, 1, ZC_F32, given) == -EINVAL);
     SAME(zc_zero_read_on(z, -1, UNIT, ZC_MASTER, 0, 1, (enum zc_dtype)9, given) == -EINVAL);
-    TRY(gradients(r, z, 1)); /* and on */
+    TRY(gradients(r, z, 1)); /* training continues */
     TRY(zc_zero_step(z, 0.1, &stepped));
     free(before);
     free(after);
@@ -218,7 +219,7 @@ static void elements_are_read_and_written(void **state)
         }
 }
 
-/* What is added from memory of the trainer's own is what it adds itself. */
+/* Gradients added from the trainer's memory are the same as those that it adds itself. */
 static void gradients_are_added(void **state)
 {
     const uint64_t n = model_units[UNIT].elems, first = 3, count = n - 5;

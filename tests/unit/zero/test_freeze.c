@@ -1,7 +1,7 @@
 /*
- * Units that are frozen between steps, and trained again: the bits of a run in which no rank has a gradient of them
- * meanwhile, wherever slices are; what is refused; ranks that differ; and a job that was kept, which is resumed with its
- * units as they were declared.
+ * Units that are frozen between steps, and trained again: the bits of a run in which no rank has a
+ * gradient for them meanwhile, wherever slices are; refusals; ranks that differ; and a kept job,
+ * which is resumed with its units as they were declared.
  */
 #include "tests/ztest.h"
 
@@ -21,7 +21,7 @@
 #define RANKS   3u
 #define STEPS   9u
 #define MOST    20000u /* elements of a unit */
-#define MORE    12u    /* units like "block": more than a small host budget holds */
+#define MORE    12u    /* units like "block": more than a small host budget can hold */
 #define TENSORS (6u + 2 * MORE)
 
 static struct zc_tensor dense[] = { { "w", 0, 1, { 6000 }, 0 }, { "b", 6000, 1, { 100 }, 0 } };
@@ -53,7 +53,8 @@ static int init(void *arg, uint32_t unit, uint64_t first, uint64_t count, float 
     return 0;
 }
 
-/* "block" and units like it in steps 3 to 5 and 8, "head" in 5 and 6, "dense" and the last ones in the first. */
+/* "block" and units like it are frozen in steps 3 to 5 and 8, "head" in 5 and 6, "dense" and the
+ * last ones in the first. */
 static bool frozen_in(uint32_t unit, uint64_t step)
 {
     bool of_blocks = unit == 2 || unit == 5 || unit > 12;
@@ -65,10 +66,10 @@ static bool frozen_in(uint32_t unit, uint64_t step)
 struct rank {
     struct zc_zero_options options;
     enum zc_dtype dtype;
-    bool freezes; /* else a unit that would be frozen gets no gradient on any rank */
+    bool freezes; /* otherwise such a unit gets no gradient on any rank */
     bool announces;
     uint64_t until;
-    int (*instead)(struct zc_zero *z, uint32_t rank); /* of the steps */
+    int (*instead)(struct zc_zero *z, uint32_t rank); /* instead of the steps */
     /* out */
     int rc;
     char error[512];
@@ -211,7 +212,7 @@ static void *rank_run(void *arg)
 
 /* ---- ranks */
 
-/* Where, and how. */
+/* A placement and a mode. */
 struct place {
     enum zc_zero_offload offload;
     enum zc_zero_stage stage;
@@ -298,7 +299,7 @@ static void assert_same(const struct rank *a, const struct rank *b, bool norms, 
         assert_memory_equal(a->norms, b->norms, sizeof(a->norms));
 }
 
-/* ---- what freezing does */
+/* ---- the effect of freezing */
 
 static void as_without_gradients(void **state)
 {
@@ -352,7 +353,7 @@ static void as_without_gradients(void **state)
     real_daemon_stop(&tiny);
 }
 
-/* What is kept is what was declared, and the step counts. */
+/* The declaration is kept, and the step counts. */
 static void a_resumed_job_freezes_again(void **state)
 {
     static const struct place place = { ZC_ZERO_HOST, ZC_STAGE_3, NULL,   true, false,
@@ -412,7 +413,7 @@ static int wrong_calls(struct zc_zero *z, uint32_t rank)
     (void)rank;
     WANT(zc_zero_freeze(z, UNITS, true), -EINVAL, "unit 16 does not exist: there are 16");
     WANT(zc_zero_freeze(z, 1, false), -ENOTSUP, "'table' was declared frozen");
-    WANT(zc_zero_freeze(z, 1, true), 0, ""); /* it is */
+    WANT(zc_zero_freeze(z, 1, true), 0, ""); /* it is frozen */
     WANT(zc_zero_freeze(z, 2, true), 0, "");
     WANT(zc_zero_freeze(z, 2, true), 0, "");
     WANT(zc_zero_micro(z, true), 0, "");
@@ -463,7 +464,7 @@ static int they_differ(struct zc_zero *z, uint32_t rank)
     return zc_zero_failed(z) ? -EDOM : -EPROTO;
 }
 
-/* One of them makes another call. */
+/* One of the ranks makes another call. */
 static int other_calls(struct zc_zero *z, uint32_t rank)
 {
     double x = 1;

@@ -1,10 +1,10 @@
 /*
- * The engine with its parameters in GPU memory of the daemon (a real one): mapped by each rank and
- * copied from there, alone and by several that gather between devices. The bits are those of a run
- * without a daemon. And where that cannot be, the run goes on, and says why.
+ * The engine with its parameters in GPU memory of a real daemon: each rank maps them and copies
+ * from there, alone or as one of several that gather between devices. The bits must be those of a
+ * run without a daemon. Where that is not possible, the run goes on, and reports the reason.
  *
- * The GPU is an emulated one, or what ZSHARD_GPU names: there each rank is alone. Else ranks are
- * threads with a connection each; a libnccl of ours joins them (fake_nccl.h).
+ * The GPU is an emulated one, or the one that ZSHARD_GPU names; with the latter each rank is alone.
+ * Otherwise ranks are threads with a connection each, joined by a fake libnccl (fake_nccl.h).
  */
 #include "tests/ztest.h"
 
@@ -98,7 +98,7 @@ static void party_run(struct party *p, const struct setting *s, const struct rea
         m->nccl = nccl;
         m->comm = comm_group_rank(p->group, r);
         m->run.dtype = s->dtype;
-        m->run.quantized = s->dtype == ZC_BF16; /* what is frozen: pages of codes have gaps */
+        m->run.quantized = s->dtype == ZC_BF16; /* frozen units: pages of codes have gaps */
         m->run.steps = 8;
         m->run.poison_step = 4;
         m->run.evaluate = true;
@@ -178,7 +178,7 @@ static void the_bits_are_those_of_any_place(void **state)
 
             if (stats->gpu_params_bytes == 0)
                 fail_msg("%s: %s", s->name, stats->gpu_why);
-            /* no parameters come through host memory */
+            /* no parameters pass through host memory */
             assert_int_equal(stats->gather_buffer_bytes, 0);
         }
         real_daemon_stop(&d);
@@ -187,7 +187,7 @@ static void the_bits_are_those_of_any_place(void **state)
     }
 }
 
-/* Where they cannot be there, the run has them elsewhere, and says why. */
+/* If parameters cannot be on the GPU, the run keeps them elsewhere, and reports the reason. */
 static void elsewhere(void **state)
 {
     static const struct {
@@ -233,7 +233,7 @@ static void elsewhere(void **state)
     }
 }
 
-/* A device that does not see the daemon's memory as it is given: the run ends with a sentence. */
+/* A device that cannot map the daemon's memory: the run ends with an error message. */
 static void cannot_be_mapped(void **state)
 {
     static const struct setting alone = { "alone",      1,     ZC_BF16, 1, ZC_ZERO_OVERLAP,

@@ -1,6 +1,6 @@
 /*
- * An engine among threads: collectives of the caller's, made on a thread of the library; a thread that
- * polls; interruptions.
+ * An engine among threads: collectives of the caller's, which run on a thread of the library; a
+ * thread that polls; interruptions.
  */
 #include "tests/ztest.h"
 
@@ -18,7 +18,7 @@
 
 #define WORLD_MAX 4u
 
-/* ---- collectives made elsewhere: those of threads, as functions of the caller's */
+/* ---- collectives of the caller: those of threads, as the caller's functions */
 
 static struct zc_comm *real_of(struct zc_comm *comm)
 {
@@ -55,7 +55,7 @@ static const struct zc_comm_ops pass_ops = {
     .error = pass_error,
 };
 
-/* The same, and each waits for its end. */
+/* The same, but each waits for its end. */
 static int block(struct zc_comm *comm, int rc, struct zc_comm_op **op)
 {
     bool done = false;
@@ -148,7 +148,7 @@ static void train(struct party *p, const struct zc_comm_ops *ops, uint32_t poll_
         zc_comm_close(comms[r], true);
 }
 
-/* Neither where collectives are made, nor who polls, changes a bit. */
+/* Neither the thread that makes collectives nor the one that polls changes a bit. */
 static void the_same_bits(void **state)
 {
     static const struct zc_comm_ops *const ops[] = { NULL, &pass_ops, &block_ops };
@@ -166,7 +166,7 @@ static void the_same_bits(void **state)
     party_done(&plain);
 }
 
-/* A function that never returns: nobody waits for it at the end. */
+/* A function that never returns: it is not waited for at the end. */
 static atomic_bool let_go;
 
 static int stuck_all_gather(struct zc_comm *comm, const void *send, void *recv, size_t slice_bytes,
@@ -227,8 +227,8 @@ struct waits {
     const char *name;
     int (*call)(struct zc_zero *z);
     bool reduces; /* for its gradients: rank 1 has not handed over the last one */
-    bool step;    /* it is the step, or ends it */
-    bool final;   /* it has begun: -EINTR is a failure */
+    bool step;    /* the call is the step, or ends it */
+    bool final;   /* the work has begun: -EINTR is a failure */
 };
 
 static int call_gather(struct zc_zero *z)
@@ -293,7 +293,7 @@ static void open_rank(struct rank *r)
     assert_int_equal(zc_zero_start(r->z, model_init_fn, NULL), 0);
 }
 
-/* The last unit that is trained; no rank has to wait for room before it is handed over. */
+/* The last trained unit; a rank can hand it over without waiting for room. */
 static uint32_t last_trained(void)
 {
     uint32_t u = MODEL_UNITS - 1;
@@ -315,7 +315,7 @@ static void reduce_units(struct rank *r, uint32_t from, uint32_t to)
         }
 }
 
-/* Nothing had changed: the same again, then a step with all gradients, and a sum that is right. */
+/* Nothing had changed: the call is repeated, then a step has all gradients, and a sum is right. */
 static void finish(struct rank *r)
 {
     double one = 1;
@@ -344,7 +344,7 @@ static void *interrupted(void *arg)
     return NULL;
 }
 
-/* Rank 0 waits for rank 1, which does not come. */
+/* Rank 0 waits for rank 1, which is late. */
 static void interrupt(const struct waits *w, uint32_t poll_ms)
 {
     struct comm_group *g = comm_group_new(2, 1, 0);
@@ -368,7 +368,7 @@ static void interrupt(const struct waits *w, uint32_t poll_ms)
         assert_int_equal(zc_zero_poll(r[1].z), 0);
         (void)usleep(100);
     }
-    zc_zero_interrupt(r[1].z); /* nobody waits: nobody remembers */
+    zc_zero_interrupt(r[1].z); /* no call waits: it has no effect */
     (void)pthread_barrier_wait(&barrier);
     for (unsigned n = 0; !atomic_load(&r[0].over); n++) {
         assert_true(n < 30000);

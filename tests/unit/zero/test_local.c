@@ -1,5 +1,5 @@
 /*
- * The engine of a rank that is alone, with its slices in the process: numbers against plain loops,
+ * The engine of a single rank, with its slices in the process: numbers compared with plain loops,
  * accumulation, clipping, skipping, the order of calls.
  */
 #include "tests/ztest.h"
@@ -38,7 +38,7 @@ static struct run run_new(enum zc_dtype dtype)
     r.options.comm = self;
     r.options.groups = 2;
     r.options.weight_decay[0] = 0.1;
-    r.options.eps = 1e-3; /* so that a gradient that happens to be almost 0 is no cliff */
+    r.options.eps = 1e-3; /* so that a gradient that happens to be nearly 0 causes no large step */
     return r;
 }
 
@@ -70,7 +70,7 @@ static void against_plain_loops(void **state)
 
             assert_true(fabs(r.norms[s] - norms[s]) <= 1e-6 * norms[s]);
             assert_true(fabs(r.clips[s] - clip) <= 1e-6);
-            assert_true(norms[s] > 1); /* so 0.5 clips */
+            assert_true(norms[s] > 1); /* so that 0.5 clips */
         }
         assert_int_equal(r.last.iterations, r.steps);
         assert_int_equal(r.last.applied, r.steps);
@@ -101,7 +101,7 @@ static void micro_steps_are_one_batch(void **state)
     run_done(&whole);
 }
 
-/* Added up here, or by the trainer within each unit: the same additions, one push a step. */
+/* Summed here, or by the trainer within each unit: the same additions, with one push a step. */
 static void accumulated_here_is_one_batch(void **state)
 {
     static const enum zc_dtype dtypes[] = { ZC_F32, ZC_BF16 };
@@ -151,7 +151,7 @@ static void bf16_learns_too(void **state)
     assert_ran(&f32);
     assert_ran(&bf16);
     assert_runs_same("twice", &bf16, &again);
-    /* gradients rounded to 8 bits: masters move alike to a few of them */
+    /* gradients rounded to 8 bits: masters agree to a few of these roundings */
     assert_values_near("bf16", &f32.values, &bf16.values, 0.02);
     run_done(&f32);
     run_done(&bf16);
@@ -203,7 +203,7 @@ static void an_infinity_skips(void **state)
     run_done(&r);
     run_done(&shorter);
 
-    r = run_new(ZC_F32); /* and training goes on */
+    r = run_new(ZC_F32); /* training goes on */
     r.poison_step = 2;
     run_train(&r);
     assert_ran(&r);
@@ -242,7 +242,7 @@ static void prefetch_changes_nothing(void **state)
         run_train(&r);
         assert_ran(&r);
         assert_runs_same("prefetch", &base, &r);
-        assert_int_equal(r.stats.gather_buffer_bytes, 0); /* alone: the planes themselves */
+        assert_int_equal(r.stats.gather_buffer_bytes, 0); /* a single rank uses the planes */
         run_done(&r);
     }
     run_done(&base);
@@ -406,7 +406,7 @@ static void calls_at_the_wrong_time(void **state)
     zc_zero_close(NULL, true);
 }
 
-/* What a gradient starts from, what is refused, and what comes of it, in each way. */
+/* The initial gradient, refusals, and the result, in each way. */
 static void each_way_of_accumulation(void **state)
 {
     static const enum ways ways[] = { REDUCED, LOCAL, VERTICAL, LOCAL };
@@ -433,7 +433,7 @@ static void each_way_of_accumulation(void **state)
             refused(x.z, zc_zero_grad(x.z, 0, &grad), -EBUSY,
                     ways[i] == VERTICAL ? "all 1 micro-steps" : "all 2 micro-steps");
             assert_int_equal(zc_zero_step(x.z, 1, &stepped), 0);
-            /* (3 + 3) / 2 and (3 + 5) / 2; or, once, 3 / 2 of each */
+            /* (3 + 3) / 2 and (3 + 5) / 2; or, with vertical order, 3 / 2 of each */
             assert_true(stepped.grad_norm == (ways[i] == VERTICAL ? sqrt(18) / 2 : 5));
         }
         zc_zero_close(x.z, true);
@@ -627,7 +627,7 @@ static void options_that_are_wrong(void **state)
             return;
         }
         assert_int_equal(zc_zero_open(&z, &o), want);
-        refused(z, zc_zero_poll(z), want, part); /* and nothing works any more */
+        refused(z, zc_zero_poll(z), want, part); /* all further calls fail */
         refused(z, zc_zero_start(z, ones, NULL), want, part);
         zc_zero_close(z, true);
     }
@@ -669,7 +669,7 @@ static void buffers_are_kept_for_the_next(void **state)
     a = zcz_buf_get(&p, 12000);
     assert_ptr_equal(a->data, was);
     zcz_buf_put(&p, a);
-    b = zcz_buf_get(&p, 4096); /* less than half of it: not that one */
+    b = zcz_buf_get(&p, 4096); /* less than half of that buffer: it is not used */
     assert_ptr_not_equal(b->data, was);
     zcz_buf_put(&p, b);
     assert_int_equal(p.bytes, 16384);

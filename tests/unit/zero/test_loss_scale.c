@@ -1,6 +1,6 @@
 /*
- * The loss scale by itself: sequences of steps with the scale that each has, derived from
- * DeepSpeed's rules by hand, and compared with what its DynamicLossScaler (0.19.8) says of them.
+ * The loss scale alone: sequences of steps with the scale of each, derived by hand from DeepSpeed's
+ * rules, and compared with its DynamicLossScaler (0.19.8).
  */
 #include "tests/ztest.h"
 
@@ -19,8 +19,8 @@
         .consecutive = (consecutive_), .min = (min_)                                          \
     }
 
-/* '.' is a step, 'x' one that overflows; the scale that each has, and the one behind the last; or
- * the last cannot be. */
+/* '.' is a step, 'x' one that overflows; the scale of each step, and the one after the last, unless
+ * the sequence ends with an error. */
 static const struct {
     const char *name;
     struct zc_loss_scale rules;
@@ -123,7 +123,7 @@ static void sequences_are_deepspeeds(void **state)
 }
 
 static const struct {
-    const char *text; /* of the refusal; NULL: they are good */
+    const char *text; /* of the refusal; NULL: accepted */
     struct zc_loss_scale rules;
 } rules[] = {
     { NULL, { .fixed = 1 } },

@@ -1,5 +1,5 @@
 /*
- * As many micro-steps as come (micro_steps 0): the bits of the same number said ahead, whatever order
+ * Any number of micro-steps (micro_steps 0): the same bits as with a fixed number, whatever order
  * each rank hands its units over in, and with units that a rank leaves out.
  */
 #include "tests/ztest.h"
@@ -22,12 +22,12 @@
 struct way {
     const char *name;
     bool any;        /* micro_steps 0 */
-    uint32_t micros; /* in each step; 0: a number that differs from step to step */
-    bool shuffled;   /* each rank has an order of its own */
-    bool last_said;  /* zc_zero_micro(last) is told */
+    uint32_t micros; /* in each step; 0: varies from step to step */
+    bool shuffled;   /* each rank has its own order */
+    bool last_said;  /* zc_zero_micro(last) is called */
     bool open_end;   /* the step ends the last micro-step */
-    bool abandons;   /* each step is begun twice before */
-    uint32_t more;   /* micro-steps that rank 1 makes in each step beside these */
+    bool abandons;   /* each step is begun and abandoned twice first */
+    uint32_t more;   /* additional micro-steps of rank 1 in each step */
     double divide;   /* 0: by the number of micro-steps */
 };
 
@@ -47,7 +47,7 @@ static uint32_t micros_of(const struct way *w, uint32_t step)
     return w->micros ? w->micros : 1 + step % 3;
 }
 
-/* Rank 1 has no gradient of every third unit in its second micro-step. */
+/* Rank 1 has no gradient for every third unit in its second micro-step. */
 static bool left_out(const struct trainer *t, uint32_t unit, uint32_t micro)
 {
     return t->options.comm->rank == 1 && micro == 1 && unit % 3 == 0;
@@ -71,10 +71,10 @@ static int hand(struct trainer *t, struct zc_zero *z, uint32_t u, uint32_t step,
     int rc;
 
     if (out && t->way.any && u % 2 == 0)
-        return 0; /* not even asked for */
+        return 0; /* not even requested */
     rc = zc_zero_grad(z, u, &grad);
     if (rc < 0 || (out && t->way.any))
-        return rc; /* asked for, and not reduced */
+        return rc; /* requested, but not reduced */
     for (uint64_t i = 0; i < model_units[u].elems && !out; i++)
         grad[i] += gradient_at(rank, step, micro, u, i);
     for (uint32_t i = 0; i < model_units[u].ntensors; i++)
@@ -110,7 +110,7 @@ static int micro_step(struct trainer *t, struct zc_zero *z, uint32_t step, uint3
     return rc;
 }
 
-/* Another step is begun, and dropped: with an open micro-step, and between two. */
+/* Begins another step and drops it: with an open micro-step, and between two. */
 static int begin_in_vain(struct trainer *t, struct zc_zero *z, uint32_t step)
 {
     uint64_t before, after, applied;
@@ -146,7 +146,7 @@ static int step_once(struct trainer *t, struct zc_zero *z, uint32_t step)
         rc = micro_step(t, z, step, m);
     for (uint32_t u = 0; u < MODEL_UNITS && rc == 0; u++)
         for (uint32_t i = 0; i < model_units[u].ntensors && !model_units[u].frozen; i++)
-            if (!zcz_reduced_has(z, u, i)) /* in the first one at least */
+            if (!zcz_reduced_has(z, u, i)) /* in the first one, at least */
                 return -EILSEQ;
     if (rc == 0 && t->way.divide > 0)
         rc = zc_zero_step_by(z, &how, &stepped);
@@ -188,7 +188,7 @@ static void *trainer_run(void *arg)
     return NULL;
 }
 
-/* What may differ besides: where bytes live. */
+/* A placement, which must not change the result. */
 struct place {
     enum zc_zero_offload offload;
     enum zc_zero_stage stage;
@@ -196,7 +196,7 @@ struct place {
     enum zc_dtype dtype;
 };
 
-/* What became of each rank is in ts. */
+/* The results of each rank are in ts. */
 static void run_ranks(struct trainer *ts, uint32_t world, const struct way *way,
                       const struct place *place)
 {
@@ -266,7 +266,7 @@ static const struct place places[] = {
     { ZC_ZERO_NVME, ZC_STAGE_2, true, false, ZC_F32 },
 };
 
-/* Gathers that are collective take places in the order beside reductions. */
+/* Collective gathers have positions in the order, as reductions do. */
 static bool orders_may_differ(const struct place *p)
 {
     return p->alone || p->stage != ZC_STAGE_3;
@@ -318,7 +318,7 @@ static void as_many_as_come(void **state)
         }
 }
 
-/* A step that was abandoned leaves nothing behind, wherever slices are. */
+/* An abandoned step leaves nothing behind, wherever slices are. */
 static void abandoned_steps_leave_nothing(void **state)
 {
     (void)state;
@@ -342,8 +342,8 @@ static void abandoned_steps_leave_nothing(void **state)
 
 /* ---- what is refused */
 
-/* Ranks whose micro-steps leave once in a step may make different numbers of them: then none of these
- * numbers is what the sum is to be divided by. */
+/* If gradients leave a rank once in a step, ranks may make different numbers of micro-steps. Then
+ * the sum cannot be divided by any of these numbers. */
 static void ranks_that_make_other_numbers(void **state)
 {
     static const struct place place = { ZC_ZERO_NONE, ZC_STAGE_1, true, false, ZC_F32 };
@@ -394,7 +394,7 @@ static void calls_at_the_wrong_time(void **state)
     assert_int_equal(zc_zero_grad(z, 0, &grad), -EBUSY);
     assert_int_equal(zc_zero_step(z, 0.1, &stepped), -EBUSY);
     assert_int_equal(zc_zero_micro(z, true), 0);
-    assert_int_equal(zc_zero_reduce(z, 0), -EINVAL); /* not asked for */
+    assert_int_equal(zc_zero_reduce(z, 0), -EINVAL); /* it was not requested */
     assert_int_equal(zc_zero_grad(z, 0, &grad), 0);
     assert_int_equal(zc_zero_reduce_of(z, 0, &has, 99), -EINVAL);
     assert_int_equal(zc_zero_reduce(z, 0), 0);

@@ -1,6 +1,6 @@
 /*
- * The modes of the engine: every stage, every schedule and every placement trains the same bits, in
- * as many bytes of each rank, and over the wire, as the field's formulas say.
+ * The modes of the engine: every stage, every schedule and every placement gives the same bits.
+ * Bytes of each rank, and bytes sent, agree with the formulas in the literature.
  */
 #include "tests/ztest.h"
 
@@ -19,15 +19,14 @@
 
 #define STEPS 3u
 
-/* Each mode is run by every so manieth number of ranks. Sanitizers look for other things than bits.
- */
+/* Each mode is run only with every Nth number of ranks: sanitizers do not look for wrong bits. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define EVERY 4u
 #else
 #define EVERY 2u
 #endif
 
-/* What a row changes. */
+/* The settings of a row. */
 struct mode {
     const char *name;
     enum zc_zero_stage stage;
@@ -127,8 +126,8 @@ static void every_mode_trains_the_same(void **state)
     }
 }
 
-/* A non-finite gradient on one rank is skipped on all, and an evaluation between steps, which
- * gathers and reduces nothing, disturbs nothing. */
+/* A nonfinite gradient on one rank makes all ranks skip the step; and an evaluation between steps,
+ * which gathers but does not reduce, has no effect. */
 static void skips_and_evaluations(void **state)
 {
     static const struct mode zero3 = { "zero3", ZC_STAGE_3, .prefetch_units = 1 };
@@ -156,8 +155,8 @@ static void skips_and_evaluations(void **state)
     party_done(&want);
 }
 
-/* Micro-steps that add up in the trainer, or within each unit, before they are reduced: the same
- * bits in every mode, too. */
+/* Micro-steps that are summed in the trainer, or within each unit, before they are reduced: the
+ * same bits in every mode, too. */
 static void accumulated_before_the_exchange(void **state)
 {
     static const struct mode zero3 = { "zero3", ZC_STAGE_3, .prefetch_units = 1 };
@@ -202,7 +201,7 @@ static void groups_train_nearly_the_same(void **state)
             struct party p;
 
             if (modes[m].offload != ZC_ZERO_NONE)
-                continue; /* a job of each group: test_daemon.c */
+                continue; /* a job for each group: test_daemon.c */
             mode_party(&p, &modes[m], 4, dtype, 2, 2);
             for (uint32_t r = 0; r < 4; r++)
                 p.runs[r].options.group_ranks = 2;
@@ -217,7 +216,7 @@ static void groups_train_nearly_the_same(void **state)
 
 /* ---- bytes */
 
-/* An engine by hand, as far as its units are declared. */
+/* Declares the units of an engine, without starting it. */
 static uint64_t padded(uint64_t elems, uint32_t world)
 {
     uint64_t slice = (elems + world - 1) / world;
@@ -225,7 +224,7 @@ static uint64_t padded(uint64_t elems, uint32_t world)
     return (slice + ZB_BLOCK_ELEMS - 1) / ZB_BLOCK_ELEMS * ZB_BLOCK_ELEMS * world;
 }
 
-/* The field's formula over units that are whole blocks for every number of ranks. */
+/* The literature's formula for units that are whole blocks for every number of ranks. */
 static void bytes_are_those_of_the_formulas(void **state)
 {
     static const uint32_t worlds[] = { 1, 2, 4, 8 };
@@ -245,7 +244,7 @@ static void bytes_are_those_of_the_formulas(void **state)
                 uint64_t params = 0;
                 struct zc_zero_bytes got;
 
-                /* by arithmetic: nothing of another rank is needed */
+                /* by arithmetic: other ranks are not needed */
                 zc_zero_defaults(&z.options);
                 z.options.stage = stage;
                 z.rank = worlds[w] > 2 ? 1 : 0;
@@ -281,7 +280,7 @@ static void bytes_are_those_of_the_formulas(void **state)
             }
 }
 
-/* What was allocated is what is counted. */
+/* Counted bytes must be the allocated ones. */
 static void what_is_counted_is_allocated(void **state)
 {
     (void)state;
@@ -301,7 +300,7 @@ static void what_is_counted_is_allocated(void **state)
         }
 }
 
-/* Sent by a rank: in steps of two micro-steps, of which nothing is kept. */
+/* Bytes that a rank sends in steps of two micro-steps, when no unit stays gathered. */
 static void wire_bytes_are_those_of_the_formulas(void **state)
 {
     uint64_t all = 0, trained = 0, steps = STEPS;
@@ -319,7 +318,7 @@ static void wire_bytes_are_those_of_the_formulas(void **state)
         mode_party(&p, &modes[m], world, ZC_F32, 2, 0);
         mode_run(&p);
         s = &p.runs[0].stats;
-        if (modes[m].stage == ZC_STAGE_DDP) { /* all-reduce: each slice twice */
+        if (modes[m].stage == ZC_STAGE_DDP) { /* all-reduce: each slice is sent twice */
             assert_int_equal(s->comm_across_bytes, steps * 2 * 2 * trained);
             assert_int_equal(s->comm_gather_bytes + s->comm_reduce_bytes, 0);
         } else {
@@ -336,7 +335,7 @@ static void wire_bytes_are_those_of_the_formulas(void **state)
     }
 }
 
-/* What zctl plan says of them, for a job with the daemon. */
+/* zctl plan's forecast for a job with the daemon. */
 static uint64_t forecast_of(enum zb_mode mode, enum zc_dtype dtype, uint32_t world)
 {
     struct zb_node node = { .host_bytes = UINT64_C(1) << 40, .page_elems = 4096 };
@@ -362,13 +361,13 @@ static uint64_t forecast_of(enum zb_mode mode, enum zc_dtype dtype, uint32_t wor
     return f.grad_bytes;
 }
 
-/* Beside whole gradients, which are counted as states. In halves of the largest unit's, in fp32.
- * Units differ here, so the pool has idle ones of other sizes, too. */
+/* In addition to whole gradients, which count as states. In halves of the largest unit's gradient,
+ * in fp32. Units differ here, so the pool also has idle buffers of other sizes. */
 static void gradient_buffers_are_those_of_the_forecast(void **state)
 {
     static const struct {
         struct mode mode;
-        enum zb_mode forecast; /* of what is offloaded, and of DDP */
+        enum zb_mode forecast; /* for offloaded states, and for DDP */
         uint64_t most[2];      /* fp32, bf16 */
     } cases[] = {
         { { "ddp", ZC_STAGE_DDP, .prefetch_units = 1 }, ZB_DDP, { 10, 10 } },
@@ -435,7 +434,7 @@ static void a_limit_of_memory(void **state)
     mode_run(&p);
     limit = p.runs[0].bytes.param + p.runs[0].bytes.grad + p.runs[0].bytes.state;
     party_done(&p);
-    for (uint32_t u = 0; u < MODEL_UNITS; u++) /* all gradients, but nothing beside them */
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) /* all gradients, and nothing in addition */
         limit += model_units[u].frozen ? 0 : padded(model_units[u].elems, 4) * sizeof(float);
     for (int local = 0; local < 2; local++) {
         mode_party(&p, &zero3, 4, ZC_F32, 3, 0);
@@ -524,8 +523,8 @@ static void *jump_run(void *arg)
     return NULL;
 }
 
-/* A unit that was gathered ahead, given up before it came, and is wanted at once: on some ranks it
- * had come. All start the same collectives all the same. */
+/* A gather ahead was given up before it ended, and the unit is wanted again at once; on some ranks
+ * the gather had ended. All ranks must start the same collectives. */
 static void what_was_given_up_is_wanted(void **state)
 {
     (void)state;

@@ -2,7 +2,7 @@
  * The MPI backend, under mpirun: the contract, and training that agrees bit for bit with threads.
  *
  *     test_zero_mpi            the tests; each rank runs all of it
- *     test_zero_mpi abandon    the last rank leaves without a word: the launcher must come back
+ *     test_zero_mpi abandon    the last rank leaves without closing: the launcher must return
  *     test_zero_mpi odd C S D  rank 1 makes call C of odd.h, in stage S; D: a folder (mpi_odd.sh)
  */
 #include "tests/ztest.h"
@@ -84,7 +84,7 @@ static int teardown(void **state)
 
     (void)state;
     zc_comm_close(mpi, true);
-    /* MPI starts once in a process's life */
+    /* MPI can be started only once in a process */
     return zc_comm_open(&mpi, "mpi", why, sizeof(why)) == -EIO && strstr(why, "has ended") ? 0 : -1;
 }
 
@@ -103,7 +103,8 @@ static int abandon(void)
     return r.rc == -EINTR ? 5 : 6;
 }
 
-/* Until every rank has left its mark: the launcher ends all when one of them ends without MPI. */
+/* Waits until every rank has left its mark: the launcher ends all ranks when one of them ends
+ * without MPI. */
 static void all_marked(const char *dir)
 {
     char path[512];
@@ -120,7 +121,7 @@ static void all_marked(const char *dir)
     }
 }
 
-/* Rank 1 makes another call in step 2: every rank says so, and none makes that step. */
+/* Rank 1 makes another call in step 2: every rank reports that, and none makes that step. */
 static int odd(enum odd_call call, enum zc_zero_stage stage, const char *dir)
 {
     static const char *const says[ODD_CALLS] = {

@@ -1,8 +1,8 @@
 /*
- * Collectives between devices, by comm_nccl.c over a libnccl of ours (fake_nccl.h), on the emulated
- * GPU: late, and in streams whose order is all that there is. The trainer's numbers are those of
- * collectives in host memory, bit for bit. Then every way in which NCCL fails: each ends the run,
- * on every rank, in time, with a sentence.
+ * Collectives between devices: comm_nccl.c with a fake libnccl (fake_nccl.h), on the emulated GPU,
+ * which is late, with streams as the only order. The trainer's numbers must be those of collectives
+ * in host memory, bit for bit. Then every way in which NCCL fails: each ends the run on every rank,
+ * in time, with an error message.
  */
 #include "tests/ztest.h"
 
@@ -31,7 +31,7 @@ struct setting {
     const char *device; /* NULL: none */
     uint32_t timeout_ms;
     enum zc_zero_offload offload; /* to the fake daemon, whose ring has three pins a rank */
-    uint32_t below_3;             /* stage 3 - so many */
+    uint32_t below_3;             /* stage 3 minus this */
     uint32_t group;               /* ranks of a group; 0: all */
 };
 
@@ -71,8 +71,7 @@ static void *member_run(void *arg)
     return NULL;
 }
 
-/* What is in codes: what is gathered, made by the device's kernels; what is kept of frozen units.
- */
+/* What is kept in codes: gathered parameters, made by the device's kernels; frozen units. */
 enum { GATHERED = 1, KEPT = 2 };
 
 static void party_run_as(struct party *p, const struct setting *s, const char *device, bool nccl,
@@ -132,7 +131,7 @@ static void party_done(struct party *p)
     fake_end();
 }
 
-/* ---- what it is for */
+/* ---- its purpose */
 
 static void the_bits_are_those_of_the_host(void **state)
 {
@@ -177,7 +176,7 @@ static void the_bits_are_those_of_the_host(void **state)
             assert_runs_same(s->name, a, b);
             assert_int_equal(a->stats.comm_bytes, b->stats.comm_bytes);
             assert_true(b->stats.device_bytes > 0);
-            /* no whole unit, nor a whole gradient, is ever in host memory */
+            /* neither a whole unit nor a whole gradient is ever in host memory */
             assert_int_equal(b->stats.gather_buffer_bytes, 0);
             assert_true(b->stats.grad_buffer_bytes < a->stats.grad_buffer_bytes);
         }
@@ -192,7 +191,7 @@ static void the_bits_are_those_of_the_host(void **state)
     }
 }
 
-/* Without a device, and alone, NCCL is not asked. */
+/* Without a device, or with a single rank, NCCL is not called. */
 static void host_memory_needs_no_nccl(void **state)
 {
     static const struct setting none = { "none", 2, ZC_BF16, 1, 1, 2, NULL, 0, ZC_ZERO_NONE, 0, 0 };
@@ -211,9 +210,9 @@ static void host_memory_needs_no_nccl(void **state)
     party_done(&b);
 }
 
-/* ---- what fails */
+/* ---- failures */
 
-/* No rank gets through, and each says why: `says`, or that another rank has ended. */
+/* No rank finishes, and each reports the reason: `says`, or that another rank has ended. */
 static void party_fails(const struct setting *s, int rc, const char *says)
 {
     bool said = false;
@@ -255,7 +254,8 @@ static void each_collective_may_be_refused(void **state)
     assert_true(n > 20);
 }
 
-/* The device fails behind so many works, wherever that is: each rank that it ends has a sentence.
+/* The device fails after a number of works, at any place: each rank that ends for it has an error
+ * message.
  */
 static void a_device_that_fails_says_why(void **state)
 {
@@ -356,8 +356,8 @@ static void *odd_run(void *arg)
     return NULL;
 }
 
-/* NCCL does not say what its collectives are of. Where lengths are the same, the next vote finds
- * it; else the collective never ends, and then the ranks compare what they called. */
+/* NCCL does not say what its collectives carry. If lengths are equal, the next vote finds the
+ * difference. Otherwise the collective never ends, and the ranks then compare their calls. */
 static void other_calls_are_told(void **state)
 {
     static const struct {
@@ -413,7 +413,7 @@ static void other_calls_are_told(void **state)
     }
 }
 
-/* As a trainer opens it. */
+/* The way a trainer opens it. */
 static void is_opened_by_name(void **state)
 {
     struct zc_comm *comm;

@@ -1,9 +1,10 @@
 /*
  * The real NCCL, between processes that share one GPU: 2 and 4 of them train as threads do with
- * collectives in host memory, bit for bit. Exits 77 and says why where there is no GPU or no NCCL.
+ * collectives in host memory, bit for bit. Exits 77 with the reason if there is no GPU or no NCCL.
  *
- * NCCL is not made for ranks that share a GPU: each pretends to be a machine of its own (before
- * version 2.30; from then on there is a switch), so bytes go over sockets, slowly. Every wait ends.
+ * NCCL is not made for ranks that share a GPU: each pretends to be on a machine of its own (before
+ * version 2.30; later versions have a switch), so bytes go over sockets, slowly. Every wait is
+ * limited.
  */
 #include "tests/ztest.h"
 
@@ -22,7 +23,7 @@
 
 #define SKIPPED 77
 
-/* In a process of its own: a parent that has used CUDA cannot fork. */
+/* In a separate process: a parent that has used CUDA cannot fork. */
 static bool gpu_there(void)
 {
     int status = 0;
@@ -133,7 +134,7 @@ static int train(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
 
     environment(rank);
     rc = zc_comm_open(&comm, "nccl", why, why_bytes);
-    for (size_t i = 0; i < ZB_COUNT(variants) && rc == 0; i++) /* a communicator of its own each */
+    for (size_t i = 0; i < ZB_COUNT(variants) && rc == 0; i++) /* each has its own communicator */
         if (variants[i].group == 0 || world % variants[i].group == 0)
             rc = train_variant(world, &variants[i], comm, why, why_bytes);
     zc_comm_close(comm, rc == 0);

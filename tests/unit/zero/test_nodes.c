@@ -1,11 +1,11 @@
 /*
- * Two real daemons as two nodes of one job: a daemon, a trainer or all of them die at each point
- * between step, prepare, vote and commit, on either node; the job goes on at one and the same step,
- * to the same end.
+ * Two real daemons as two nodes of one job. A daemon, a trainer or both die at each point between
+ * step, prepare, vote and commit, on either node. The job is resumed at the same step on both, with
+ * the same result at the end.
  *
  * MODEL. A case is a process of its own with two ranks as threads, rank r on daemon r. The engine's
- * calls pass through here (the linker's --wrap): the victim's rank, at its point of the commit of
- * step COMMIT_AT, does what the case says. Then this process resumes the job, and compares.
+ * calls pass through here (the linker's --wrap): at its point of the commit of step COMMIT_AT, the
+ * victim's rank does what the case requires. Then this process resumes the job, and compares.
  */
 #include "tests/ztest.h"
 
@@ -24,25 +24,25 @@
 #include "real_daemon.h"
 
 #define NODES      2u
-#define UNTIL      6u /* steps of a whole run, each second one committed */
+#define UNTIL      6u /* steps of a complete run, every second one committed */
 #define COMMIT_AT  4u
-#define FREEZE_US  250000u /* that the other node still goes on */
+#define FREEZE_US  250000u /* for how long the other node goes on */
 #define COMMIT_FEW 2u
 
 enum point {
-    BEFORE_STEP, /* the step is about to be asked for, with prepare */
+    BEFORE_STEP, /* the step with prepare is about to be requested */
     STEP_SENT,
     PREPARED,    /* its answer has come */
-    BEFORE_VOTE, /* the ranks are about to tell each other */
-    VOTED,       /* what was prepared is about to be committed */
+    BEFORE_VOTE, /* the ranks are about to exchange their results */
+    VOTED,       /* the prepared version is about to be committed */
     COMMIT_SENT,
-    COMMITTED, /* that was answered */
+    COMMITTED, /* the answer to that has come */
     POINTS,
 };
 
 enum act {
-    ALL_TRAINERS, /* die at once */
-    ONE_TRAINER,  /* the victim's stops; the other goes on for a while */
+    ALL_TRAINERS, /* both die at once */
+    ONE_TRAINER,  /* the victim's stops; the other one goes on for a while */
     DAEMON,       /* the victim's */
     NODE,         /* daemon and trainer */
     ACTS,
@@ -79,7 +79,7 @@ static uint64_t committed(const struct real_daemon *d, const char *job)
         at = rows[0].committed_iterations;
     zc_rows_free(rows);
     for (int i = 0; i < 100 && (errno = -zc_job_destroy_wait(c, job)) == EBUSY; i++)
-        (void)usleep(10000); /* a rank that has just left */
+        (void)usleep(10000); /* a rank that is just leaving */
     assert_int_equal(errno, 0);
     zc_close(c);
     return at;
@@ -174,7 +174,7 @@ int __wrap_zc_commit(struct zc_client *c, uint64_t job, enum zc_commit what, uin
     return rc;
 }
 
-/* The store knows the connection; its daemon's instance is what tells the victim from the other. */
+/* The store does not show its rank, but its daemon's instance identifies the victim. */
 static uint8_t victim_node[16];
 
 int __wrap_zcz_commit_settle(struct zc_zero *z)
@@ -207,7 +207,7 @@ static void party_new(struct party *p, const char *job, bool resume)
 
         run->dtype = ZC_BF16;
         run->until = UNTIL;
-        run->abort = p->group; /* as a launcher does */
+        run->abort = p->group; /* like a launcher */
         zc_zero_defaults(&run->options);
         run->options.comm = comm_group_rank(p->group, r);
         run->options.groups = 2;
@@ -250,7 +250,7 @@ static void assert_whole(const char *name, const struct party *p)
     }
 }
 
-/* The run that does not end well, in a process of its own. */
+/* The run that dies, in a process of its own. */
 static void run_and_die(const char *job)
 {
     struct zc_options options = { .socket = daemons[plan.victim].socket };

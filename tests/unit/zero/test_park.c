@@ -1,6 +1,6 @@
 /*
- * Buffers that are given back between two steps: memory goes, what is computed stays, and nothing goes under a step that is in
- * progress.
+ * Buffers that are freed between two steps: memory is returned, results stay the same, and no
+ * buffer of a step in progress is freed.
  */
 #include "tests/ztest.h"
 
@@ -21,7 +21,7 @@
 #define STEPS 4u
 #define RANKS 2u
 
-/* AddressSanitizer keeps what is freed for a while, so resident memory says nothing there. */
+/* AddressSanitizer keeps freed memory for a while, so resident memory means nothing there. */
 #ifdef __SANITIZE_ADDRESS__
 static const bool asan = true;
 #else
@@ -36,7 +36,7 @@ struct rank {
     bool parks;
     int rc;
     char error[256];
-    uint64_t resident[2], on_device[2]; /* before it parks, and after */
+    uint64_t resident[2], on_device[2]; /* before parking, and after */
     float *params;                      /* [UNITS * ELEMS] */
     pthread_t thread;
 };
@@ -59,7 +59,7 @@ static int unit_pass(struct rank *r, struct zc_zero *z, uint32_t unit, bool back
         rc = zc_zero_grad(z, unit, &grad);
     for (uint32_t i = 0; i < ELEMS && rc == 0 && backward && !r->device; i++)
         grad[i] = (float)(i % 7) - 3;
-    if (rc == 0 && unit == 1 && zc_zero_park(z) != -EBUSY) /* it is held */
+    if (rc == 0 && unit == 1 && zc_zero_park(z) != -EBUSY) /* the unit is held */
         rc = -EPROTO;
     if (rc == 0)
         rc = zc_zero_release(z, unit);
@@ -70,7 +70,7 @@ static int unit_pass(struct rank *r, struct zc_zero *z, uint32_t unit, bool back
     return rc;
 }
 
-/* All ranks wait for each other, so that what is measured is of all. */
+/* All ranks wait for each other, so that the measurement covers all of them. */
 static int measure(struct rank *r, struct zc_zero *z, uint32_t when)
 {
     double one = 1;
@@ -88,7 +88,7 @@ static int park(struct rank *r, struct zc_zero *z)
     if (rc == 0)
         rc = zc_zero_park(z);
     if (rc == 0)
-        rc = zc_zero_park(z); /* there is nothing left */
+        rc = zc_zero_park(z); /* nothing is left to free */
     return rc < 0 ? rc : measure(r, z, 1);
 }
 
@@ -190,7 +190,7 @@ static void buffers_go_and_come_again(void **state)
             assert_memory_equal(want[r].params, is[r].params, sizeof(float) * UNITS * ELEMS);
         if (devices[i])
             assert_true(is[0].on_device[1] + 2 * unit <= is[0].on_device[0]);
-        else if (!asan) /* of each rank a gathered unit and its gradient, at least */
+        else if (!asan) /* at least a gathered unit and its gradient, for each rank */
             assert_true(is[0].resident[1] + 2 * unit <= is[0].resident[0]);
         party_free(want);
         party_free(is);

@@ -1,7 +1,7 @@
 /*
- * Parameters that travel as int8: what comes out is near what is stepped, by the bound that zk.h
- * states, the same bits on every rank and in every schedule, for half of bf16's bytes. What is
- * stepped is exact.
+ * Parameters that travel as int8: the received values are near the stepped ones, within the bound
+ * of zk.h; they are the same bits on every rank and in every schedule, with half the bytes of bf16.
+ * The stepped values are exact.
  */
 #include "tests/ztest.h"
 
@@ -19,11 +19,11 @@
 
 #define STEPS 3u
 
-/* ---- a slice there and back */
+/* ---- a slice, encoded and decoded */
 
 static const struct dtype {
     enum zb_dtype dtype;
-    double unit; /* what rounding to it adds, relative */
+    double unit; /* relative error added by rounding to it */
 } dtypes[] = { { ZB_F32, 0x1p-24 }, { ZB_BF16, 0x1p-8 }, { ZB_F16, 0x1p-11 } };
 
 static void from_f32(const struct zk_ops *ops, enum zb_dtype dtype, const float *from, void *to,
@@ -44,8 +44,8 @@ static void to_f32(const struct zk_ops *ops, enum zb_dtype dtype, const void *fr
         (dtype == ZB_BF16 ? ops->bf16_to_f32 : ops->f16_to_f32)(from, to, n);
 }
 
-/* The worst of |got - want| in scales of its group, or a failure: the bound, and what is not finite
- * makes its group NaN. */
+/* The largest |got - want| in scales of its group, or a failure: the bound must hold, and a
+ * nonfinite value must make its group NaN. */
 static double groups_near(const char *name, double unit, const float *want, const float *got,
                           uint64_t n)
 {
@@ -85,8 +85,8 @@ static void slices_there_and_back(void **state)
     static const struct {
         const char *name;
         uint64_t count, slice;
-        float size; /* of the values */
-        float odd;  /* one of them is this; 0: none */
+        float size; /* magnitude of the values */
+        float odd;  /* one value is this; 0: none */
     } rows[] = {
         { "one block", 4096, 4096, 1, 0 },          { "zeros behind", 8192, 16384, 0.02f, 0 },
         { "nothing of it", 0, 4096, 1, 0 },         { "zeros", 4096, 4096, 0, 0 },
@@ -141,7 +141,7 @@ static void slices_there_and_back(void **state)
     free(to_ref);
 }
 
-/* ---- gathered */
+/* ---- gathered units */
 
 struct rank {
     struct zc_comm *comm;
@@ -223,7 +223,8 @@ static void *rank_run(void *arg)
     return NULL;
 }
 
-/* The error of one unit, relative to its root mean square: printed, docs/ENGINE.md has a model's.
+/* The error of one unit, relative to its root mean square. Printed only; docs/ENGINE.md has that of
+ * a model.
  */
 static double relative_error(const float *want, const float *got, uint64_t n)
 {
@@ -245,7 +246,7 @@ static void ranks_look(struct rank *ranks, uint32_t world, size_t dtype)
         for (uint32_t r = 1; r < world; r++)
             assert_memory_equal(ranks[0].gathered[u], ranks[r].gathered[u],
                                 def->elems * sizeof(float));
-        if (def->frozen || ranks[0].group_ranks == 1) { /* in codes as it is; not quantized */
+        if (def->frozen || ranks[0].group_ranks == 1) { /* codes already, or not quantized */
             assert_memory_equal(ranks[0].gathered[u], ranks[0].exact[u],
                                 def->elems * sizeof(float));
             continue;
@@ -301,12 +302,12 @@ static void every_rank_gets_the_same_near_values(void **state)
         }
 }
 
-/* ---- trained */
+/* ---- training */
 
 struct mode {
     const char *name;
-    bool exact;    /* without it */
-    bool in_codes; /* what is frozen is kept so */
+    bool exact;    /* without quantization */
+    bool in_codes; /* frozen units are kept in codes */
     enum zc_zero_offload offload;
     uint32_t prefetch_units, overlap;
     bool keep;
@@ -380,7 +381,7 @@ static void every_schedule_trains_the_same(void **state)
     }
 }
 
-/* Alone, nothing travels. */
+/* A single rank sends nothing. */
 static void one_rank_is_exact(void **state)
 {
     static const struct mode quantized = { "quantized", .prefetch_units = 1 };
@@ -394,7 +395,7 @@ static void one_rank_is_exact(void **state)
     party_done(&b);
 }
 
-/* A byte and 1/64 of a parameter, where bf16 has two; units that are frozen have them still. */
+/* 1 + 1/64 bytes for each parameter, instead of bf16's two; frozen units still take two. */
 static void half_the_bytes_of_bf16(void **state)
 {
     static const struct mode plain = { "exact", .exact = true, .keep = true };
@@ -428,10 +429,10 @@ static void half_the_bytes_of_bf16(void **state)
 
 /* ---- frozen parameters, kept in codes */
 
-#define MODEL_TABLE 3 /* the unit that is frozen */
+#define MODEL_TABLE 3 /* the frozen unit */
 
-/* What was read of the frozen unit is what the kernels make of its initial values; the others' are
- * as they are without. */
+/* The frozen unit must read as what the kernels make of its initial values; the other units as
+ * without codes. */
 static void assert_in_codes(const struct run *plain, const struct run *coded)
 {
     const struct zk_ops *ref = zk_all(&(size_t){ 0 })[0];
@@ -459,7 +460,7 @@ static void assert_in_codes(const struct run *plain, const struct run *coded)
     free(param);
 }
 
-/* The same, wherever they are kept and however they come. */
+/* The same, wherever they are kept and however they are gathered. */
 static void frozen_units_in_codes(void **state)
 {
     static const struct mode modes[] = {
@@ -489,7 +490,7 @@ static void frozen_units_in_codes(void **state)
             for (size_t m = 1; m < ZB_COUNT(modes); m++) {
                 struct party got;
 
-                if ((m + world + d) % 3 != 0) /* each in some */
+                if ((m + world + d) % 3 != 0) /* each in some combinations */
                     continue;
                 mode_run(&got, &modes[m], world, dtype, 3);
                 if (modes[m].exact || world == 1)
@@ -505,7 +506,7 @@ static void frozen_units_in_codes(void **state)
         }
 }
 
-/* A byte and 1/64 of a parameter, kept and on the way. */
+/* 1 + 1/64 bytes for each parameter, kept and sent. */
 static void bytes_of_what_is_in_codes(void **state)
 {
     static const struct mode plain = { "plain", .exact = true, .prefetch_units = 1 };

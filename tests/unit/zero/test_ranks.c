@@ -1,6 +1,6 @@
 /*
- * Engines of several ranks, as threads, over both stores: the same numbers whatever the division,
- * the store, the delays; and an end in time, with a sentence, whatever fails.
+ * Engines of several ranks, as threads, with both stores: the same numbers whatever the division,
+ * the store, the delays; and every failure ends in time, with an error message.
  */
 #include "tests/ztest.h"
 
@@ -16,7 +16,7 @@
 #include "model.h"
 #include "party.h"
 
-/* TSan is slow, and looks for other things than which call failed. */
+/* TSan is slow, and its findings do not depend on which call fails. */
 #if defined(__SANITIZE_THREAD__)
 #define CALLS_SKIPPED 6u
 #else
@@ -42,7 +42,7 @@ static void every_division_trains_the_same(void **state)
             party_new(&p, world, dtypes[d], world, 0);
             party_run(&p);
             party_assert_ran(&p);
-            /* bf16 rounds each rank's part, so parts differ in the last of 8 bits */
+            /* bf16 rounds each rank's part, so results differ in the last of 8 bits */
             assert_values_near("division", &alone.runs[0].values, &p.runs[0].values,
                                dtypes[d] == ZC_F32 ? 1e-5 : 0.02);
             for (uint32_t s = 0; s < 4; s++)
@@ -54,7 +54,7 @@ static void every_division_trains_the_same(void **state)
     }
 }
 
-/* Powers of two: in fp32 nothing is rounded otherwise. */
+/* Powers of two: fp32 rounds the same. */
 static void a_loss_scale_changes_no_bit(void **state)
 {
     static const struct zc_loss_scale scales[] = {
@@ -87,7 +87,7 @@ static void a_loss_scale_changes_no_bit(void **state)
     }
 }
 
-/* fp16 overflows by itself: 2^20 times a gradient of about 1 is no fp16. The last rank is given one
+/* fp16 overflows by itself: 2^20 times a gradient of about 1 exceeds fp16. The last rank gets one
  * more overflow. */
 static void overflows_skip_and_scale(void **state)
 {
@@ -111,14 +111,14 @@ static void overflows_skip_and_scale(void **state)
             const struct run *r = &p.runs[0];
 
             if (r->scales[s] != scale || (s == 10 && !r->skipped[s]) ||
-                (s != 10 && s > skips && r->skipped[s])) /* those of fp16 come first */
+                (s != 10 && s > skips && r->skipped[s])) /* the fp16 overflows come first */
                 fail_msg("%u ranks, step %u: scale %g, not %g; skipped %d", world, s, r->scales[s],
                          scale, r->skipped[s]);
             assert_true(r->skipped[s] == isnan(r->norms[s]));
             skips += r->skipped[s];
             scale = r->skipped[s] ? scale / 2 : scale;
         }
-        assert_true(skips >= 4 && skips <= 8); /* of 2^20, down to where 65504 is not passed */
+        assert_true(skips >= 4 && skips <= 8); /* from 2^20 down, until 65504 is not exceeded */
         assert_int_equal(p.runs[0].last.applied, 13 - skips);
         assert_true(p.runs[0].next_scale == scale);
         party_done(&p);
@@ -176,7 +176,7 @@ static void delays_change_nothing(void **state)
     party_done(&base);
 }
 
-/* The store is the only difference: not a bit may change. */
+/* Only the store differs: no bit may change. */
 static void stores_agree(void **state)
 {
     static const struct {
@@ -268,8 +268,8 @@ static void stores_agree(void **state)
     }
 }
 
-/* However many ranks, wherever the bytes: added up by the engine in this process, or by the trainer
- * within each unit, the bits are the same, and one exchange a step is enough. */
+/* For any number of ranks and any placement: gradients summed by the engine in this process, or by
+ * the trainer within each unit, give the same bits, with one exchange a step. */
 static void accumulated_before_the_exchange(void **state)
 {
     static const struct {
@@ -292,7 +292,7 @@ static void accumulated_before_the_exchange(void **state)
 
     (void)state;
     for (size_t i = 0; i < ZB_COUNT(cases); i++) {
-        struct party ways[4], each; /* vertical or not, with the daemon or not */
+        struct party ways[4], each; /* vertical or not, with the daemon or without */
 
         fake_reset(&cases[i].fake);
         for (uint32_t k = 0; k <= ZB_COUNT(ways); k++) {
@@ -329,7 +329,7 @@ static void accumulated_before_the_exchange(void **state)
     }
 }
 
-/* A rank that is alone reads the daemon's memory: no buffers, until pins are short. */
+/* A single rank reads the daemon's memory: no buffers, until there are not enough pins. */
 static void alone_nothing_is_copied(void **state)
 {
     static const struct fake_config configs[] = { { .page_elems = 4096 },
@@ -413,7 +413,7 @@ static int hand_start(struct hand *h)
     return rc < 0 ? rc : zc_zero_start(h->z, zeros, NULL);
 }
 
-/* Gathers 0 .. 3, 3 .. 0, and reduces; pins_at[i] is what was pinned at gather i. */
+/* Gathers 0 .. 3, 3 .. 0, and reduces; pins_at[i] is the number of pins at gather i. */
 static void hand_micro(struct hand *h, uint32_t *pins_at)
 {
     for (uint32_t i = 0; i < 2 * SMALL_UNITS; i++) {
@@ -451,18 +451,18 @@ static void what_comes_next_is_fetched_ahead(void **state)
         h.options.prefetch_units = ahead;
         h.options.micro_steps = 2;
         assert_int_equal(hand_start(&h), 0);
-        hand_micro(&h, pins); /* unknown yet */
+        hand_micro(&h, pins); /* the order is not known yet */
         for (uint32_t i = 0; i < 2 * SMALL_UNITS; i++)
             assert_int_equal(pins[i], 1);
         for (int k = 0; k < 20; k++)
             assert_int_equal(zc_zero_poll(h.z), 0);
-        assert_int_equal(fake_pins(), ahead); /* of the second micro-step */
+        assert_int_equal(fake_pins(), ahead); /* for the second micro-step */
         hand_micro(&h, pins);
         assert_int_equal(pins[0], 1 + ahead);
         assert_int_equal(pins[1], 1 + ahead);
         if (ahead == 2) /* at unit 3 the next two are 3, which is held, and 2 */
             assert_int_equal(pins[3], 2);
-        assert_int_equal(pins[7], 1); /* the step comes: nothing is ahead of it */
+        assert_int_equal(pins[7], 1); /* the step is next: nothing is fetched ahead */
         assert_int_equal(fake_pins(), 0);
         assert_int_equal(zc_zero_step(h.z, 1, &h.stepped), 0);
         for (int k = 0; k < 20; k++)
@@ -487,7 +487,7 @@ static void *hand_add(void *arg)
     return NULL;
 }
 
-/* A gradient right behind a step waits for it here: the store is busy. */
+/* A gradient right after a step waits for it here, because the store is busy. */
 static void gradients_wait_for_the_step(void **state)
 {
     static const struct fake_config config = { .page_elems = 4096, .seed = 1, .delay_max = 9 };
@@ -511,7 +511,7 @@ static void gradients_wait_for_the_step(void **state)
         assert_int_equal(zc_zero_step(h.z, 1, &h.stepped), 0);
         assert_int_equal(h.stepped.iterations, step);
         assert_true(h.stepped.grad_norm == 2);
-        if (step % 2 == 0) { /* and so do the figures */
+        if (step % 2 == 0) { /* and so do the statistics */
             assert_int_equal(zc_zero_stats(h.z, &stats), 0);
             assert_int_equal(stats.nvme_read_bytes, step);
         }
@@ -521,7 +521,7 @@ static void gradients_wait_for_the_step(void **state)
     comm_group_free(g);
 }
 
-/* Longer than the timeout: the daemon answers all the while, so the step is waited for. */
+/* It takes longer than the timeout, but the daemon keeps answering, so the step is waited for. */
 static void a_long_step_is_no_timeout(void **state)
 {
     struct fake_config config = { .page_elems = 4096, .step_ms = 250 };
@@ -544,7 +544,7 @@ static void a_long_step_is_no_timeout(void **state)
     comm_group_free(g);
 }
 
-/* What is added in another order, or rounded otherwise, comes out differently. */
+/* Another order of additions, or another rounding, gives another result. */
 static void sums_are_in_rank_order(void **state)
 {
     static const struct {
@@ -585,7 +585,7 @@ static void sums_are_in_rank_order(void **state)
     }
 }
 
-/* ---- jobs that were kept */
+/* ---- kept jobs */
 
 static void a_kept_job_goes_on(void **state)
 {
@@ -606,7 +606,7 @@ static void a_kept_job_goes_on(void **state)
             first.runs[r].options.keep = second.runs[r].options.keep = true;
             first.runs[r].options.job = second.runs[r].options.job = "kept";
             first.runs[r].steps = dirty ? 4 : 3;
-            first.runs[r].stop_after = dirty ? 3 : 0; /* dies with half an iteration */
+            first.runs[r].stop_after = dirty ? 3 : 0; /* dies in the middle of an iteration */
             second.runs[r].options.resume = true;
             second.runs[r].steps = 1;
         }
@@ -628,7 +628,7 @@ static void a_kept_job_goes_on(void **state)
 
 /* ---- failures */
 
-/* Every rank ended with a failure, soon after the first one did. */
+/* Every rank ended with a failure, soon after the first one. */
 static void assert_all_failed(const char *name, const struct party *p, double within_s)
 {
     double first = INFINITY;
@@ -659,7 +659,7 @@ static const struct {
     { "lies", FAKE_LIES, -EIO, false },
 };
 
-/* The nth call of rank 1 fails so. */
+/* The nth call of rank 1 fails in this way. */
 static enum fake_when fail_nth(size_t f, uint32_t nth, struct party *ret)
 {
     struct fake_config config = { .page_elems = 4096,
@@ -687,14 +687,14 @@ static void assert_fault_was_noticed(size_t f, const struct party *p)
     assert_all_failed(faults[f].name, p, 1.0);
     if (faults[f].fault == FAKE_HANGUP) {
         assert_int_equal(p->runs[1].rc, -ENOTCONN);
-        if (p->runs[0].rc != -EOWNERDEAD) /* before the job was there to tell */
+        if (p->runs[0].rc != -EOWNERDEAD) /* the job was not there yet to tell it */
             assert_non_null(strstr(p->runs[0].error, "rank 1: "));
     }
     if (faults[f].fault == FAKE_JOB && p->runs[0].rc != faults[f].rc)
         fail_msg("the job failed, and rank 0: %s", p->runs[0].error);
 }
 
-/* From the first call of all to the last. */
+/* From the very first call to the last. */
 static void every_call_fails_in_turn(void **state)
 {
     (void)state;
@@ -705,7 +705,8 @@ static void every_call_fails_in_turn(void **state)
         while (when != FAKE_NOT_YET) {
             struct party p;
 
-            /* every call of the start, then every third; but only few calls can lie */
+            /* every call of the start, then every third one; but few calls can lie, so all of
+             * those */
             nth += (nth < 40 || faults[f].fault == FAKE_LIES ? 1 : 3) + CALLS_SKIPPED;
             when = fail_nth(f, nth, &p);
             if (when == FAKE_NOT_YET || (when == FAKE_AT_WORK && faults[f].recovers))
@@ -732,7 +733,7 @@ static void a_call_that_never_ends(void **state)
         fake_reset(&config);
         party_new(&p, 2, ZC_F32, nth, 0);
         party_offload(&p, ZC_ZERO_HOST);
-        p.runs[0].options.timeout_ms = 3000; /* so that rank 1 is the one to notice */
+        p.runs[0].options.timeout_ms = 3000; /* so that rank 1 notices first */
         p.runs[1].options.timeout_ms = 100;
         party_run(&p);
         assert_true(fake_faulted());
@@ -748,7 +749,7 @@ static void a_call_that_never_ends(void **state)
     }
 }
 
-/* No daemon to tell of it: the others give up when their time is over. */
+/* Without a daemon to tell them, the others give up at their timeout. */
 static void a_peer_that_stops(void **state)
 {
     (void)state;
@@ -771,7 +772,7 @@ static void a_peer_that_stops(void **state)
     }
 }
 
-/* With one, they hear it. */
+/* With one, they are told. */
 static void a_peer_that_stops_is_told(void **state)
 {
     static const struct fake_config config = { .page_elems = 4096 };
@@ -794,8 +795,8 @@ static void a_peer_that_stops_is_told(void **state)
     party_done(&p);
 }
 
-/* A daemon that is killed takes its ranks with it one by one: a rank whose peer has left already still
- * says that the daemon is gone. */
+/* A daemon that is killed disconnects its ranks one by one: even a rank whose peer has left already
+ * reports that the daemon is gone. */
 static void a_daemon_that_dies_slowly(void **state)
 {
     static const struct fake_config config = { .page_elems = 4096, .dies_ms = 200 };
@@ -831,7 +832,7 @@ static void collectives_that_break(void **state)
     }
 }
 
-/* One rank is refused: all hear why, at once. */
+/* One rank is refused: all are told the reason, at once. */
 static void one_refused_all_refused(void **state)
 {
     static const struct fake_config config = { .page_elems = 4096 };
@@ -890,7 +891,7 @@ static void one_refused_all_refused(void **state)
     }
 }
 
-/* A close that is not clean waits for nobody. */
+/* A close that is not clean waits for nothing. */
 static void a_dirty_end_is_quick(void **state)
 {
     static const struct fake_config config = { .page_elems = 4096 };

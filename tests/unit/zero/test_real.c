@@ -1,9 +1,10 @@
 /*
- * What a trainer of PyTorch uses, over a real daemon: gathers that are each rank's own affair, or into memory of its own; hints;
- * gradients that are added from its memory; as many micro-steps as come; steps that are abandoned; norms; elements that are
- * read, on one rank or all, and written after steps; tensors without a gradient; buffers that are given back between steps; a
- * thread that polls; collectives that are made elsewhere; and step counts that survive a kill of the daemon. All bits are those of the
- * same calls without a daemon.
+ * What a PyTorch trainer uses, with a real daemon: gathers that each rank makes alone, or into
+ * memory of its own; hints; gradients that are added from its memory; any number of micro-steps;
+ * steps that are abandoned; norms; elements that are read, on one rank or all, and written after
+ * steps; tensors without a gradient; buffers that are freed between steps; a thread that polls;
+ * collectives of the caller; and step counts that survive a kill of the daemon. All bits are those
+ * of the same calls without a daemon.
  */
 #include "tests/ztest.h"
 
@@ -41,7 +42,7 @@ static const struct zc_unit units[] = {
 
 #define UNITS ZB_COUNT(units)
 #define INTO \
-    1u /* this unit is gathered into memory of the rank's own, and its gradient comes from there */
+    1u /* this unit is gathered into the rank's own memory, and its gradient comes from there */
 
 struct rank {
     struct zc_zero_options options;
@@ -55,7 +56,7 @@ struct rank {
     uint32_t left_alone[STEPS + 1];
     uint16_t seen[STEPS + 1][UNITS][ELEMS]; /* as gathered, in the last micro-step */
     float grad[STEPS + 1][UNITS][ELEMS];    /* reduced, before the step */
-    uint16_t half[STEPS + 1][ELEMS];        /* masters of the first unit after it: rank 0's alone */
+    uint16_t half[STEPS + 1][ELEMS];        /* masters of the first unit after it, on rank 0 */
     float master[UNITS][ELEMS], m[UNITS][ELEMS], v[UNITS][ELEMS];
     uint64_t gathered_bytes; /* by collectives */
 };
@@ -92,7 +93,7 @@ static int unit_gather(struct rank *r, struct zc_zero *z, uint32_t u, uint64_t s
     return rc < 0 ? rc : zc_zero_release(z, u);
 }
 
-/* The upper half of each fp32, which is a bf16. */
+/* The upper half of each fp32 value, which is a bf16. */
 static int unit_add(struct zc_zero *z, uint32_t u, uint64_t salt)
 {
     uint16_t half[ELEMS];
@@ -232,7 +233,7 @@ static void *rank_run(void *arg)
     return NULL;
 }
 
-/* ---- collectives made elsewhere: those of the threads, by functions of the caller's that block */
+/* ---- the caller's collectives: those of threads, as blocking functions */
 
 static int there_wait(struct zc_comm *there, int rc, struct zc_comm_op *op)
 {
@@ -277,7 +278,7 @@ static const struct zc_comm_ops there_ops = {
 struct party {
     uint32_t world;
     struct comm_group *group;
-    struct zc_comm *made[RANKS]; /* of zc_comm_from_ops() */
+    struct zc_comm *made[RANKS]; /* from zc_comm_from_ops() */
     struct rank ranks[RANKS];
 };
 
@@ -334,7 +335,7 @@ static void party_free(struct party *p)
     free(p);
 }
 
-/* What is read is what the norms are of. */
+/* The gradients that were read must agree with the norms. */
 static void assert_gradients(const struct rank *r, uint64_t step)
 {
     float most = 0;

@@ -1,8 +1,9 @@
 /*
- * Tensors are stepped each by itself: what no rank gave a gradient stays, with its own count of steps; any number of
- * groups; factors; norms. Held to plain loops in fp64, and to each other, bit by bit, wherever the slices are: in the
- * process, on the emulated device, in a real daemon, in memory and on NVMe; and in a job that was kept and resumed by
- * another number of ranks.
+ * Each tensor is stepped by itself: one without a gradient on any rank stays the same, with its own
+ * count of steps; any number of groups; factors; norms. Results are compared with plain loops in
+ * fp64, and bit by bit with each other, wherever the slices are: in the process, on the emulated
+ * device, in a real daemon, in memory and on NVMe; and in a kept job that another number of ranks
+ * resumes.
  */
 #include "tests/ztest.h"
 
@@ -31,7 +32,7 @@
 #define LEN     (3100u + 9000u + MANY * EACH) /* trained elements */
 #define FROZEN  50u
 
-/* ---- the model: units with tensors one behind the other, the second one frozen */
+/* ---- the model: units with consecutive tensors, the second one frozen */
 
 static struct zc_tensor dense[] = { { "w", 0, 1, { 3000 }, 0 }, { "b", 3000, 1, { 100 }, 1 } };
 static struct zc_tensor experts[] = { { "e0", 0, 1, { 2000 }, 0 },
@@ -55,7 +56,7 @@ static struct zc_unit units[] = {
       .ntensors = MANY },
 };
 
-#define E0    2u /* trainable tensors, by number */
+#define E0    2u /* numbers of trainable tensors */
 #define E1    3u
 #define UNITS ZB_COUNT(units)
 
@@ -74,16 +75,17 @@ static int init(void *arg, uint32_t unit, uint64_t first, uint64_t count, float 
     return 0;
 }
 
-/* How a step is made, by its number. */
+/* The settings of a run's steps. */
 struct plan {
     bool groups;      /* 300 groups, some tensors in none, factors */
-    bool step_unused; /* an option */
+    bool step_unused; /* the option */
     double clip;
-    bool announce; /* steps from the sixth on: as options say, when e1 lags behind */
-    bool set;      /* counts, in step 2 */
+    bool announce; /* steps from the sixth on, as the options say, while e1's count lags */
+    bool set;      /* sets step counts, in step 2 */
 };
 
-/* Whether this rank has a gradient: e0 has it on rank 0 alone, and in steps 3 to 5 nobody of e1. */
+/* Whether this rank has a gradient: for e0 only rank 0 has one, and for e1 none has in steps 3 to
+ * 5. */
 static bool has(uint32_t tensor, uint64_t step, uint32_t rank)
 {
     if (tensor == E0)
@@ -129,7 +131,7 @@ static void how_of(const struct plan *plan, uint64_t step, struct how *h)
     }
 }
 
-/* What is said in step 2: ahead of the job, and behind it. */
+/* The counts set in step 2: ahead of the job's, and behind. */
 static const uint64_t set_dense[] = { 40, 0 };
 static const uint64_t set_experts[] = { 7, 0, 1000000 };
 
@@ -139,11 +141,11 @@ struct values {
     double p[LEN], m[LEN], v[LEN];
     uint64_t steps[TRAINED];
     struct zc_zero_norm norms[TRAINED]; /* of the last step */
-    double norm;                        /* of what it stepped */
+    double norm;                        /* of the gradients that were stepped */
     uint32_t left_alone;
 };
 
-/* Calls fn for each trainable tensor, with where its elements begin in values. */
+/* Calls fn for each trainable tensor, with the position of its elements in values. */
 static void each_tensor(void (*fn)(void *arg, uint32_t tensor, uint32_t unit,
                                    const struct zc_tensor *t, uint32_t at),
                         void *arg)
@@ -165,7 +167,7 @@ struct ref {
     uint64_t step;
     uint32_t world;
     double scale; /* of sums of gradients */
-    bool norms;   /* only these */
+    bool norms;   /* computes only these */
     struct values *x;
 };
 
@@ -260,9 +262,9 @@ struct rank {
     struct zc_zero_options options;
     const struct plan *plan;
     uint64_t until;
-    bool norms;                                      /* asks for them, before each step */
-    int (*before)(struct zc_zero *z, uint32_t rank); /* a step */
-    bool one_moment;                                 /* of the optimizer */
+    bool norms;                                      /* requests them before each step */
+    int (*before)(struct zc_zero *z, uint32_t rank); /* called before a step */
+    bool one_moment;                                 /* the optimizer has one moment */
     /* out */
     int rc;
     char error[512];
@@ -274,7 +276,7 @@ struct rank {
     pthread_t thread;
 };
 
-/* Adds nothing to what is there, which is zeros. */
+/* Adds to the existing values, which are zeros. */
 static int grad_set(struct zc_zero *z, float *at, const float *from, size_t n)
 {
     struct zk_gpu_stream *stream = zc_zero_stream(z);
@@ -357,7 +359,7 @@ static int rank_read(struct rank *r, struct zc_zero *z)
     return rc;
 }
 
-/* The ranks have every element of a unit, each once. */
+/* The ranks together must have every element of a unit exactly once. */
 static int slices_check(struct zc_zero *z)
 {
     int rc = 0;
@@ -421,7 +423,7 @@ static struct party *party_new(uint32_t world, const struct plan *plan)
         o->comm = comm_group_rank(p->group, r);
         o->groups = 2;
         o->step_unused = plan->step_unused;
-        o->weight_decay[0] = 0.1; /* as how_of() says, where a step is announced */
+        o->weight_decay[0] = 0.1; /* as in how_of(), for announced steps */
         o->beta1 = 0.9;
         o->beta2 = 0.999;
         o->timeout_ms = 60000;
@@ -452,7 +454,7 @@ static void assert_near(const char *what, const double *want, const float *is)
             fail_msg("%s of element %u: %.9g, not %.9g", what, i, (double)is[i], want[i]);
 }
 
-/* As plain loops; worlds: of each step. */
+/* Compares with plain loops; worlds: the number of ranks in each step. */
 static void assert_as_loops(const struct party *p, const struct plan *plan, const uint32_t *worlds)
 {
     struct values *x = calloc(1, sizeof(*x));
@@ -528,7 +530,7 @@ static void as_plain_loops(void **state)
         }
 }
 
-/* ---- elsewhere */
+/* ---- other placements */
 
 static struct party *run_at(const struct plan *plan, const char *device, const char *socket,
                             enum zc_zero_offload where)
@@ -572,7 +574,7 @@ static void placement_changes_nothing(void **state)
     }
 }
 
-/* Counts that lag, or are ahead, go with the job, whoever resumes it. */
+/* Step counts that lag, or are ahead, stay with the job, whoever resumes it. */
 static void a_resumed_job_has_its_counts(void **state)
 {
     const struct plan *plan = &resumed_plan;
@@ -607,7 +609,7 @@ static void a_resumed_job_has_its_counts(void **state)
     real_daemon_stop(&d);
 }
 
-/* ---- an optimizer that is known late */
+/* ---- an optimizer that is set late */
 
 static int late_sgd(struct zc_zero *z, uint32_t rank)
 {
@@ -623,7 +625,7 @@ static int late_sgd(struct zc_zero *z, uint32_t rank)
     return rc < 0 ? rc : zc_zero_optimizer(z, ZC_SGD, ZC_MOMENTS_F32);
 }
 
-/* SGD in the place of AdamW is SGD, wherever it is; and a kept job says no. */
+/* Replacing AdamW with SGD gives SGD, wherever slices are; a kept job refuses it. */
 static void an_optimizer_known_late(void **state)
 {
     static const struct {
@@ -658,7 +660,7 @@ static void an_optimizer_known_late(void **state)
             p->ranks[r].one_moment = true;
         }
         party_run(p);
-        if (ways[i].keep) /* who leaves first may be what the other one hears of */
+        if (ways[i].keep) /* the other rank may only be told that its peer left */
             assert_true(p->ranks[0].rc == -ENOTSUP || p->ranks[1].rc == -ENOTSUP);
         else if (want)
             assert_same(want, p);
@@ -671,7 +673,7 @@ static void an_optimizer_known_late(void **state)
     real_daemon_stop(&d);
 }
 
-/* ---- what is refused changes nothing */
+/* ---- refusals change nothing */
 
 static int refused(struct zc_zero *z, const struct zc_zero_step_how *how, int want,
                    const char *text)
@@ -739,7 +741,7 @@ static int before_refusals(struct zc_zero *z, uint32_t rank)
     h->group_of[1] = ZC_GROUP_NONE;
     if (rc == 0)
         rc = zc_zero_note_put(z, true, note, sizeof(note));
-    if (rc == 0) /* one is in no group */
+    if (rc == 0) /* one tensor is in no group */
         rc = refused(z, &h->how, -ENOSPC, "do not fit into");
     if (rc == 0)
         rc = zc_zero_note_put(z, true, "a note", 6);
@@ -755,7 +757,7 @@ static void refusals_change_nothing(void **state)
 
         for (uint32_t r = 0; r < world; r++) {
             p->ranks[r].before = before_refusals;
-            p->ranks[r].until = 2; /* from then on that note would be refused as it is put */
+            p->ranks[r].until = 2; /* from then on that note would be refused when it is put */
         }
         party_run(p);
         assert_as_loops(p, &plans[0], world == 1 ? all_ones : all_twos);
@@ -786,7 +788,7 @@ static int other_counts(struct zc_zero *z, uint32_t rank)
                : -EPROTO;
 }
 
-/* As if its node's note were another one. */
+/* As if its node's note had another scale. */
 static int other_scale(struct zc_zero *z, uint32_t rank)
 {
     struct how *h = calloc(1, sizeof(*h));

@@ -1,6 +1,6 @@
 /*
- * The TCP backend, between processes (fork_ranks.h). The contract, training that agrees bit for bit
- * with threads, and every way in which ranks do not come together.
+ * The TCP backend, between processes (fork_ranks.h): the contract, training that agrees bit for bit
+ * with threads, and every way in which ranks fail to meet.
  */
 #include "tests/ztest.h"
 
@@ -57,7 +57,7 @@ static void keeps_the_contract(void **state)
 
 /* ---- a fork */
 
-/* In a child: nothing of the parent's can be used. Its exit status. */
+/* In a child: nothing of the parent's can be used. Returns its exit status. */
 static int in_a_child(struct zc_comm *comm)
 {
     char send = 1, recv[FORK_RANKS_MAX];
@@ -70,7 +70,7 @@ static int in_a_child(struct zc_comm *comm)
     return 0;
 }
 
-/* Rank 1 dies, and has a child that does not; rank 0 waits for it. */
+/* Rank 1 dies, but its child does not; rank 0 waits for rank 1. */
 static int die_with_a_child(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
 {
     struct zc_comm *comm;
@@ -91,7 +91,7 @@ static int die_with_a_child(uint32_t rank, uint32_t world, char *why, size_t why
             return -EPERM;
         pid = fork();
         if (pid == 0) {
-            (void)close(STDOUT_FILENO); /* nobody waits for its output */
+            (void)close(STDOUT_FILENO); /* so that its output is not waited for */
             (void)close(STDERR_FILENO);
             (void)sleep(60);
             _exit(0);
@@ -136,7 +136,7 @@ static struct run run_new(struct zc_comm *comm)
     return r;
 }
 
-/* Trains over TCP, and again with threads for ranks. */
+/* Trains over TCP, and again with threads as ranks. */
 static int train(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
 {
     struct comm_group *g = comm_group_new(world, 1, 0);
@@ -178,7 +178,7 @@ static void agrees_with_threads(void **state)
     fork_ranks_free(ranks);
 }
 
-/* ---- a peer that leaves, and one that does something else */
+/* ---- a peer that leaves, and one that makes other calls */
 
 static int wait_for(struct zc_comm *comm, struct zc_comm_op *op)
 {
@@ -199,7 +199,7 @@ static int leave_or_differ(uint32_t rank, bool leave, char *why, size_t why_byte
     struct zc_comm_op *op;
     int rc = zc_comm_open(&comm, "tcp", why, why_bytes);
 
-    if (rc < 0 || (leave && rank == 1)) /* its connections close with it */
+    if (rc < 0 || (leave && rank == 1)) /* this closes its connections */
         return rc;
     if (rank == 2) /* the others have left by then, in the middle of their slices */
         (void)usleep(1500000);
@@ -223,7 +223,7 @@ static int differ(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
     return leave_or_differ(rank, false, why, why_bytes);
 }
 
-static int given_up[2]; /* a pipe: rank 0 has */
+static int given_up[2]; /* a pipe: rank 0 has given up */
 
 /* Rank 2 stays connected, and does not split. */
 static int split_without_2(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
@@ -241,7 +241,7 @@ static int split_without_2(uint32_t rank, uint32_t world, char *why, size_t why_
         (void)snprintf(why, why_bytes, "%s", comm->ops->error(comm));
     }
     if (rank == 0)
-        (void)!write(given_up[1], &byte, 1); /* without a comm, too */
+        (void)!write(given_up[1], &byte, 1); /* also without a comm */
     if (rank == 2)
         (void)!read(given_up[0], &byte, 1);
     zc_comm_close(comm, false);
@@ -258,7 +258,7 @@ static void a_peer_that_does_not_split_is_named(void **state)
     if (ranks[0].rc != -ETIMEDOUT || !strstr(ranks[0].why, "rank 2 (127.0.0.1:") ||
         !strstr(ranks[0].why, "did not connect to the split into groups within 5 s"))
         fail_msg("%d %s", ranks[0].rc, ranks[0].why);
-    if (ranks[1].rc != -EOWNERDEAD) /* they have left, both */
+    if (ranks[1].rc != -EOWNERDEAD) /* both have left */
         fail_msg("%d %s", ranks[1].rc, ranks[1].why);
     (void)close(given_up[0]);
     (void)close(given_up[1]);
@@ -308,14 +308,14 @@ static int train_odd(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
     return o.rc == -EINVAL && (o.failed_in != 2 || o.applied != 1 || o.wrong) ? -EPROTO : o.rc;
 }
 
-/* Every rank hears of it, although each leaves at once: test_calls.c has more calls and modes. */
+/* Every rank is told, although each leaves at once. test_calls.c has more calls and modes. */
 static void ranks_that_train_otherwise_are_told(void **state)
 {
     static const struct {
         enum odd_call call;
         enum zc_zero_stage stage;
         uint32_t group;
-        const char *says; /* by rank 0 */
+        const char *says; /* rank 0's message */
     } cases[] = {
         { ODD_GATHERS, ZC_STAGE_3, 0, "rank 1 gathers 'fc2' where rank 0 gathers 'fc1' (step 2)" },
         { ODD_GATHERS, ZC_STAGE_1, 0, "rank 1 gathers 'fc2' where rank 0 gathers 'fc1' (step 2)" },
@@ -386,7 +386,7 @@ static void meetings_that_fail(void **state)
         const char *name;
         fork_rank_fn *fn;
         uint32_t world;
-        int rc; /* of rank 0, and of who is told */
+        int rc; /* of rank 0, and of ranks that it tells */
         const char *says;
     } cases[] = {
         { "one stays away", open_or_stay_away, 3, -EOWNERDEAD, "are missing: 2" },
@@ -402,7 +402,7 @@ static void meetings_that_fail(void **state)
         fork_ranks_run(cases[i].fn, cases[i].world, ranks);
         if (ranks[0].rc != cases[i].rc || !strstr(ranks[0].why, cases[i].says))
             fail_msg("%s: %d %s", cases[i].name, ranks[0].rc, ranks[0].why);
-        /* rank 0 tells the others, if they had said hello by then */
+        /* rank 0 tells the others, if they have sent hello by then */
         for (uint32_t r = 1; r < cases[i].world; r++)
             told = told || (ranks[r].rc == cases[i].rc && strstr(ranks[r].why, cases[i].says) &&
                             strstr(ranks[r].why, "rank 0 gave up: "));
@@ -454,7 +454,7 @@ static void environments_that_are_none(void **state)
     (void)unsetenv("MASTER_PORT");
 }
 
-/* ---- strangers at the door */
+/* ---- foreign connections */
 
 static void meets_among_strangers(void **state)
 {
@@ -484,7 +484,7 @@ static void meets_among_strangers(void **state)
                 (void)usleep(10000);
             (void)!send(fds[i], words[i], strlen(words[i]), MSG_NOSIGNAL);
         }
-        (void)close(fds[1]); /* the first one stays, and says no more */
+        (void)close(fds[1]); /* the first one stays connected, and sends nothing more */
         fork_rank_start(keep_contract, 1, 2, port, &ranks[1], &pids[1]);
         for (uint32_t r = 0; r < 2; r++)
             assert_int_equal(waitpid(pids[r], NULL, 0), pids[r]);
@@ -510,7 +510,7 @@ static void a_port_in_use_is_said(void **state)
     assert_int_equal(listen(fd, 1), 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
     fork_env_of(0, 2, 20000);
-    fork_env_set("ZSHARD_PORT", ntohs(at.sin_port)); /* instead of the one behind MASTER_PORT */
+    fork_env_set("ZSHARD_PORT", ntohs(at.sin_port)); /* instead of MASTER_PORT + 1 */
     assert_int_equal(zc_comm_open(&comm, "tcp", why, sizeof(why)), -EADDRINUSE);
     assert_non_null(strstr(why, "rank 0 cannot listen at 127.0.0.1:"));
     (void)close(fd);
