@@ -1,9 +1,9 @@
 /*
  * attack.c - the attacks of `zbench hostile`, one function each: see attack.h.
  *
- * Each attack once slowed another job or made the daemon grow without bound, or closely resembles one
- * that did. A client that reads and trains as fast as it can is not an attacker: it gets its share of
- * the drive (bench_share.c).
+ * Each attack once slowed another job or made the daemon grow without bound, or closely resembles
+ * one that did. A client that reads and trains as fast as it can is not an attacker: it gets its
+ * share of the drive (bench_share.c).
  */
 #include "bench/attack.h"
 

@@ -14,11 +14,11 @@
  * parameters, the flush and the catalog.
  *
  * Another client takes a snapshot of the newest commit in the middle of a step that streams the
- * state; steps with and without a snapshot alternate. Notes report the time of the snapshots, during
- * a step and without one.
+ * state; steps with and without a snapshot alternate. Notes report the time of the snapshots,
+ * during a step and without one.
  *
- * Notes also report the bytes that each kind of step wrote, as counted by the daemon, and the longest
- * turn of its loop (daemon/run/turns.h). --page-elems 4096 makes many small pages.
+ * Notes also report the bytes that each kind of step wrote, as counted by the daemon, and the
+ * longest turn of its loop (daemon/run/turns.h). --page-elems 4096 makes many small pages.
  */
 #include "bench/zbench.h"
 
