@@ -3,9 +3,9 @@
  * memory and against the steps of other programs.
  *
  * MODEL. A team of threads takes pieces of work from one counter, as the daemon's compute pool
- * takes pages from its queue. Like that pool, it runs on the CPUs that this process may use. A slice
- * is one step over all parameters: zk_page_step() on each page, in memory on huge pages, as in the
- * daemon.
+ * takes pages from its queue. Like that pool, it runs on the CPUs that this process may use. A
+ * slice is one step over all parameters: zk_page_step() on each page, in memory on huge pages, as
+ * in the daemon.
  *
  *   triad   a[i] = b[i] + s * c[i] with non-temporal stores, by the same team on arrays of its own,
  *           repeated until it has moved as many bytes as the step. A round is triad, step, step,

@@ -4,9 +4,9 @@
  * MODEL. The trainer's computing is a sleep. In each iteration it is as long as the drive needs for
  * a step: a third of it in the forward pass (fetch a unit, sleep, release), the rest in the
  * backward pass (sleep, push a unit's gradient; the last unit first). Parameters and gradients are
- * in host memory, and all state is on a device of a fixed rate, so that the drive's time is known: bytes /
- * rate. Each case has its own daemon. An iteration is timed from the end of one forward pass to the
- * end of the next.
+ * in host memory, and all state is on a device of a fixed rate, so that the drive's time is known:
+ * bytes / rate. Each case has its own daemon. An iteration is timed from the end of one forward
+ * pass to the end of the next.
  *
  *     none   the step begins after the last gradient, and the trainer waits for it: about the sum
  *            of computing and I/O

@@ -3,8 +3,8 @@
  *
  * MODEL. A zshardd of our own holds a job of bf16 parameters, on the drive under --dir or on a
  * device of a fixed rate in memory. The forecast is that of base/forecast.h for this job, with
- * rates measured as by `zctl plan --measure` (base/measure.h, kernels/measure.c), in the same run, before
- * and after the steps that they predict,
+ * rates measured as by `zctl plan --measure` (base/measure.h, kernels/measure.c), in the same run,
+ * before and after the steps that they predict,
  *
  *     measure  step  step  measure
  *
