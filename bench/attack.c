@@ -1,9 +1,9 @@
 /*
- * attack.c - the attacks of `zbench hostile`, a function each: see attack.h.
+ * attack.c - the attacks of `zbench hostile`, one function each: see attack.h.
  *
- * Each of them once slowed a neighbour, or had the daemon grow without bound, or is a near relative of
- * one that did. Who reads and trains as fast as it can is no attacker: it has its share of the drive
- * (bench_share.c).
+ * Each attack once slowed another job or made the daemon grow without bound, or closely resembles
+ * one that did. A client that reads and trains as fast as it can is not an attacker: it gets its
+ * share of the drive (bench_share.c).
  */
 #include "bench/attack.h"
 
@@ -20,22 +20,22 @@
 #include "client/zclient.h"
 
 #define ATTACK_CONNS   64u  /* of a flood */
-#define ATTACK_HELLOS  200u /* connections that never get further */
-#define ATTACK_LEAVERS 8u   /* who leave their descriptors unread */
+#define ATTACK_HELLOS  200u /* connections that never complete a hello */
+#define ATTACK_LEAVERS 8u   /* connections that leave their descriptors unread */
 #define ATTACK_READERS 32u
-#define ATTACK_HOLDERS 3u /* jobs whose definitions fill what there is for them */
+#define ATTACK_HOLDERS 3u /* jobs whose definitions use up the daemon's limit */
 #define ATTACK_IDS     1024u
 #define ATTACK_TENSORS (1u << 17)
 #define ATTACK_ELEMS   4096u /* of a unit that is trained */
 #define ATTACK_BLOCK   UINT64_C(4096)
 #define ATTACK_RANGES  (UINT64_C(1) << 18)
-#define ATTACK_WINDOW  16u /* requests of one connection that are not answered, where it reads */
-#define ATTACK_PAUSE   1   /* ms, where the daemon has refused all */
+#define ATTACK_WINDOW  16u /* requests in a row; if the attack reads, also the most unanswered */
+#define ATTACK_PAUSE   1   /* ms between attempts */
 
 struct zbench_attacker {
     const char *socket;
     struct zbench_harm *harm;
-    int fd; /* -1: its parent knows that it has begun */
+    int fd; /* for telling the parent that the attack has begun; -1: told */
 };
 
 static void attack_pause(void)
@@ -43,14 +43,14 @@ static void attack_pause(void)
     (void)poll(NULL, 0, ATTACK_PAUSE);
 }
 
-/* n things were done; the first of them says that the attack has begun. */
+/* Counts n requests. The first ones tell the parent that the attack has begun. */
 static void attack_did(struct zbench_attacker *a, uint64_t n)
 {
     atomic_fetch_add(&a->harm->done, n);
     if (n > 0 && a->fd >= 0) {
         if (write(a->fd, "", 1) != 1)
             _exit(EXIT_FAILURE);
-        a->fd = -1; /* it stays open: the parent sees our end by it */
+        a->fd = -1; /* not closed: its hangup tells the parent that we have ended */
     }
 }
 
@@ -60,12 +60,12 @@ static void attack_answered(struct zbench_attacker *a, int rc)
     attack_did(a, 1);
 }
 
-/* ---- floods: many connections that ask the same, as fast as the daemon takes it */
+/* ---- floods: connections that repeat one request as fast as the daemon accepts it */
 
 struct flood {
     unsigned conns, method;
     const ProtobufCMessage *message;
-    bool reads; /* else its answers stay where they are */
+    bool reads; /* else answers are left unread */
 };
 
 static void flood_one(struct zbench_attacker *a, const struct flood *f, struct zbench_raw *r)
@@ -100,7 +100,7 @@ static void flood(struct zbench_attacker *a, const struct flood *f)
         if (atomic_load(&a->harm->done) != before)
             continue;
         zbench_raw_poll(conns, f->conns, f->reads, 10);
-        /* Whoever has its queue full of answers begins again: the daemon is to let go of them. */
+        /* All are full of unread answers: closing them makes the daemon free the answers. */
         if (!f->reads)
             for (unsigned i = 0; i < f->conns; i++)
                 zbench_raw_close(&conns[i]);
@@ -134,7 +134,7 @@ static void scans(struct zbench_attacker *a)
                  .conns = ATTACK_CONNS, .method = ZP_FSCK, .message = &q.base, .reads = true });
 }
 
-/* ---- one connection after the other */
+/* ---- the other attacks */
 
 static void hellos(struct zbench_attacker *a)
 {
@@ -151,7 +151,7 @@ static void hellos(struct zbench_attacker *a)
     }
 }
 
-/* A client of the library, made again when it was lost. */
+/* Returns *c, reconnected if its connection was lost. */
 static struct zc_client *attack_client(struct zbench_attacker *a, struct zc_client **c)
 {
     while (!*c || zc_fd(*c) < 0 || zc_events(*c) == 0) {
@@ -165,7 +165,7 @@ static struct zc_client *attack_client(struct zbench_attacker *a, struct zc_clie
 
 static const struct zc_job_options attack_job = { .world = 1, .groups = 1, .staging_bytes = 65536 };
 
-/* Opens a job of that name that is ready: a new one, or the one that is there. */
+/* Opens a job, new or existing, and makes it ready. */
 static int attack_train(struct zc_client *c, const char *name, bool durable, struct zc_job *ret)
 {
     struct zc_job_options o = attack_job;
@@ -195,7 +195,7 @@ static int attack_train(struct zc_client *c, const char *name, bool durable, str
     return rc;
 }
 
-/* Kept jobs, and connections that join and leave them, and never read the descriptors. */
+/* Joins and leaves kept jobs, and never reads the descriptors. */
 static void descriptors(struct zbench_attacker *a)
 {
     static struct zbench_raw conns[ATTACK_LEAVERS];
@@ -245,7 +245,7 @@ static void descriptors(struct zbench_attacker *a)
     }
 }
 
-/* Ranges of one unit, the last one first, until there may be no more. */
+/* Registers ranges of one unit, the last one first, up to the limit. */
 static void registrations(struct zbench_attacker *a)
 {
     static struct zc_range ranges[ATTACK_IDS];
@@ -274,7 +274,7 @@ static void registrations(struct zbench_attacker *a)
     }
 }
 
-/* Units of so many tensors, until that is refused; then one of the jobs begins again. */
+/* Defines units of ATTACK_TENSORS tensors until the daemon refuses; then reopens the next job. */
 static void definitions(struct zbench_attacker *a)
 {
     struct zc_tensor *tensors = calloc(ATTACK_TENSORS, sizeof(*tensors));
@@ -308,7 +308,7 @@ static void definitions(struct zbench_attacker *a)
     }
 }
 
-/* The largest notes there are, and a step that keeps them. */
+/* Puts the largest notes, and skips a step, which stores them. */
 static void notes(struct zbench_attacker *a)
 {
     static uint8_t note[ZC_NOTE_MAX];
@@ -335,7 +335,7 @@ static void notes(struct zbench_attacker *a)
     }
 }
 
-/* A job with a commit, which is there when this returns 0. */
+/* Makes a job with a commit. */
 static int attack_saved(struct zbench_attacker *a, const char *name)
 {
     struct zc_client *c = NULL;
@@ -349,7 +349,7 @@ static int attack_saved(struct zbench_attacker *a, const char *name)
     return rc;
 }
 
-/* Many, who open and look and close, and read no page. */
+/* Many readers of a commit that open, query and close, and read no page. */
 static void readers(struct zbench_attacker *a)
 {
     struct zc_client *c[ATTACK_READERS] = { NULL };
@@ -371,7 +371,7 @@ static void readers(struct zbench_attacker *a)
     }
 }
 
-/* The newest commit gets name after name; each snapshot is a change of the catalog. */
+/* Takes snapshots of one commit under new names; each is a change of the catalog. */
 static void snapshots(struct zbench_attacker *a)
 {
     struct zc_client *c = NULL;

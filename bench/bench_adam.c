@@ -1,25 +1,25 @@
 /*
- * bench_adam.c - `zbench adam`: the optimizer step on pages in memory, against what the memory can
- * do and against others' steps.
+ * bench_adam.c - `zbench adam`: the optimizer step on pages in memory, against the bandwidth of the
+ * memory and against the steps of other programs.
  *
- * MODEL. A team of threads takes pieces of work off one counter, as the daemon's compute pool takes
- * pages off its queue; it is bound as that pool is, to the CPUs that this process may use. A slice
- * is one step over all parameters: zk_page_step() on each page, as the daemon calls it, with the
- * memory on huge pages as the daemon has it.
+ * MODEL. A team of threads takes pieces of work from one counter, as the daemon's compute pool
+ * takes pages from its queue. Like that pool, it runs on the CPUs that this process may use. A
+ * slice is one step over all parameters: zk_page_step() on each page, in memory on huge pages, as
+ * in the daemon.
  *
- *   triad   a[i] = b[i] + s * c[i] with non-temporal stores, by the same team, over arrays of its
- *           own, as often as it takes to move as many bytes as the step. Rounds are A B B A, and
- *           `control` is the second triad of each round against the first
- *   PEER    another program (--peer): bench/peers/. It begins with the same parameters and
- *           gradients, makes as many steps as we do, and in the end both sets of parameters are
- *           compared. What a user of it must do besides to have what a step of ours gives is part
- *           of its slice: the norm of the gradients (with what is not finite in it), the gradients
- *           in fp32, the parameters in bf16. Our slice takes the gradients in (zk_page_ingest():
- *           copy, norm and count) and steps
+ *   triad   a[i] = b[i] + s * c[i] with non-temporal stores, by the same team on arrays of its own,
+ *           repeated until it has moved as many bytes as the step. A round is triad, step, step,
+ *           triad; `control` is the second triad against the first
+ *   PEER    another program (--peer, bench/peers/), in rounds A B B A. It starts from the same
+ *           parameters and gradients and makes as many steps; at the end both sets of parameters
+ *           are compared. Its slice includes everything else that its user must do for the result
+ *           of our step: the norm of the gradients (which shows values that are not finite), the
+ *           gradients in fp32, the parameters in bf16. Our slice ingests the gradients
+ *           (zk_page_ingest(): copy, norm and count) and steps
  *
- * BYTES of one parameter are the layout's: gradient once, parameter and state twice (read and
+ * BYTES per parameter follow from the layout: gradient once, parameter and state twice (read and
  * written). AdamW with bf16 parameters and gradients: 2 + 2 * (2 + 10) = 26; in fp32: 4 + 2 * (4 +
- * 8) = 28. A triad's element is 12: its stores do not read.
+ * 8) = 28. An element of the triad counts 12: its stores do not read.
  */
 #include <errno.h>
 #include <math.h>
@@ -47,7 +47,7 @@
 #define ADAM_TRIAD_ELEMS (64 * ZB_MIB) /* of each array: 256 MiB */
 #define ADAM_PIECE_ELEMS 262144u       /* of a triad */
 
-/* What the peers are told, too. */
+/* Also passed to the peers. */
 static const struct zk_params adam_params = { .lr = 1e-3,
                                               .beta1 = 0.9,
                                               .beta2 = 0.999,
@@ -62,7 +62,7 @@ static const struct adam_case {
     enum zb_dtype dtype, grad_dtype;
     enum zb_moments moments;
 } adam_cases[] = {
-    { "adamw/bf16", ZB_ADAMW, ZB_BF16, ZB_BF16, ZB_MOMENTS_F32 }, /* the peers' */
+    { "adamw/bf16", ZB_ADAMW, ZB_BF16, ZB_BF16, ZB_MOMENTS_F32 }, /* also the case of the peers */
     { "adamw/bf16/grad-fp32", ZB_ADAMW, ZB_BF16, ZB_F32, ZB_MOMENTS_F32 },
     { "adamw/fp32", ZB_ADAMW, ZB_F32, ZB_F32, ZB_MOMENTS_F32 },
     { "adamw/fp16", ZB_ADAMW, ZB_F16, ZB_F16, ZB_MOMENTS_F32 },
@@ -78,7 +78,7 @@ static const struct adam_case {
 struct adam_planes {
     struct zb_layout layout;
     uint8_t *plane[ZB_PLANES];
-    uint8_t *staging; /* gradients as a trainer leaves them, where they are taken in */
+    uint8_t *staging; /* gradients from a trainer, to be ingested; NULL: without a peer */
     uint64_t t;       /* of the last step */
     struct zk_scalars scalars;
 };
@@ -97,7 +97,7 @@ struct adam_bench {
     pthread_mutex_t norm_lock;
     struct zk_xsum norm; /* under norm_lock */
     uint64_t nonfinite;  /* likewise */
-    double bytes;        /* that a step moves */
+    double bytes;        /* moved by a step */
     struct zbench_peer peer;
     double peer_norm; /* of its last step */
     struct zbench_team team;
@@ -105,7 +105,7 @@ struct adam_bench {
 
 /* ---- memory */
 
-/* Begins on a huge page; not touched yet. NULL: none. */
+/* Memory that begins on a huge page, untouched. NULL: there is none. */
 static void *adam_map(uint64_t bytes)
 {
     uint8_t *p = mmap(NULL, bytes + ADAM_HUGE, PROT_READ | PROT_WRITE,
@@ -118,7 +118,7 @@ static void *adam_map(uint64_t bytes)
     if (front > 0)
         (void)munmap(p, front);
     (void)munmap(p + front + bytes, ADAM_HUGE - front);
-    (void)madvise(p + front, bytes, MADV_HUGEPAGE); /* where it is refused: as it is */
+    (void)madvise(p + front, bytes, MADV_HUGEPAGE); /* only a hint */
     return p + front;
 }
 
@@ -148,7 +148,7 @@ static struct zk_page adam_page(const struct adam_bench *b, uint64_t i)
     return page;
 }
 
-/* Value i of a stream, evenly in (-range, range); as bf16 it is exact. */
+/* Value i of a stream: uniform in (-range, range), and exact in bf16. */
 static float adam_value(uint64_t i, uint64_t stream, double range)
 {
     uint64_t x = (i * 2 + stream + 1) * UINT64_C(0x9e3779b97f4a7c15);
@@ -163,7 +163,7 @@ static float adam_value(uint64_t i, uint64_t stream, double range)
     return f;
 }
 
-/* First values of a page, which touch its memory. */
+/* Sets the initial values and gradients of a page. */
 static void adam_fill_work(void *bench, uint64_t piece)
 {
     struct adam_bench *b = bench;
@@ -228,14 +228,14 @@ static int adam_planes_init(struct adam_bench *b, const struct adam_case *c, boo
 
 /* ---- slices */
 
-/* Moved by a step of one parameter. */
+/* Bytes per parameter that a step moves. */
 static double adam_step_bytes(const struct zb_layout *l)
 {
     return (l->block_bytes[ZB_GRAD] + 2.0 * (l->block_bytes[ZB_PARAM] + l->block_bytes[ZB_STATE])) /
            ZB_BLOCK_ELEMS;
 }
 
-/* Stores of 128 bits reach what those of 512 do. */
+/* Stores of 128 bits are as fast as those of 512. */
 static void triad(float *restrict a, const float *restrict b, const float *restrict c, size_t n)
 {
 #if defined(__x86_64__)
@@ -309,7 +309,7 @@ static double adam_ingest_slice(struct adam_bench *b)
 
 /* ---- against the triad */
 
-/* A: seconds of a step; B and C, the same: GB/s of a triad. */
+/* A: seconds of a step. B and C: GB/s of a triad. */
 static int adam_triad_turn(void *bench, unsigned who, double *ret)
 {
     struct adam_bench *b = bench;
@@ -344,7 +344,7 @@ static int adam_against_triad(struct adam_bench *b, const struct adam_case *c)
 
 /* ---- against peers */
 
-/* A file in memory with our bf16 parameters and gradients, which the peer begins with. */
+/* Returns a memfd with our bf16 parameters and gradients, from which the peer starts. */
 static int adam_file_new(struct adam_bench *b, uint16_t **ret)
 {
     uint64_t bytes = b->params * 4;
@@ -365,7 +365,7 @@ static int adam_file_new(struct adam_bench *b, uint16_t **ret)
     return fd;
 }
 
-enum { ALL_S, STEP_S, PEER_VALUES }; /* of a slice: with what a user does besides, and the step */
+enum { ALL_S, STEP_S, PEER_VALUES }; /* of a slice: all of it, and without the norm */
 
 static int adam_peer_slice(struct adam_bench *b, double *ret)
 {
@@ -393,13 +393,13 @@ static int adam_peer_turn(void *bench, unsigned who, double *ret)
     return 0;
 }
 
-/* A bf16's place in the order of all of them. */
+/* The position of a bf16 in the order of all values. */
 static int adam_order(uint16_t bf16)
 {
     return bf16 & 0x8000 ? -(bf16 & 0x7fff) : bf16;
 }
 
-/* The peer's parameters, in `file`, beside ours. */
+/* Compares the peer's parameters, in `file`, with ours. */
 static int adam_peer_compare(struct adam_bench *b, const uint16_t *file)
 {
     const uint16_t *ours = (const void *)b->planes.plane[ZB_PARAM];
@@ -526,7 +526,7 @@ static int adam_main(struct zbench *z, void *bench)
     b->triad_elems = ADAM_TRIAD_ELEMS;
     b->page_elems = ZB_PAGE_ELEMS_DEFAULT;
     b->norm_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    if (b->smoke) { /* does it work at all: the figures mean nothing */
+    if (b->smoke) { /* only tests the benchmark: the figures mean nothing */
         b->params = ZB_MIB;
         b->triad_elems = ADAM_PIECE_ELEMS;
         b->rounds = 1;
@@ -538,7 +538,7 @@ static int adam_main(struct zbench *z, void *bench)
     if (rc == 0)
         rc = zk_select(b->kernels, &b->ops, &z->err);
     if (rc == 0) {
-        (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an error like others */
+        (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an ordinary error */
         rc = adam_run(b);
     }
     free(b->peers.at);

@@ -1,21 +1,21 @@
 /*
- * bench_catalog.c - `zbench catalog`: what the metadata of so many pages costs: the time of commits
- * and of opening, and bytes on the device.
+ * bench_catalog.c - `zbench catalog`: the cost of the metadata of N pages: the time of commits and
+ * of opening, and bytes on the device.
  *
  * MODEL. The catalog holds one job of `pages` pages of bf16 parameters with their state: a record
- * for each shard of 64 pages, as long as daemon/store/record.c makes it, with random contents, and one
- * that lists them. The cases of a round, on a new catalog:
+ * for each shard of 64 pages (a row), as long as that of daemon/store/record.c and with random
+ * contents, and a record that lists the rows. The cases of a round, on a new catalog:
  *
- *     first    the commit that puts all of them
- *     all      a commit that replaces all of them, as a step does; the second such one, because
- *              the file has its size by then
- *     row      a commit that replaces one of them
- *     open     opening: every byte is read and verified
- *     space    bytes of the file after it
+ *     first    the commit that puts all records
+ *     all      a commit that replaces all records, as a step does. It is the second such commit,
+ *              because the file has its final size only after the first
+ *     row      a commit that replaces one row
+ *     open     opening, which reads and verifies every byte
+ *     space    bytes of the file after these commits
  *
- * The reference for commits is what no store could avoid: as many bytes as the records have,
- * written to a file that has its size, and flushed. That for opening: reading the file (both find
- * it in the page cache); for space: the records' bytes.
+ * The reference for commits is what no store can avoid: writing as many bytes as the records have
+ * to a file that already has that size, and a flush. For opening, it is reading the file (both find
+ * it in the page cache); for space, the bytes of the records.
  */
 #include "bench/zbench.h"
 
@@ -35,7 +35,7 @@
 #define CATALOG_ROW_PAGES 64u
 #define CATALOG_CHUNK     (1u << 20)
 
-/* The kinds of daemon/store/record.h that matter here, and the bytes of FORMAT.md around the pages. */
+/* Kinds of daemon/store/record.h, and bytes around the entries of pages (FORMAT.md). */
 enum { KIND_VERSION = 4, KIND_ROW = 6, ROW_HEAD = 29, PLANE_HEAD = 8, PAGE_HEAD = 20 };
 enum { VERSION_HEAD = 33 };
 
@@ -51,7 +51,7 @@ struct catalog_bench {
     struct zn_catalog *c;
     struct zn_slot slot;
     uint64_t rows, row_bytes, records_bytes;
-    uint64_t version; /* rows of version v have the ids v * rows ... */
+    uint64_t version; /* rows of version v have ids from v * rows on */
     uint64_t seed;
     uint8_t *chunk;
 };
@@ -79,7 +79,7 @@ static uint64_t catalog_row_bytes(void)
     return bytes;
 }
 
-/* Bytes that nothing can compress. */
+/* Incompressible bytes. */
 static void catalog_fill(struct catalog_bench *b, void *to, size_t len_bytes)
 {
     uint64_t x = b->seed += 2;
@@ -103,7 +103,7 @@ static int catalog_put(struct catalog_bench *b, struct zn_txn *t, const struct z
     return rc;
 }
 
-/* The rows and the list of a new version; those of the one before it go. */
+/* Puts the rows and the list of a new version, and deletes those of the previous one. */
 static int catalog_fill_txn(struct catalog_bench *b, struct zn_txn *t)
 {
     uint64_t old = b->version++ * b->rows, new = b->version * b->rows;
@@ -127,7 +127,7 @@ static int catalog_fill_one(struct catalog_bench *b, struct zn_txn *t)
                        b->row_bytes);
 }
 
-/* One commit; the time is that of the commit alone. */
+/* *ret_ms: the time of the commit, without filling the transaction. */
 static int catalog_commit(struct catalog_bench *b,
                           int (*fill)(struct catalog_bench *b, struct zn_txn *t), double *ret_ms)
 {
@@ -168,7 +168,7 @@ static void catalog_unlink(struct catalog_bench *b)
     (void)unlink(b->wal);
 }
 
-/* Writes so many bytes from the beginning of the file on, and flushes. */
+/* Writes len_bytes at the beginning of the file, and flushes. */
 static int catalog_raw(struct catalog_bench *b, uint64_t len_bytes, double *ret_ms)
 {
     int fd = open(b->raw, O_WRONLY | O_CREAT | O_CLOEXEC, 0600), rc = fd < 0 ? -errno : 0;
@@ -205,12 +205,11 @@ static int catalog_raw_read(struct catalog_bench *b, double *ret_ms)
     return rc < 0 ? zb_fail(&b->z->err, rc, "'%s': %m", b->path) : 0;
 }
 
-/* value[], reference[]: of this round. */
 static int catalog_round(struct catalog_bench *b, double value[CASES], double reference[CASES])
 {
     struct zn_catalog_size size;
     double ignored, before, after;
-    int rc = catalog_raw(b, b->records_bytes, &ignored); /* now the file has its size */
+    int rc = catalog_raw(b, b->records_bytes, &ignored); /* gives the file its size */
 
     if (rc == 0)
         rc = catalog_raw(b, b->records_bytes, &before);

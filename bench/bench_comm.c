@@ -1,31 +1,31 @@
 /*
- * bench_comm.c - `zbench comm`: how much of its communication a rank of ZeRO-3 waits for, when it
- * computes for as long as the link needs.
+ * bench_comm.c - `zbench comm`: how much of its communication a rank of ZeRO-3 waits for, when its
+ * computing takes as long as its communication.
  *
- * MODEL. Ranks are processes on the engine's own TCP backend, without a daemon; units are alike. A
- * unit is computed by sleeping: as long as the link needs to gather it on the way forward, twice
- * that on the way back, where it is gathered and reduced. So communication is as long as computing
- * (how long it takes is measured first, in an iteration without overlap that computes nothing), and
- * a processor that ranks share matters little. What an iteration takes beyond its sleep is
- * EXPOSED: waits, but also what the engine computes itself, the optimizer's step, and sleep that
- * was too long.
+ * MODEL. Ranks are processes with the engine's TCP backend, without a daemon. All units are equal.
+ * Computing a unit is a sleep: as long as the link needs to gather the unit in the forward pass,
+ * twice that in the backward pass, where the unit is gathered and reduced. So communication takes
+ * as long as computing, and it matters little that ranks share processors. The time of
+ * communication is measured first, in an iteration without overlap and without computing. The time
+ * of an iteration beyond its sleep is EXPOSED: waits, but also the engine's own computation, the
+ * optimizer's step, and sleep that took too long.
  *
- *     none      a unit is gathered when it is asked for, and a reduction is waited for
- *     prefetch  the next unit is gathered meanwhile
- *     overlap   zc_zero_reduce() returns at once (overlap_comm). On one link the next gather is
- *               behind that reduction, so there is little to be had without prefetching
+ *     none      a unit is gathered when it is needed, and each reduction is waited for
+ *     prefetch  the next unit is gathered ahead
+ *     overlap   zc_zero_reduce() returns at once (overlap_comm). On one link the next gather comes
+ *               after that reduction, so there is little to gain without prefetching
  *     both
  *
- * PROGRESS. A backend moves only when it is asked. The engine is one thread's at a time, so what
- * computes also asks: it sleeps in small parts, with zc_zero_poll() between. A trainer that
- * computes in other threads, or on a device, does the same.
+ * PROGRESS. A backend makes progress only when it is called. Only one thread at a time may use the
+ * engine, so the thread that computes also calls it: it sleeps in small parts, with zc_zero_poll()
+ * in between. A trainer that computes in other threads, or on a device, does the same.
  *
- * LINK. `delayed` is a backend around TCP over loopback that says later that a collective is over
- * (slow_comm.h); `tbf` is a pair of virtual Ethernet devices with a token bucket (link.h).
+ * LINK. `delayed` is a backend around TCP over loopback that reports the completion of a collective
+ * later (slow_comm.h); `tbf` is a pair of virtual Ethernet devices with a token bucket (link.h).
  *
- * Each slice is an engine of its own: an iteration in which it learns the order of gathers, and one
- * that counts. A round is each case once, and once again in the opposite order. Parameters must be
- * the same bits behind each slice.
+ * Each slice has its own engine and two iterations: the engine learns the order of gathers in the
+ * first, and only the second counts. A round is each case once, then once again in reverse order.
+ * After each slice the parameters must have the same bits.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -53,7 +53,7 @@
 #define COMM_UNITS_MAX  64u
 #define COMM_LATENCY_NS UINT64_C(50000)
 #define COMM_PART_NS    UINT64_C(500000) /* of sleep, between two polls */
-#define COMM_PORT       "29517"          /* of a network that has nobody else */
+#define COMM_PORT       "29517"          /* in a network namespace of our own */
 #define READ_ELEMS      1024u
 
 static const struct comm_case {
@@ -70,7 +70,7 @@ enum { CASES = ZB_COUNT(cases) };
 
 struct comm_way {
     const char *name;
-    bool real; /* a link of the kernel's */
+    bool real; /* a network link of the kernel */
 };
 
 static const struct comm_way ways[] = { { "delayed", false }, { "tbf", true } };
@@ -81,13 +81,13 @@ struct comm_bench {
     uint64_t units, elems, rate, ranks;
     unsigned rounds;
 
-    uint32_t world;   /* of this way */
+    uint32_t world;   /* ranks on this link */
     double compute_s; /* of a unit, forward */
     struct zc_comm *comm;
     struct zbench_link link;
     pid_t children[COMM_RANKS_MAX];
-    uint32_t crc;                 /* of the parameters behind the first slice; 0: none yet */
-    uint64_t bytes;               /* that this rank sent in an iteration without prefetching */
+    uint32_t crc;                 /* of the parameters after a slice; 0: none yet */
+    uint64_t bytes;               /* sent by this rank in an iteration without prefetching */
     struct zbench_series exposed; /* seconds, of each case */
 };
 
@@ -130,7 +130,7 @@ static int comm_forward(struct comm_bench *b, struct zc_zero *z)
     return rc;
 }
 
-/* The gradient is of a few elements, in the slice of each rank: the sum needs no time. */
+/* Only a few elements of each rank's slice have a gradient, so adding it takes no time. */
 static int comm_backward(struct comm_bench *b, struct zc_zero *z)
 {
     const void *params;
@@ -196,7 +196,7 @@ static int comm_engine(struct comm_bench *b, const struct comm_case *c, struct z
     return rc == 0 ? zc_zero_start(*ret, comm_init, NULL) : rc;
 }
 
-/* All ranks have the same bits, whatever overlapped. */
+/* The parameters have the same bits after every slice, whatever overlapped. */
 static int comm_check(struct comm_bench *b, struct zc_zero *z)
 {
     float values[READ_ELEMS];
@@ -215,7 +215,7 @@ static int comm_check(struct comm_bench *b, struct zc_zero *z)
     return rc;
 }
 
-/* ret_exposed_s: of rank 0, or of all on the average. */
+/* *ret_exposed_s: of this rank, or the mean over all ranks. */
 static int comm_slice(struct comm_bench *b, const struct comm_case *c, bool average,
                       double *ret_exposed_s)
 {
@@ -290,8 +290,7 @@ static int comm_rank(struct comm_bench *b, const struct comm_way *way)
 
 /* ---- all of them */
 
-/* A port that is free now; nobody else takes it in the time until rank 0 listens, or the ranks say
- * so. */
+/* A port that is free now. If it is taken before rank 0 listens, the ranks fail with a message. */
 static int free_port(struct zb_err *err, char *ret, size_t size)
 {
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -331,7 +330,7 @@ _Noreturn static void comm_child(struct comm_bench *b, const struct comm_way *wa
         rc = zbench_link_child(&b->link, &b->z->err);
     if (rc == 0)
         rc = comm_rank(b, way);
-    if (rc < 0 && rc != -EPIPE) /* of that the parent says why */
+    if (rc < 0 && rc != -EPIPE) /* -EPIPE: the parent reports the cause */
         (void)fprintf(stderr, "zbench: %s\n", b->z->err.text);
     _exit(rc == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
 }
@@ -355,7 +354,7 @@ static int comm_fork(struct comm_bench *b, const struct comm_way *way)
     return rc;
 }
 
-/* On failure the others are not waited for: they may wait for us. */
+/* On failure the other ranks are killed: they may be waiting for us. */
 static int comm_join(struct comm_bench *b, int rc)
 {
     for (uint32_t r = 1; r < b->world; r++) {

@@ -1,24 +1,24 @@
 /*
- * bench_commit.c - `zbench commit`: what it costs that a step survives; `zbench snapshot`: what a
- * snapshot costs the trainers.
+ * bench_commit.c - `zbench commit`: the cost of committing a step; `zbench snapshot`: the cost of a
+ * snapshot for the trainers.
  *
- * MODEL. A zshardd of our own holds a durable job of bf16 parameters, once with everything in
- * memory, once with everything that may be streamed on NVMe. Steps that commit and steps that do
+ * MODEL. A zshardd of our own holds a durable job of bf16 parameters: in one case all of it in
+ * memory, in the other everything on NVMe that can be streamed. Steps that commit and steps that do
  * not alternate,
  *
  *     commit  plain  plain  commit
  *
  * and each is timed from the request to its answer, with its gradients pushed before. A plain step
- * of a resident job touches no drive; one that commits writes all of the job's state: that ratio is
- * the drive's. Streamed, both write the state; what the commit adds is the parameters, the flush
- * and the catalog.
+ * of a resident job touches no drive, and one that commits writes all parameters and state: that
+ * ratio depends on the drive. In a streamed job both write the state; the commit adds the
+ * parameters, the flush and the catalog.
  *
- * A snapshot of the newest commit is taken by another client in the middle of a step that streams
- * the state; steps with one and steps without alternate. How long the snapshots themselves took, in
- * a step and beside none, is noted.
+ * Another client takes a snapshot of the newest commit in the middle of a step that streams the
+ * state; steps with and without a snapshot alternate. Notes report the time of the snapshots,
+ * during a step and without one.
  *
- * The bytes that each kind of step wrote are counted by the daemon, and noted beside the table; so is
- * the longest turn of its loop (daemon/run/turns.h). Small pages make many of them: --page-elems 4096.
+ * Notes also report the bytes that each kind of step wrote, as counted by the daemon, and the
+ * longest turn of its loop (daemon/run/turns.h). --page-elems 4096 makes many small pages.
  */
 #include "bench/zbench.h"
 
@@ -39,10 +39,10 @@ struct commit_bench {
     unsigned rounds;
     uint64_t count; /* elements of each unit */
     struct zbench_rig rig;
-    uint64_t written[2]; /* by the last step that committed, and by the last that did not */
+    uint64_t written[2]; /* by the last step with a commit, and the last without */
 };
 
-/* A daemon with so much of both tiers, and the job in it. */
+/* Starts a daemon with these budgets, and the job. */
 static int commit_begin(struct commit_bench *b, uint64_t host_bytes, uint64_t nvme_bytes,
                         bool streamed)
 {
@@ -50,7 +50,7 @@ static int commit_begin(struct commit_bench *b, uint64_t host_bytes, uint64_t nv
         .keep = true,
         .durable = true,
         .staging_bytes = COMMIT_STAGING,
-        /* gradients, a ring of parameters, and no state: all else is streamed */
+        /* room for gradients and a ring of parameters: all else is streamed */
         .host_bytes_max = streamed ? COMMIT_STAGING + b->params * 2 + 3 * b->count * 2 : 0,
     };
     struct zc_placement placement;
@@ -82,7 +82,7 @@ static int commit_step(struct commit_bench *b, enum zc_commit commit, double *re
     return rc;
 }
 
-/* How long the turns of the daemon's loop were in all of that. */
+/* Notes how long the turns of the daemon's loop have been. */
 static int commit_turns(struct commit_bench *b, const char *name)
 {
     static const char *const names[] = { "turns", "turn_max_work", "turn_max_ns", "turn_p999_ns" };
@@ -111,7 +111,7 @@ static int commit_case(struct commit_bench *b, const char *name, bool streamed)
                           b->params * 26 + (UINT64_C(256) << 20), streamed);
 
     if (rc == 0)
-        rc = commit_step(b, ZC_COMMIT_STEP, &ms); /* warms up; the first is not alike */
+        rc = commit_step(b, ZC_COMMIT_STEP, &ms); /* warms up; the first commit is different */
     if (rc == 0)
         rc = zbench_compare(b->z, &row, "ABBA", b->rounds, commit_slice, b);
     if (rc == 0)
@@ -143,7 +143,7 @@ static void step_done(void *arg, int rc)
     w->rc = rc;
 }
 
-/* How long a snapshot takes that another client asks for; it replaces the one before. */
+/* Takes a snapshot, which replaces the previous one. */
 static int snapshot_take(struct commit_bench *b, struct zc_client *other, double *ret_ms)
 {
     const struct zc_snapshot snapshot = { .job = "bench", .retain = 1 };
@@ -155,7 +155,7 @@ static int snapshot_take(struct commit_bench *b, struct zc_client *other, double
     return rc < 0 ? zb_fail(&b->z->err, rc, "%s", zc_error(other)) : 0;
 }
 
-/* How long page writes waited for changes of the catalog, since the daemon's start. */
+/* The time that page writes have waited for changes of the catalog since the daemon's start. */
 static int snapshot_held(struct commit_bench *b, double *ret_ms)
 {
     static const char *const name = "write_hold_us";
@@ -166,7 +166,7 @@ static int snapshot_held(struct commit_bench *b, double *ret_ms)
     return rc;
 }
 
-/* A step that does not commit, with a snapshot in its middle when there is another client. */
+/* A step that does not commit. If `other` is not NULL, it takes a snapshot during the step. */
 static int snapshot_step(struct commit_bench *b, struct zc_client *other, double *ret_step_ms,
                          double *ret_ms)
 {
@@ -261,7 +261,7 @@ static const struct zb_opt commit_options[] = {
     ZBENCH_DIR(struct commit_bench, "/var/tmp"),
     { "params", ZB_OPT_SIZE, AT(params), .arg = "N", .def = "16M", .min = COMMIT_UNITS * 4096,
       .max = UINT64_C(1) << 36 },
-    { "page-elems", ZB_OPT_SIZE, AT(page_elems), .arg = "N", .def = "256K" }, /* the daemon's */
+    { "page-elems", ZB_OPT_SIZE, AT(page_elems), .arg = "N", .def = "256K" },
     ZBENCH_ROUNDS(struct commit_bench, "10"),
     { 0 },
 };

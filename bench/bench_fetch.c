@@ -1,23 +1,23 @@
 /*
- * bench_fetch.c - `zbench fetch`: what a fetch and a release of a resident shard cost a client,
- * against the least that any daemon behind a socket can cost.
+ * bench_fetch.c - `zbench fetch`: the time of fetching and releasing a resident shard, against the
+ * minimum for any daemon behind a socket.
  *
- * MODEL. A zshardd of our own (beside this program, on a temporary socket and data directory) holds
- * a job whose parameters are all in memory. The reference is a raw ping-pong of 64 bytes between
- * two processes over a Unix stream socket, blocking, with nothing behind it: two system calls on
- * each side, and two context switches. Slices of both alternate,
+ * MODEL. A zshardd of our own (from this program's folder, with a temporary socket and data
+ * directory) holds a job whose parameters are all in memory. The reference is a raw, blocking
+ * ping-pong of 64 bytes between two processes over a Unix stream socket, without any other work:
+ * two system calls on each side, and two context switches. Slices of both alternate,
  *
  *     fetch  ping-pong  ping-pong  fetch
  *
  * and each slice is the mean over some thousand operations. A release is one-way and travels with
  * the next request, so a fetch and its release are one round trip.
  *
- * PLACEMENT. Left to itself, the scheduler puts a pair of processes now on one processor and now on
- * two, where each message must also wake an idle processor: in a virtual machine that costs ten
- * times the rest, and one of ours and the reference may meet it while the other does not. So both
- * pairs are bound alike: first both sides to one processor, then each to its own.
+ * PLACEMENT. The scheduler may put a pair of processes on one processor or on two. On two, each
+ * message must also wake an idle processor; in a virtual machine that takes ten times as long as
+ * everything else, and it may happen to only one of the two pairs. So both pairs are bound in the
+ * same way: first both sides to one processor, then each side to its own.
  *
- * The cases: one shard, and 64 of them named by one request, in both placements.
+ * The cases: one shard per request, and 64, in both placements.
  */
 #include "bench/zbench.h"
 
@@ -45,7 +45,7 @@ struct fetch_bench {
     uint64_t ids[FETCH_SHARDS], count; /* elements of each */
 
     uint32_t nshards; /* of a request, in this case */
-    unsigned now_ops; /* of a slice, now */
+    unsigned now_ops; /* of the current slice */
 };
 
 /* ---- the reference */
@@ -64,7 +64,7 @@ static int fetch_read_all(int fd, char *buf, size_t len)
     return 0;
 }
 
-/** In the child: sends back what comes, until nothing comes any more. */
+/** In the child: echoes until the socket closes. */
 static void fetch_echo(int fd, void *arg)
 {
     char buf[FETCH_PING_BYTES];
@@ -163,8 +163,8 @@ static int fetch_bind(struct fetch_bench *b, pid_t pid, int cpu)
     return 0;
 }
 
-/** This side to one processor, both other sides to another or the same. Of the daemon its first
- *  thread, which is its loop. */
+/** Binds this process to one processor, and both other sides to another or the same: of the daemon
+ *  only the first thread, which is its loop. */
 static int fetch_place(struct fetch_bench *b, int here, int there)
 {
     int rc = fetch_bind(b, 0, here);

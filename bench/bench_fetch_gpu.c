@@ -1,26 +1,26 @@
 /*
- * bench_fetch_gpu.c - `zbench fetch --gpu`: parameters that the daemon holds, into a GPU's memory,
- * against the most that the link to it can do.
+ * bench_fetch_gpu.c - `zbench fetch --gpu`: copying parameters from the daemon into a GPU's memory,
+ * against the bandwidth of the link to the GPU.
  *
- * MODEL. A zshardd of our own holds a job of whole units, in host memory or on a device of a fixed
- * rate. A slice fetches all of them, in order, GPU_AHEAD of them on their way at a time, each
- * copied to its place in device memory on one stream. The reference is as many bytes in as many
- * pieces, out of pinned memory of our own, on the same stream: what cudaMemcpyAsync() gives. Slices
- * of both alternate (A B B A).
+ * MODEL. A zshardd of our own holds a job of whole units, in host memory, on a device of a fixed
+ * rate or on a drive. A slice fetches all units in order, GPU_AHEAD at a time, and copies each to
+ * its place in device memory on one stream. The reference copies as many bytes, in as many pieces,
+ * from pinned memory of this process on the same stream: the rate of cudaMemcpyAsync(). Slices of
+ * both alternate (A B B A).
  *
- * TWO WAYS to bring bytes from the daemon to a GPU are measured; docs/decisions/0013 says which one
- * the engine takes:
+ * TWO WAYS from the daemon's memory to a GPU are measured, one of them also without pinning;
+ * docs/decisions/0013 says which one the engine uses:
  *
- *     client   this process pins its own mapping of the daemon's memory (read-only where the
- *              driver pins that), and copies
- *     daemon   the owner of the memory copies into a buffer that this process has exported. A
- *              process that we fork stands for the daemon: the same messages (a byte there, a byte
- *              back), the same mapping of device memory, pinned memory of its own
- *     pageable is the first without the pin
+ *     client    this process pins its own mapping of the daemon's memory (read-only if the driver
+ *               can pin that), and copies
+ *     daemon    the owner of the memory copies into a buffer that this process has exported. A
+ *               forked process stands for the daemon, with the same messages (a unit's number
+ *               there, a code back), the same mapping of device memory, and its own pinned memory
+ *     pageable  as client, without pinning
  *
- * FROM NVMe the reference is the smaller of the link and of the device, both as they are in the
- * same round: a fixed rate (nvme-fixed), or the drive of --dir, of which as many bytes are read
- * between our slices (nvme: drive.h).
+ * FROM NVMe the reference is the slower of the link and the device, both in the same round: a fixed
+ * rate (nvme-fixed), or the drive of --dir, from which as many bytes are read between our slices
+ * (nvme: drive.h).
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -42,10 +42,10 @@
 #define GPU_UNIT      (UINT64_C(32) << 20) /* bytes */
 #define GPU_UNITS_MAX 1024u
 #define GPU_UNITS_MIN 8u
-#define GPU_AHEAD     3u /* units on their way at one time */
+#define GPU_AHEAD     3u /* units in flight */
 #define GPU_STAGING   (UINT64_C(4) << 20)
-#define GPU_BUFFERS   (UINT64_C(32) << 20) /* of pages, of the daemon */
-#define GPU_RING      4u /* units that pass through the host's memory at one time */
+#define GPU_BUFFERS   (UINT64_C(32) << 20)         /* page buffers of the daemon */
+#define GPU_RING      4u                           /* units that host memory has room for */
 #define GPU_PAGE      (2u * ZB_PAGE_ELEMS_DEFAULT) /* bytes that the daemon reads at a time */
 
 struct gpu_bench {
@@ -53,20 +53,20 @@ struct gpu_bench {
     const char *device, *dir;
     uint64_t size, rate;
     unsigned rounds;
-    bool gpu_flag; /* --gpu: without it this is another bench */
+    bool gpu_flag; /* --gpu, which selects this benchmark */
 
     struct zk_gpu *gpu;
     struct zk_gpu_stream *stream;
     struct zk_gpu_event *events[GPU_AHEAD];
     struct zk_gpu_mem *to;
-    char *own;                  /* `size` bytes of ours, pinned */
-    struct zbench_drive *drive; /* the reference is not above it; NULL */
+    char *own;                  /* `size` pinned bytes of this process */
+    struct zbench_drive *drive; /* limits the reference; or NULL */
 
     struct zbench_rig rig;
     uint64_t ids[GPU_UNITS_MAX];
     uint32_t units;
     uint64_t unit_bytes;
-    char *arena; /* what was pinned of it; NULL */
+    char *arena; /* its pinned part; or NULL */
 
     struct zbench_child other;                       /* stands for the daemon */
     int (*ours)(struct gpu_bench *b, double *ret_s); /* a slice of the case */
@@ -129,7 +129,7 @@ static void fetch_on_done(void *arg, int rc)
     f->done = true;
 }
 
-/* Each unit is asked for, copied, released; whatever of that can go on, does. */
+/* Fetches, copies and releases each unit. Each turn does whichever of these is possible. */
 static int slice_fetch(struct gpu_bench *b, double *ret_s)
 {
     uint32_t asked = 0, copied = 0, released = 0;
@@ -165,7 +165,7 @@ static int slice_fetch(struct gpu_bench *b, double *ret_s)
     return 0;
 }
 
-/* Pins what the job's views lie in. */
+/* Pins the range of memory that contains the job's views. */
 static int arena_pin(struct gpu_bench *b)
 {
     uint64_t least = UINT64_MAX, most = 0, begin_ns;
@@ -303,8 +303,7 @@ static int slice_drive(struct gpu_bench *b, double *ret_s)
     return zbench_drive_read(b->drive, ret_s, &b->z->err);
 }
 
-/* The reference: the link, and where there is a drive, the drive as it is in the same round, if
- * that is less. */
+/* The reference: the slower of the link and, if there is one, the drive, in the same round. */
 static int reference_slice(struct gpu_bench *b, double *ret_s)
 {
     double drive_s = 0;
@@ -323,7 +322,7 @@ static int gpu_slice(void *bench, unsigned who, double *ret_s)
     return who == 0 ? b->ours(b, ret_s) : reference_slice(b, ret_s);
 }
 
-/* limit: the reference is at most so many bytes a second; 0: as measured. */
+/* limit: upper bound of the reference in bytes per second; 0: none. */
 static int gpu_case(struct gpu_bench *b, const char *name, const char *against,
                     int (*ours)(struct gpu_bench *b, double *ret_s), double limit)
 {
@@ -345,8 +344,8 @@ static int gpu_case(struct gpu_bench *b, const char *name, const char *against,
     return zbench_add(b->z, &row, s.of[0][0], s.of[1][0], b->rounds);
 }
 
-/* As slice_fetch(), but some units may still be in the host's memory from the slice before: the
- * time is made longer in proportion, as if all of them had come from the device. */
+/* As slice_fetch(). Some units may still be in host memory from the previous slice: the time is
+ * increased in proportion, as if all had come from the device. */
 static int slice_stream(struct gpu_bench *b, double *ret_s)
 {
     uint64_t before = 0, after = 0;
@@ -365,7 +364,7 @@ static int slice_stream(struct gpu_bench *b, double *ret_s)
     return rc;
 }
 
-/* From a device of a fixed rate; or from the drive itself, which is read by itself in between. */
+/* From a device of a fixed rate, or from the drive, which is also read alone between the slices. */
 static int gpu_case_nvme(struct gpu_bench *b, enum home home)
 {
     uint64_t before = 0, after = 0, fetched = b->size * (2 * b->rounds + 1);
@@ -453,7 +452,7 @@ static void gpu_end(struct gpu_bench *b)
     if (b->stream)
         (void)zk_gpu_stream_sync(b->stream, NULL);
     (void)arena_unpin(b);
-    (void)zbench_rig_end(&b->rig, -ECANCELED); /* a case that failed has left it */
+    (void)zbench_rig_end(&b->rig, -ECANCELED); /* still running if a case failed */
     zbench_drive_close(b->drive);
     for (unsigned i = 0; i < GPU_AHEAD; i++)
         zk_gpu_event_free(b->events[i]);

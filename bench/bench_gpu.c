@@ -4,14 +4,14 @@
  *
  * MODEL. Each case is one work (kernels/gpu.h) over --elems elements in device memory, launched
  * SLICE_WORKS times and waited for. The reference is as many copies within the device, timed in the
- * same way; slices of both alternate (A B B A). Both count the bytes that must cross the memory's
- * bus, once for each that is read and once for each that is written: a copy of n bytes counts 2 n,
- * and a work what its arrays and its layout say. So a kernel that is bound by memory, and moves
- * nothing twice, comes to 1.
+ * same way; slices of both alternate (A B B A). Both count the bytes that must cross the memory
+ * bus, each byte read and each byte written: a copy of n bytes counts 2 n, and a work counts as
+ * many as follow from its arrays and its layout. So a kernel that is bound by memory, and moves
+ * nothing twice, reaches 1.
  *
- * VALUES. All memory is filled with bytes of 0x3c, which are about 0.01 or 1 in every dtype:
- * kernels do the same, whatever the values, but a step's state changes with each launch, and stays
- * finite.
+ * VALUES. All memory is filled with bytes of 0x3c, which are about 0.01 or 1 in every dtype. The
+ * work of a kernel does not depend on values, but a step changes its state at each launch, and the
+ * state must stay finite.
  */
 #include <string.h>
 
@@ -126,7 +126,7 @@ static int gpu_ingest(struct gpu_bench *b, const struct gpu_case *c, struct zk_g
     return zb_layout_of(ZB_BF16, c->to, c->optimizer, c->moments, false, &w->layout, &b->z->err);
 }
 
-/* Bytes of an element that a work on arrays reads and writes. */
+/* Bytes that a work on arrays reads and writes per element. */
 static double array_bytes(const struct gpu_case *c)
 {
     double from = (double)zb_dtype_bytes(c->from), to = (double)zb_dtype_bytes(c->to);
@@ -246,7 +246,7 @@ static int gpu_open(struct gpu_bench *b)
     const uint64_t bytes[AT_PLACES] = {
         [AT_FROM] = b->elems * sizeof(float),
         [AT_TO] = b->elems * sizeof(float),
-        [AT_SIDE] = b->elems * 12, /* the most that a state has */
+        [AT_SIDE] = b->elems * 12, /* the largest state */
         [AT_NORMS] = b->elems / ZB_BLOCK_ELEMS * sizeof(struct zk_gpu_norm),
     };
     struct zb_err *err = &b->z->err;

@@ -1,26 +1,28 @@
 /*
  * bench_hostile.c - `zbench hostile`: one client never slows another.
  *
- * MODEL. Two daemons of our own. A neighbour trains in one of them, with its state streamed. Beside it
- * an attack (attack.h) runs, in turn
+ * MODEL. Two daemons of our own. A training job, the neighbour, runs in one of them, with its state
+ * streamed. At the same time an attack (attack.h) runs, in turn
  *
  *     near  far  far  near
  *
- * on the neighbour's daemon, and on the other one, which is idle. The attack takes processors and
- * the file system both times; what it takes of the neighbour by way of the daemon is the difference.
- * A slice starts the attack, times rounds of the neighbour for a while, and ends it; then it waits
- * until the daemon has let go of its clients. A round is what a step asks: push all
+ * on the neighbour's daemon, and on the other one, which is idle. The attack uses processors and
+ * the file system both times; the difference is what it costs the neighbour through the daemon.
+ * A slice starts the attack, times rounds of the neighbour for a while, ends the attack, and waits
+ * until the daemons have dropped its clients. A round is everything that a step involves: push all
  * gradients, step, fetch and release all parameters. The control has its attack far each time.
  *
- * TWO PASSES. Nothing survives a daemon on a device of a fixed rate (nvme/zn_fixed.h), so it has the
- * steps; the commits, which every second step asks for, are those of a durable job on the file
- * system of --dir. Attacks by way of saved jobs are in the second pass only, and their steps, too.
+ * TWO PASSES. The first times steps, on a device of a fixed rate (nvme/zn_fixed.h), which saves
+ * nothing. The second times commits, of every second step of a durable job on the file system of
+ * --dir. Attacks on saved jobs run in the second pass only, which also times their steps.
  *
- * JUDGED. In each near slice the host account is within its budget, and the daemon's memory within
- * that and what it may have beside. After each pass a third daemon trains the same job alone, with all of
- * it in memory and without commits: parameters and moments must be the same, bit for bit.
+ * CHECKS. In each slice the neighbour's daemon keeps its host account within the budget, and its
+ * memory within that plus an allowance. After each pass a third daemon trains the same job alone,
+ * with all of it in memory and without commits: parameters and moments must be the same, bit for
+ * bit.
  *
- * We are root or the daemon's user, and so is the attacker: no limit of a user holds it.
+ * The attacker is the same user as this process, root or the daemon's user: limits per user do not
+ * apply to it.
  */
 #include "bench/zbench.h"
 
@@ -43,13 +45,13 @@
 #define HOSTILE_UNITS     8u
 #define HOSTILE_STAGING   (UINT64_C(4) << 20)
 #define HOSTILE_SAMPLES   1024u
-#define HOSTILE_SETTLE_MS 20000u /* until a daemon has let go of an attacker */
+#define HOSTILE_SETTLE_MS 20000u /* until a daemon has dropped an attacker's clients */
 #define HOSTILE_BESIDE \
-    (UINT64_C(128) << 20) /* what a daemon may have beside its budget, at least */
+    (UINT64_C(128) << 20) /* memory that a daemon may use beyond its budget, at least */
 #define HOSTILE_BESIDE_PCT 15u
 
 #if defined(__SANITIZE_ADDRESS__)
-#define HOSTILE_JUDGES_MEMORY false /* it keeps memory of its own */
+#define HOSTILE_JUDGES_MEMORY false /* ASan uses memory of its own */
 #else
 #define HOSTILE_JUDGES_MEMORY true
 #endif
@@ -59,7 +61,7 @@ enum { STEP_MS, COMMIT_MS, WORST_MS, HOSTILE_VALUES };
 
 struct hostile_side {
     struct zbench_rig rig;
-    struct zc_client *look; /* another client, which looks on */
+    struct zc_client *look; /* a second client, which observes */
     uint32_t clients;       /* without an attacker */
     double seconds;         /* that the attack of the case ran */
     uint64_t done, refused; /* by it */
@@ -113,7 +115,7 @@ static int hostile_daemon(struct hostile_bench *b, int side)
     return rc < 0 ? rc : hostile_clients(b, s, &s->clients);
 }
 
-/* Until nobody is connected but us. */
+/* Waits until only our own clients are connected. */
 static int hostile_settle(struct hostile_bench *b, struct hostile_side *s)
 {
     uint64_t until_ns = zb_now_ns() + HOSTILE_SETTLE_MS * UINT64_C(1000000);
@@ -134,7 +136,7 @@ static int hostile_settle(struct hostile_bench *b, struct hostile_side *s)
 
 /* ---- the neighbour */
 
-/* What staging holds: a gradient, or initial values, of the elements of a unit. */
+/* Fills staging with initial values, or a gradient, of a unit. */
 static void hostile_fill(struct zbench_rig *r, bool values)
 {
     float *f = r->job.staging;
@@ -153,7 +155,7 @@ static int hostile_open(struct hostile_bench *b, struct zbench_rig *r, bool stre
         .keep = streamed && b->saves,
         .durable = streamed && b->saves,
         .staging_bytes = HOSTILE_STAGING,
-        /* parameters and gradients, and no state */
+        /* room for parameters and gradients, and none for state */
         .host_bytes_max = streamed ? HOSTILE_STAGING + b->params * 4 : 0,
     };
     struct zc_placement placement;
@@ -167,7 +169,7 @@ static int hostile_open(struct hostile_bench *b, struct zbench_rig *r, bool stre
     return rc;
 }
 
-/* One round: its milliseconds. */
+/* *ret_ms: the time of the round. */
 static int hostile_round(struct zbench_rig *r, enum zc_commit commit, double *ret_ms)
 {
     struct zc_view views[HOSTILE_UNITS];
@@ -175,7 +177,7 @@ static int hostile_round(struct zbench_rig *r, enum zc_commit commit, double *re
     double ignored;
     int rc;
 
-    *(uint16_t *)r->job.staging = (uint16_t)(0x3c00 + r->step % 251); /* no step is like another */
+    *(uint16_t *)r->job.staging = (uint16_t)(0x3c00 + r->step % 251); /* each step is different */
     rc = zbench_rig_push(r);
     if (rc == 0)
         rc = zbench_rig_step(r, commit, &ignored);
@@ -188,7 +190,7 @@ static int hostile_round(struct zbench_rig *r, enum zc_commit commit, double *re
     return rc < 0 ? zbench_rig_failed(r, rc) : 0;
 }
 
-/* Rounds for as long as a slice is; in the second pass with a commit and without, in turn. */
+/* Rounds for the time of a slice; in the second pass without and with a commit, in turn. */
 static int hostile_rounds(struct hostile_bench *b, double *ret)
 {
     uint64_t until_ns = zb_now_ns() + b->window_ms * UINT64_C(1000000);
@@ -210,7 +212,7 @@ static int hostile_rounds(struct hostile_bench *b, double *ret)
     return 0;
 }
 
-/* ---- what an attacked daemon may have */
+/* ---- limits of the attacked daemon */
 
 static int hostile_account(struct hostile_bench *b)
 {
@@ -261,7 +263,7 @@ static int hostile_slice(void *bench, unsigned who, double *ret)
     if (rc == 0)
         rc = hostile_account(b);
     zbench_child_end(&child);
-    s = &b->sides[who]; /* the control's are counted as if its attack had changed sides */
+    s = &b->sides[who]; /* the control's attack is counted as if it had changed sides */
     s->seconds += (double)(zb_now_ns() - begin_ns) / 1e9;
     s->done += atomic_load(&b->harm->done);
     s->refused += atomic_load(&b->harm->refused);

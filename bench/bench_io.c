@@ -5,13 +5,13 @@
  *
  *     fio  uring  threads  fio'  fio'  threads  uring  fio
  *
- * where fio and fio' are the same program: their ratio is the control, it says what this machine
- * can tell apart at all. Ours is compared with all four slices of fio.
+ * where fio and fio' are the same program: their ratio is the control, which shows how small a
+ * difference this machine can resolve. Ours are compared with the mean of all four slices of fio.
  *
- * A SLICE keeps 32 MiB in flight, in blocks at random places. What completes in the first moment
- * (the ramp) does not count: without it fio would fault its buffers in on the clock, while ours are
- * there already. Then it counts completions for a fixed time, ends to submit, and waits for the
- * last one. Bytes and time of that wait count, here as in fio.
+ * A SLICE keeps 32 MiB in flight, in blocks at random places. Completions at the beginning (the
+ * ramp) do not count: without a ramp, fio would fault in its buffers while its clock runs, and ours
+ * are already mapped. Then a slice counts completions for a fixed time, stops submitting, and waits
+ * for the last request. Bytes and time of that wait count, as in fio.
  *
  * The file is written once before anything is measured: reserved space that was never written reads
  * as zeros without touching the device.
@@ -21,22 +21,21 @@
  * where their pages happen to lie. So both get fresh buffers for each slice, and both get huge
  * pages: ours by madvise(), fio by a setting of its C library.
  *
- * Both register the file and, where RLIMIT_MEMLOCK lets them, the buffers.
+ * Both register the file and, if RLIMIT_MEMLOCK allows it, the buffers.
  *
- * BESIDE fio there are four more comparisons, each in rounds A B B A of its own:
+ * OTHER COMPARISONS have their own rounds, A B B A (A for fixed-rate):
  *
- *     fixed-rate  our engines' common half on the simulated device (nvme/sim/zn_sim.h), which
- *                 moves a given number of bytes a second: what part of that is reached. It judges
- *                 whether we keep a drive busy where real drives are too noisy; it says nothing
- *                 about io_uring
- *     crc         CPU time per GB with a checksum over every page that was read, or is written,
- *                 less that without; against the limit that we promise
+ *     fixed-rate  the part that our engines share on the simulated device (nvme/sim/zn_sim.h),
+ *                 against that device's rate. It shows whether we keep a drive busy, for which real
+ *                 drives are too noisy; it says nothing about io_uring
+ *     crc         CPU time per GB for a checksum of every page that is read or written (time with
+ *                 it minus time without), against the limit that we promise
  *     pages       buffers on huge pages against buffers on 4 KiB pages
- *     PEER        another program (--peer): bench/peers/. Both go through the file from front to
- *                 back, since not everybody can do random blocks
+ *     PEER        another program (--peer, bench/peers/). Both read and write sequentially, since
+ *                 not every program supports random blocks
  *
- * CPU time is what the kernel charged to our process (all threads), and fio's own figure for its
- * job, without its start.
+ * CPU time is the time that the kernel charged to our process (all threads), and fio's own figure
+ * for its job, without its start.
  */
 #include "bench/zbench.h"
 
@@ -67,7 +66,7 @@ static const struct {
     uint32_t bytes;
 } io_blocks[] = { { "1M", 1u << 20 }, { "4M", 4u << 20 } };
 
-/* Who is measured, of a round A to D; the first two are the same. */
+/* The contestants A to D of a round; the first two are the same program. */
 enum io_who { IO_FIO, IO_FIO_AGAIN, IO_URING, IO_THREADS, IO_WHOS };
 
 static const char *const io_engines[IO_WHOS] = { [IO_URING] = "uring", [IO_THREADS] = "threads" };
@@ -126,10 +125,10 @@ static int io_theirs(struct io_bench *b, enum io_mix mix, uint32_t block_bytes,
     return zbench_fio_run(b->z, &f, &ret->mib_s, &ret->cpu_us);
 }
 
-/* ---- another program. It is started once, with three more words: the file, and the first byte and
- * the number of bytes of it that it may touch. It says "ready NAME WHAT...". From then on each line
- * "read|write BLOCK_BYTES SECONDS" is answered by a line "MIB_S CPU_US_PER_BLOCK", or by anything
- * else, which ends the bench. It ends when its input does. */
+/* ---- a peer. It is started once, with three more arguments: the file, and the first byte and the
+ * number of bytes that it may use. It prints "ready NAME WHAT...". Then it answers each line
+ * "read|write BLOCK_BYTES SECONDS" with a line "MIB_S CPU_US_PER_BLOCK"; any other answer ends the
+ * benchmark. It ends when its input ends. */
 
 static int io_peer_start(struct io_bench *b)
 {
@@ -182,7 +181,7 @@ static int io_add(struct io_bench *b, size_t block, const char *who, bool cpu, c
     return zbench_add(b->z, &row, values, references, b->rounds);
 }
 
-/* A figure of no CPU time at all is one of the clock's: fio counts in milliseconds. */
+/* A CPU time of 0 only means that the clock is too coarse: fio counts in milliseconds. */
 static bool io_all_positive(const double *values, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
@@ -194,7 +193,7 @@ static bool io_all_positive(const double *values, unsigned n)
 static int io_case_fio(struct io_bench *b, size_t block)
 {
     const struct zbench_fio f = io_fio(b, b->mix, b->block_bytes);
-    double fio[IO_VALUES][ZBENCH_ROUNDS_MAX]; /* of all slices of it */
+    double fio[IO_VALUES][ZBENCH_ROUNDS_MAX]; /* the mean of all its slices */
     struct zbench_series s;
     int rc;
 
@@ -213,7 +212,7 @@ static int io_case_fio(struct io_bench *b, size_t block)
     return rc;
 }
 
-/* CPU: milliseconds of a GB. */
+/* ret[CPU]: milliseconds per GB. */
 static int io_pair_slice(void *bench, unsigned who, double *ret)
 {
     struct io_bench *b = bench;
@@ -227,7 +226,7 @@ static int io_pair_slice(void *bench, unsigned who, double *ret)
     return zbench_io_stop ? zb_fail(&b->z->err, -EINTR, "interrupted") : rc;
 }
 
-/* Two kinds of slices. theirs NULL: the peer. */
+/* Compares two kinds of slices. theirs NULL: the peer. */
 static int io_pair(struct io_bench *b, const char *order, const struct io_how *ours,
                    const struct io_how *theirs, struct zbench_series *ret)
 {
@@ -357,7 +356,7 @@ static int io_main(struct zbench *z, void *bench)
     b->z = z;
     b->file.z = z;
     b->rounds = (b->slices + 1) / 2;
-    if (b->smoke) { /* does it work at all: the figures mean nothing */
+    if (b->smoke) { /* only tests the benchmark: the figures mean nothing */
         b->file.size_bytes = 32 * ZB_MIB;
         b->seconds = 0.02;
         b->rounds = 1;
@@ -371,9 +370,9 @@ static int io_main(struct zbench *z, void *bench)
         return rc;
     (void)snprintf(b->file.path, sizeof(b->file.path), "%s/zbench-io-%d.data", b->dir,
                    (int)getpid());
-    (void)sigaction(SIGINT, &act, NULL); /* the file goes, whatever ends us */
+    (void)sigaction(SIGINT, &act, NULL); /* a signal must not leave the file behind */
     (void)sigaction(SIGTERM, &act, NULL);
-    (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an error like others */
+    (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an ordinary error */
     rc = io_run_cases(b);
     (void)unlink(b->file.path);
     free(b->file.fill);

@@ -1,17 +1,18 @@
 /*
- * bench_overlap.c - what a trainer gains from each way in which a step overlaps its passes.
+ * bench_overlap.c - `zbench overlap`: what a trainer gains when a step overlaps its passes.
  *
- * MODEL. A trainer that computes by sleeping, as long in each iteration as the drive needs for a
- * step: a third of it in the forward pass (fetch a unit, sleep, release), the rest in the backward
- * pass (sleep, push a unit's gradient; the last unit first). Its parameters and gradients are in
- * host memory, all of its state on a device of a fixed rate, so that the drive's time is known:
- * bytes / rate. One daemon for each case; an iteration is timed from the end of one forward pass to
- * the next.
+ * MODEL. The trainer's computing is a sleep. In each iteration it is as long as the drive needs for
+ * a step: a third of it in the forward pass (fetch a unit, sleep, release), the rest in the
+ * backward pass (sleep, push a unit's gradient; the last unit first). Parameters and gradients are
+ * in host memory, and all state is on a device of a fixed rate, so that the drive's time is known:
+ * bytes / rate. Each case has its own daemon. An iteration is timed from the end of one forward
+ * pass to the end of the next.
  *
- *     none   the step begins when all gradients are there, and is waited for: about the sum
- *     serve  the next forward pass goes on as its parameters come
- *     early  shards are stepped as their gradients come, and the step is waited for
- *     all    both: about the greater of the two
+ *     none   the step begins after the last gradient, and the trainer waits for it: about the sum
+ *            of computing and I/O
+ *     serve  the next forward pass proceeds as its parameters become available
+ *     early  shards are stepped as their gradients arrive, and the trainer waits for the step
+ *     all    both: about the larger of computing and I/O
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -27,7 +28,7 @@
 #define OVERLAP_BUFFERS 8u
 #define OVERLAP_PAGE \
     65536u /* elements: what is in flight is a small part of a step, as in a large model */
-#define OVERLAP_FORWARD 3u  /* one part of so many of computing is forward */
+#define OVERLAP_FORWARD 3u  /* the forward pass is one part of so many of computing */
 #define STEP_BYTES      20u /* of one parameter: bf16, AdamW, state read and written */
 #define HOST_BYTES      6u  /* of one parameter: bf16, and its fp32 gradient */
 #define NVME_BYTES      24u /* of one parameter: state, twice, and more */
@@ -133,7 +134,7 @@ static int overlap_forward(struct overlap_bench *b)
         compute_for(b->drive_s / OVERLAP_FORWARD / OVERLAP_UNITS);
         rc = zc_release(r->c, &r->ids[u], 1);
     }
-    while (rc == 0 && b->stepping) /* its last shard was fetched: it is over, or nearly so */
+    while (rc == 0 && b->stepping) /* its last shard was fetched: the step is nearly complete */
         rc = zc_poll(r->c, 1000) < 0 ? -ENOTCONN : 0;
     return rc < 0 ? rc : b->step_rc;
 }
@@ -162,7 +163,7 @@ static int overlap_iteration(void *bench, unsigned who, double *ret_s)
     return rc < 0 ? zbench_rig_failed(r, rc) : 0;
 }
 
-/* Every byte of state was read once a step, and no other. */
+/* Each step must have read every byte of state once, and nothing else. */
 static int overlap_check(struct overlap_bench *b)
 {
     unsigned long long want = b->params * (STEP_BYTES / 2) * b->rig.step;

@@ -1,17 +1,17 @@
 /*
- * bench_plan.c - `zbench plan`: how long a step takes, against what `zctl plan` says it will.
+ * bench_plan.c - `zbench plan`: the time of a step, against the forecast of `zctl plan`.
  *
- * MODEL. A zshardd of our own with a job of bf16 parameters, on the drive under --dir, or on a
- * device of a fixed rate in memory. The prediction is base/forecast.h's for this job, with the
- * rates that `zctl plan --measure` would find (base/measure.h, kernels/measure.c): measured in the
- * same run, before and behind the steps that they predict,
+ * MODEL. A zshardd of our own holds a job of bf16 parameters, on the drive under --dir or on a
+ * device of a fixed rate in memory. The forecast is that of base/forecast.h for this job, with
+ * rates measured as by `zctl plan --measure` (base/measure.h, kernels/measure.c), in the same run,
+ * before and after the steps that they predict,
  *
  *     measure  step  step  measure
  *
- * A step is timed from the request to its answer, with its gradients pushed before. Of the fixed
- * rate nothing is measured but memory.
+ * A step is timed from the request to its answer, with its gradients pushed before. If the device
+ * has a fixed rate, only memory is measured.
  *
- * The cases: everything streamed (state and parameters live on NVMe), and half of the state.
+ * The cases: the state is streamed, the parameters too, half of the state, or nothing.
  */
 #include "bench/zbench.h"
 
@@ -34,8 +34,8 @@
 static const struct plan_case {
     const char *name;
     uint64_t rate;        /* of a fixed device; 0: the drive */
-    unsigned state_share; /* so many hundredths of the state are resident */
-    bool params;          /* parameters are */
+    unsigned state_share; /* percent of the state that is resident */
+    bool params;          /* parameters are resident */
 } cases[] = {
     { "plan/drive/step-time", 0, 0, true },
     { "plan/drive-all/step-time", 0, 0, false },
@@ -55,7 +55,7 @@ struct plan_bench {
     struct zb_run run;
     struct zb_node node;
     struct zb_forecast f;
-    int fd; /* that the drive is measured on; -1: none */
+    int fd; /* the file on which the drive is measured; -1: none */
 
     struct zbench_rig rig;
     const struct plan_case *now;
@@ -63,7 +63,7 @@ struct plan_bench {
 
 /* ---- the plan */
 
-/* The least budget in which the case lies as it says. */
+/* The smallest budget that gives the placement of the case. */
 static int plan_node(struct plan_bench *b, const struct plan_case *c)
 {
     struct zb_layout *l = &b->run.layout;
@@ -74,13 +74,14 @@ static int plan_node(struct plan_bench *b, const struct plan_case *c)
                                 .page_elems = ZB_PAGE_ELEMS_DEFAULT,
                                 .cores = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN) };
     b->node.ring_bytes = PLAN_BUFFERS * zb_buffer_bytes(b->node.page_elems);
-    rc = zb_forecast(&b->run, &b->node, &b->f, &b->z->err); /* of no host memory */
+    rc =
+        zb_forecast(&b->run, &b->node, &b->f, &b->z->err); /* without host memory, for host_least */
     if (rc < 0)
         return rc;
     params = zb_layout_bytes(l, ZB_PARAM, b->node.page_elems, b->model.units[0]) * PLAN_UNITS;
     state = zb_layout_bytes(l, ZB_STATE, b->node.page_elems, b->model.units[0]) * PLAN_UNITS;
     b->node.host_bytes = b->f.host_least;
-    if (c->params) /* the least has their ring */
+    if (c->params) /* host_least has only a ring for them */
         b->node.host_bytes += params - ZB_RING_PINS * (params / PLAN_UNITS);
     b->node.host_bytes += state / 100 * c->state_share / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
     if (c->state_share == 100)
@@ -89,7 +90,7 @@ static int plan_node(struct plan_bench *b, const struct plan_case *c)
     return rc < 0 || b->f.fits ? rc : zb_fail(&b->z->err, b->f.why.code, "%s", b->f.why.text);
 }
 
-/* What is measured now predicts the step. */
+/* The forecast of a step, from rates measured now. */
 static int plan_predict(struct plan_bench *b, const struct plan_case *c, double *ret_s)
 {
     double drive = (double)c->rate;
@@ -136,7 +137,7 @@ static int plan_step(struct plan_bench *b, double *ret_s)
     return rc < 0 ? rc : zbench_rig_step(&b->rig, ZC_COMMIT_NO, ret_s);
 }
 
-/* What the daemon moved in its last step is what was planned, or the time means nothing. */
+/* The last step must have moved the planned bytes; otherwise its time means nothing. */
 static int plan_compare(struct plan_bench *b, const struct zc_job_row *before,
                         const struct zc_job_row *after)
 {

@@ -1,20 +1,22 @@
 /*
  * bench_share.c - `zbench share`: many trainers in one daemon.
  *
- * MODEL. A zshardd of our own on a device of a fixed rate (nvme/zn_fixed.h), and clients that are
- * processes: real drives are too noisy to judge who got how much. Parameters are bf16 and in host
- * memory; the optimizer's state is there, too, or streamed.
+ * MODEL. A zshardd of our own on a device of a fixed rate (nvme/zn_fixed.h), because real drives
+ * are too noisy to judge shares. Each client is a process. Parameters are bf16 and in host memory;
+ * the optimizer's state is there, too, or streamed.
  *
- *     eight   A job of one rank and a job of 8 have the same units. A round is what a step asks of
- *             the daemon: push all gradients, step, fetch and release all parameters. Rounds of the
- *             two jobs alternate (A B B A); the other job is idle meanwhile.
- *     two     Two jobs go round all the time. Windows in which their shares are equal and windows
- *             with 3:1 alternate (A B B A); in each the daemon counts the bytes that move for each
- *             job. Shares are changed as `zctl share` does, and a window begins a little later.
- *             Shares are of what both want: so what counts is the time in which both are in the
- *             middle of a step. Who pushes asks nothing of the drive, and the other has it all.
+ *     eight   A job of one rank and a job of 8 have the same units. A round is everything that a
+ *             step requests from the daemon: push all gradients, step, fetch and release all
+ *             parameters. Rounds of the two jobs alternate (A B B A); meanwhile the other job is
+ *             idle.
+ *     two     Two jobs run rounds all the time. Windows with equal shares and windows with 3:1
+ *             alternate (A B B A); in each the daemon counts the bytes that move for each job.
+ *             Shares are changed as by `zctl share`, and a window begins a little later. A share
+ *             applies only while both jobs want the drive, so only the time counts in which both
+ *             are in the middle of a step: a job that pushes requests nothing from the drive, and
+ *             the other job has all of it.
  *
- * A client obeys words on a socket: one byte asks, one answers. It ends when the socket closes.
+ * A client obeys commands on a socket: one byte asks, one answers. It ends when the socket closes.
  */
 #include "bench/zbench.h"
 
@@ -38,9 +40,9 @@
 #define SHARE_UNITS       8u
 #define SHARE_MANY        8u
 #define SHARE_STAGING     (UINT64_C(1) << 20)
-#define SHARE_WINDOWS_MAX 20u /* so many times as long, until both were in the middle of a step */
+#define SHARE_WINDOWS_MAX 20u /* a window is extended to at most so many times its length */
 #define SHARE_LOOK_MS     5u
-#define SHARE_SETTLE_MS   300u /* after a change: what was in line then is paid as before */
+#define SHARE_SETTLE_MS   300u /* after a change: requests already in line are paid as before */
 
 enum word { WORD_READY = 'y', WORD_ROUND = 'r', WORD_RUN = 'g', WORD_DONE = 'd' };
 
@@ -49,9 +51,9 @@ struct share_bench {
     const char *dir;
     uint64_t params, page_elems, rate;
     unsigned rounds, window_ms;
-    struct zbench_rig rig; /* of the second case its client looks on */
+    struct zbench_rig rig; /* in the second case its client only observes */
 
-    struct crew *crews[2]; /* of the case: who takes turns */
+    struct crew *crews[2]; /* the contestants of the case */
     double moved, seconds; /* by two jobs, in all windows */
 };
 
@@ -97,7 +99,7 @@ static void client_open(struct client *x)
         .world = x->world,
         .groups = 1,
         .staging_bytes = SHARE_STAGING,
-        /* parameters and gradients, and no state */
+        /* room for parameters and gradients, and none for state */
         .host_bytes_max = x->streamed ? x->world * SHARE_STAGING + x->b->params * 4 : 0,
     };
     struct zc_placement placement;
@@ -149,7 +151,7 @@ static void client_say(const struct client *x, char word)
         _exit(EXIT_FAILURE);
 }
 
-/* In the child: until the socket closes. */
+/* In the child: obeys until the socket closes. */
 static void client_main(int fd, void *arg)
 {
     struct client *x = arg;
@@ -216,7 +218,7 @@ static int crew_await(struct share_bench *b, const struct crew *crew, char word)
 
 static void crew_end(struct crew *crew)
 {
-    for (unsigned i = 0; i < crew->n; i++) /* all see it before one is waited for */
+    for (unsigned i = 0; i < crew->n; i++) /* ends all of them before waiting for one */
         (void)shutdown(crew->clients[i].fd, SHUT_RDWR);
     for (unsigned i = 0; i < crew->n; i++)
         zbench_child_leave(&crew->clients[i]);
@@ -238,7 +240,7 @@ static int share_daemon(struct share_bench *b, bool streamed)
         (streamed ? 2 * state + 4 * ring : 0) + 64 * ZB_MIB, b->page_elems, b->rate, ring);
 }
 
-/* Bytes of state that a second of a round steps. */
+/* *ret: MB/s, of 20 bytes per parameter and round. */
 static int share_round(void *bench, unsigned who, double *ret)
 {
     struct share_bench *b = bench;
@@ -332,8 +334,8 @@ static int share_look(struct share_bench *b, struct share_seen *ret)
 
 enum { MIDDLE, MOVED = MIDDLE + 2, SHARE_VALUES = MOVED + 2 }; /* of two jobs each */
 
-/* Bytes that each job moved in a window in which the shares are equal (A), or 3:1 (B): while both
- * were in the middle of a step, which is waited for, and in all of it. */
+/* Bytes that each job moved in a window with equal shares (A) or 3:1 (B): while both were in the
+ * middle of a step, and in the whole window. The window is extended until there was such a time. */
 static int share_window(void *bench, unsigned who, double *ret)
 {
     struct share_bench *b = bench;

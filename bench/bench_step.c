@@ -1,11 +1,11 @@
 /*
- * bench_step.c - `zbench step`: a step of optimizer state that is streamed, against the most that
- * the drive and the kernels can do.
+ * bench_step.c - `zbench step`: a step of streamed optimizer state, against the limit of the drive
+ * and the kernels.
  *
- * MODEL. A zshardd of our own holds a job of bf16 parameters whose parameters and gradients are in
- * memory and whose state (10 bytes a parameter: 20 cross the drive in a step) lives on its NVMe
- * tier. A step is timed from the request to its answer, with its gradients pushed before. The FLOOR
- * is the longer of two times, both measured beside each step:
+ * MODEL. A zshardd of our own holds a job of bf16 parameters. Parameters and gradients are in
+ * memory, and the state (10 bytes per parameter: 20 cross the drive in a step) is on its NVMe tier.
+ * A step is timed from the request to its answer, with its gradients pushed before. The FLOOR is
+ * the longer of two times, both measured in the same round:
  *
  *     the drive    as many bytes, half of them read and half written, in requests of the same
  *                  size and as many at a time, by a loop that does nothing else
@@ -13,19 +13,19 @@
  *                  that are in memory
  *
  * The drive is a device of a fixed rate (nvme/zn_fixed.h), whose contents are real and cost no
- * copy: a step on it does all that a step on a drive does. The loop has one of the same rate in
- * this process.
+ * copy: a step on it does everything that a step on a drive does. The loop uses another device of
+ * the same rate, in this process.
  *
- * On the drive under --dir the loop is fio, with as much in flight, and slices of it and steps take
- * turns: fio step fio' fio' step fio, where fio and fio' are the same: the control. What crossed
- * the drive is counted by the kernel, in /proc/PID/io of the daemon.
+ * On the drive under --dir the loop is fio, with as much in flight. Slices of fio and steps
+ * alternate: fio step fio' fio' step fio, where fio and fio' are the same program: the control. The
+ * bytes that crossed the drive are those of /proc/PID/io of the daemon.
  *
  * A PEER (--peer, bench/peers/) is another program that makes the same step, of as many parameters
- * on the same drive. Ours and its take turns, A B B A; each is timed from where all gradients are
- * there to where the state is written, and the bytes of an iteration are counted for both alike.
+ * on the same drive. Its steps and ours alternate, A B B A. Each is timed from the last gradient
+ * until the state is written, and the bytes of an iteration are counted in the same way for both.
  *
- * Checksums are no part of the floor; what the kernels take with them (a block verified, stepped
- * and sealed while it is in the cache) is noted.
+ * Checksums are not part of the floor; a note reports the time of the kernels with them (a block is
+ * verified, stepped and sealed while it is in the cache).
  */
 #include "bench/zbench.h"
 
@@ -72,8 +72,8 @@ struct step_bench {
 
 /* ---- the job */
 
-/* A daemon with a device of this rate (0: on the drive), and the job in it: of the state, so many
- * elements may stay in memory. */
+/* Starts a daemon with a device of this rate (0: on the drive), and the job. `resident`: elements
+ * whose state may stay in memory. */
 static int step_begin(struct step_bench *b, uint64_t rate, uint64_t resident)
 {
     uint64_t memory = b->params * 2 * STEP_HALF + resident * STEP_STATE, seed = 1;
@@ -102,8 +102,8 @@ static int step_begin(struct step_bench *b, uint64_t rate, uint64_t resident)
         rc = zbench_rig_open(&b->rig, &options);
     if (rc < 0)
         return rc;
-    /* the same bf16 number in both halves of an fp32: initial values and gradients alike are some
-     * 0.001 to 0.06 */
+    /* the same bf16 number in both halves of each fp32, so that initial values (fp32) and gradients
+     * (bf16) are both about 0.001 to 0.06 */
     for (uint64_t i = 0; i < b->rig.job.staging_bytes / sizeof(uint32_t); i++)
         ((uint32_t *)b->rig.job.staging)[i] =
             (0x3a80u + (uint32_t)((seed = seed * 6364136223846793005u + 1) >> 40) % 0x300u) *
@@ -145,7 +145,7 @@ static int step_case_rate(struct step_bench *b, const char *name, uint64_t rate)
     rc = zbench_rig_end(&b->rig, rc);
     if (rc < 0)
         return rc;
-    for (unsigned i = 0; i < b->rounds; i++) { /* milliseconds of all parameters */
+    for (unsigned i = 0; i < b->rounds; i++) { /* as milliseconds for all parameters */
         s.of[0][0][i] *= params / 1e6;
         s.of[1][0][i] *= 1e3;
         s.of[2][0][i] *= params * STEP_BYTES * 1e3;
@@ -182,7 +182,7 @@ static int half_slice(void *bench, unsigned who, double *ret_ms)
     return rc;
 }
 
-/* All of it streamed, then half of it, on the same kind of drive. */
+/* First all of the state streamed, then half of it, on the same kind of drive. */
 static int step_case_half(struct step_bench *b, const char *name)
 {
     const struct zbench_row row = zbench_row("ms", true, "nothing resident", "%s", name);
@@ -248,7 +248,7 @@ static int drive_fio_file(struct step_bench *b, const char *path, uint64_t bytes
 
 enum { FIO, FIO_AGAIN, STEP, KERNELS }; /* of a round on the drive: A, B, C, D */
 
-/* MiB/s of fio; ms of a step, and bytes that it moved; ns of a parameter in the kernels. */
+/* MiB/s of fio; ms of a step, and bytes that it moved; ns per parameter of the kernels. */
 static int drive_slice(void *bench, unsigned who, double *ret)
 {
     struct step_bench *b = bench;
@@ -302,7 +302,7 @@ static int drive_rows(struct step_bench *b, const struct zbench_series *s)
     struct zbench_row row;
     int rc;
 
-    for (unsigned i = 0; i < b->rounds; i++) { /* ms for as many bytes, and parameters */
+    for (unsigned i = 0; i < b->rounds; i++) { /* as ms for the bytes and parameters of a step */
         double a = s->of[FIO][0][i], again = s->of[FIO_AGAIN][0][i];
 
         fio[0][i] = mib / a * 1e3;
@@ -352,7 +352,7 @@ static int our_step(struct step_bench *b, double *ret_s, double *ret_grads_s)
     return rc;
 }
 
-/* Seconds of the peer's step, and of what made its gradients. */
+/* Seconds of the peer's step, and of computing its gradients. */
 static int peer_step(struct step_bench *b, double *ret_s, double *ret_grads_s)
 {
     char line[256];
@@ -399,7 +399,7 @@ static int step_case_peer(struct step_bench *b)
     bool counted = true;
     int rc;
 
-    (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an error like others */
+    (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an ordinary error */
     rc = step_begin(b, 0, 0);
     if (rc == 0)
         rc = peer_rounds(b, &s);

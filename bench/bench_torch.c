@@ -2,9 +2,9 @@
  * bench_torch.c - `zbench torch`: training in PyTorch through zshard.torch, against DDP, FSDP2 and
  * DeepSpeed.
  *
- * MODEL. The rounds are torch/bench.py's, which is asked for one line after the other as a peer is
+ * MODEL. torch/bench.py runs the rounds. It is asked for one line after the other, as a peer is
  * (peer.h). A line is a note, or a row with its values: "row NAME UNIT BETTER REFERENCE V:R V:R
- * ..."; this file makes the medians, spreads and intervals that all benches have of it.
+ * ..."; this file computes medians, spreads and intervals from them, as in all benchmarks.
  */
 #include "bench/zbench.h"
 
@@ -26,7 +26,7 @@ struct torch_bench {
     unsigned rounds, ranks, warm, steps, life;
 };
 
-/* Words of a row that outlive its line. */
+/* Units and references of rows. They are constants because rows outlive the lines. */
 static const char *const words[] = { "tokens/s", "MiB",    "MiB/step", "s",    "ddp",
                                      "fsdp2",    "ds-cpu", "ds-nvme",  "host", "nvme" };
 
@@ -38,7 +38,7 @@ static const char *word_of(const char *text)
     return NULL;
 }
 
-/* "V:R V:R ...": returns how many pairs, 0 where it is none. */
+/* "V:R V:R ...": returns the number of pairs; 0: malformed. */
 static unsigned pairs_read(const char *text, double *values, double *references)
 {
     unsigned n = 0;
@@ -78,7 +78,7 @@ static int torch_row(struct zbench *z, char *line)
     return zbench_add(z, &row, values, references, n);
 }
 
-/* All lines, until the one that says that there is no other. */
+/* Handles all lines, until "end". */
 static int torch_lines(struct zbench *z, struct zbench_peer *p)
 {
     char *line = malloc(LINE_MAX_BYTES);

@@ -1,16 +1,14 @@
 /*
- * bench_train.c - `zbench train`: what a GPT's training loses by having its parameters and
- * optimizer state offloaded.
+ * bench_train.c - `zbench train`: the cost of offloading a GPT's parameters and optimizer state.
  *
  * MODEL. The same zgpt twice: with everything in the trainer's own memory, and with a zshardd that
- * keeps parameters, gradients and state, in host memory or on NVMe. Each slice is a process of its
- * own that makes a few steps; what counts is the median time of those behind the first ones, as its
- * --jsonl says it. Sequences are computed in --micro-steps parts of a step. With --peer another
- * trainer of the same model is the reference instead (bench/peers/), which lives through all
- * rounds.
+ * keeps parameters, gradients and state, in host memory or on NVMe. Each slice is a separate
+ * process that makes a few steps. Its value is the median rate of the steps after the warm-up, from
+ * its --jsonl. The sequences of a step are computed in --micro-steps parts. With --peer, another
+ * trainer of the same model is the reference instead (bench/peers/), one process for all rounds.
  *
- * Both must have gone the same way, or the figure means nothing: the losses of a slice with and
- * without the daemon are compared, bit for bit where it computes on the processor.
+ * Both must compute the same, or the figure means nothing: the losses of slices with and without
+ * the daemon are compared, bit for bit if a processor computes.
  */
 #include "bench/zbench.h"
 
@@ -32,16 +30,16 @@
 
 #define WARM_STEPS 2u
 #define STEPS      5u
-#define LOSS_BOUND 2e-3 /* of a GPU's, whose sums may differ between runs: relative */
+#define LOSS_BOUND 2e-3 /* relative, for a GPU: its sums may differ between runs */
 #define LIST_MAX   8u
 #define VOCAB      256u /* bytes: zgpt's own data */
-#define HOST_BYTES 24u  /* of one parameter, more than fp32 with its gradients and state */
+#define HOST_BYTES 24u  /* per parameter: more than fp32 with its gradients and state */
 #define NVME_BYTES 48u
 
 struct train_bench {
     struct zbench *z;
     const char *dir, *device, *dtype, *host_bytes, *nvme_bytes, *peer_command;
-    const char *tokens_list, *micros_list; /* as they are given */
+    const char *tokens_list, *micros_list; /* texts of the options */
     char offload[8];
     uint64_t layers, heads, width, seq, params;
     uint64_t tokens[LIST_MAX], micros[LIST_MAX];
@@ -49,8 +47,8 @@ struct train_bench {
 
     struct zbench_peer peer;
     struct zbench_daemon daemon;
-    double losses[WARM_STEPS + STEPS]; /* of the slice before, */
-    bool compare;                      /* which this one must have, too */
+    double losses[WARM_STEPS + STEPS]; /* of the previous slice, */
+    bool compare;                      /* which the next one must have, too */
 
     struct {
         uint64_t tokens, micros;

@@ -1,19 +1,20 @@
 /*
  * bench_turns.c - `zbench turns`: no turn of the daemon's loop is long, however large a job is.
  *
- * MODEL. A zshardd of our own holds a durable job of many pages, in shards of a few pages each. It goes
- * through one phase after the other; `attach` is that of a daemon that was started again on the same data.
- * After each phase the daemon tells how long its turns were since the phase began (daemon/run/turns.h):
+ * MODEL. A zshardd of our own holds a durable job of many pages, in shards of a few pages each. It
+ * goes through one phase after the other; for `attach`, the daemon is restarted on the same data.
+ * After each phase the daemon reports its turns since the phase began (daemon/run/turns.h):
  *
- *     units   pages, rows, shards and requests of the longest one; the bound is ZSD_TURN_WORK
- *     cpu     CPU time of the loop's thread in the longest one
- *     p999    what 99.9 % of them took at most, by the clock
+ *     units   the most pages, rows, shards and requests of one turn; the bound is ZSD_TURN_WORK
+ *     cpu     the most CPU time of the loop's thread in one turn
+ *     p999    the time by the clock that 99.9 % of the turns did not exceed
  *
- * A phase counts until the daemon has been left alone for SETTLE_MS: what a request leaves behind (places
- * that go back in parts) belongs to it.
+ * A phase ends SETTLE_MS after its last request, so that work which a request leaves for later
+ * (places that are freed in parts) belongs to it.
  *
- * The bounds are what we say, not something that was measured beside; so a row's ratio is what part of
- * its bound the longest turn takes. Times by the clock on a machine that others use are theirs, too.
+ * The references are promised bounds, not measurements: the ratio of a row is the part of its bound
+ * that the longest turn takes. On a shared machine, times by the clock include the effect of other
+ * load.
  */
 #include "bench/zbench.h"
 
@@ -88,7 +89,7 @@ static int turn_unit(struct turn_bench *b, uint32_t unit, uint64_t pages)
     return rc;
 }
 
-/* Opens or attaches the job, and describes it. */
+/* Opens or attaches the job, defines its units, and makes it ready. */
 static int turn_describe(struct turn_bench *b, bool attach)
 {
     const struct zc_job_options options = { .keep = true,
@@ -112,7 +113,7 @@ static int turn_describe(struct turn_bench *b, bool attach)
     return rc < 0 ? zbench_rig_failed(r, rc) : 0;
 }
 
-/* Initial values (step 0), or gradients, of all shards. */
+/* Sends initial values (step 0), or gradients, of all shards. */
 static int turn_send(struct turn_bench *b)
 {
     struct zbench_rig *r = &b->rig;
@@ -218,7 +219,7 @@ static int turn_phase(struct turn_bench *b, enum turn_phase phase)
 
 /* ---- a round */
 
-/* The turns since the last time. */
+/* The turns since the last call. */
 static int turn_look(struct turn_bench *b, struct zc_client *look, double ret[TURN_VALUES])
 {
     static const char *const names[TURN_VALUES] = { "turn_recent_work", "turn_recent_ns",
@@ -234,7 +235,7 @@ static int turn_look(struct turn_bench *b, struct zc_client *look, double ret[TU
     return 0;
 }
 
-/* Another daemon on the same data, and nobody connected. */
+/* Closes all connections, and restarts the daemon on the same data. */
 static int turn_again(struct turn_bench *b, struct zc_client **look)
 {
     struct zbench_rig *r = &b->rig;
@@ -259,7 +260,7 @@ static int turn_phases(struct turn_bench *b, unsigned round, struct zc_client **
         if (phase == PHASE_ATTACH)
             rc = turn_again(b, look);
         if (rc == 0)
-            rc = turn_look(b, *look, ret); /* begins anew */
+            rc = turn_look(b, *look, ret); /* resets the figures */
         if (rc == 0)
             rc = turn_phase(b, phase);
         (void)poll(NULL, 0, SETTLE_MS);
@@ -330,7 +331,7 @@ static int turn_main(struct zbench *z, void *bench)
     int rc = 0;
 
     b->z = z;
-    b->ids = calloc(b->pages, sizeof(*b->ids)); /* enough, however they are cut */
+    b->ids = calloc(b->pages, sizeof(*b->ids)); /* at most one shard per page */
     if (!b->ids)
         return zb_fail(&z->err, -ENOMEM, "shards: %m");
     (void)snprintf(b->daemon, sizeof(b->daemon),

@@ -55,7 +55,7 @@ void zbench_child_end(struct zbench_child *c)
 void zbench_child_leave(struct zbench_child *c)
 {
     if (c->fd >= 0)
-        (void)shutdown(c->fd, SHUT_RDWR); /* later children have this end, too */
+        (void)shutdown(c->fd, SHUT_RDWR); /* children forked later have inherited this end */
     zb_close_fd(&c->fd);
     child_wait(c);
 }

@@ -21,7 +21,7 @@ struct piece {
 struct zbench_drive {
     struct zn_engine *engine;
     char *buffers;
-    uint64_t bytes, next; /* next: of the pass, the first that nobody asked for */
+    uint64_t bytes, next; /* next: the first byte that the pass has not requested */
     uint32_t piece_bytes;
     enum zn_op op;
     int rc;
@@ -30,7 +30,7 @@ struct zbench_drive {
 
 static void piece_done(struct zn_io *io, int rc);
 
-/* The next bytes of the pass, if there are any. */
+/* Submits the next piece of the pass, if any is left. */
 static void piece_next(struct piece *p)
 {
     struct zbench_drive *d = p->drive;

@@ -15,7 +15,7 @@
 
 #define FIO_ARGS   32
 #define FIO_WORD   (PATH_MAX + 128)
-#define FIO_OUTPUT 262144u /* it answers with about 10 KiB */
+#define FIO_OUTPUT 262144u /* its output has about 10 KiB */
 
 /* fio's command line, word by word. */
 struct fio_words {
@@ -61,8 +61,8 @@ static void fio_command(const struct zbench_fio *q, struct fio_words *f)
     fio_word(f, "--norandommap");
     fio_word(f, "--randrepeat=0");
     fio_word(f, "--scramble_buffers=0");
-    /* What gtod_reduce=1 switches off, but not the clock: with that it would end its slices up to
-     * 64 requests late, which is longer than ours. */
+    /* What gtod_reduce=1 switches off, except for the clock: with gtod_reduce, slices of fio would
+     * end up to 64 requests late, and be longer than ours. */
     fio_word(f, "--disable_lat=1");
     fio_word(f, "--disable_clat=1");
     fio_word(f, "--disable_slat=1");
@@ -73,7 +73,7 @@ static void fio_command(const struct zbench_fio *q, struct fio_words *f)
     fio_word(f, "--output-format=json");
 }
 
-/* Runs a program and keeps what it prints: its exit status, or a negative errno. */
+/* Runs a program and keeps its output. Returns its exit status, or a negative errno. */
 static int fio_child(char **argv, char *output, size_t size)
 {
     int fds[2], status = 0;
@@ -100,7 +100,7 @@ static int fio_child(char **argv, char *output, size_t size)
             break;
         len += n > 0 ? (size_t)n : 0;
         if (len == size - 1)
-            break; /* more than anybody prints; it ends by SIGPIPE */
+            break; /* too much: SIGPIPE ends the program */
     }
     output[len] = '\0';
     (void)close(fds[0]);
@@ -109,8 +109,8 @@ static int fio_child(char **argv, char *output, size_t size)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -EINTR;
 }
 
-/* Sums of both directions out of fio's answer; false when it is not what we know. Its total_ios
- * counts what was submitted after the ramp, its io_bytes what completed after it, as we do. */
+/* Sums of both directions from fio's output; false: an unknown format. io_bytes counts what was
+ * completed after the ramp, as we do; total_ios would count what was submitted after it. */
 static bool fio_numbers(const char *output, uint32_t block_bytes, double *ret_mib_s,
                         double *ret_cpu_us)
 {

@@ -18,7 +18,7 @@ struct kernel_thread {
     struct zbench_kernels *k;
     pthread_t thread;
     unsigned index;
-    bool sums; /* with checksums before and behind */
+    bool sums; /* with checksums before and after */
 };
 
 static void kernel_page(const struct zbench_kernels *k, uint64_t page, bool sums)
@@ -109,7 +109,7 @@ int zbench_kernels_open(struct zbench_kernels *k, struct zbench *z, uint64_t par
                        zb_size_text(k->memory_bytes).s);
     }
     (void)madvise(k->memory, k->memory_bytes, MADV_HUGEPAGE);
-    /* a child that shares it, such as who cleans up, makes us copy it, in small pages */
+    /* if a child shared it (such as the one that cleans up), writes would copy it to small pages */
     (void)madvise(k->memory, k->memory_bytes, MADV_DONTFORK);
     for (uint64_t p = 0; p < k->pages; p++) { /* small numbers everywhere, as in a run */
         halves = (uint16_t *)(void *)(k->memory + p * page_bytes);

@@ -8,8 +8,7 @@
 
 #define OTHER "the process that stands for the daemon"
 
-/* To the process that stands for the daemon, with two descriptors: of the memory and of its mark.
- */
+/* To the process that stands for the daemon, with the two descriptors of a zk_gpu_share. */
 struct order {
     uint64_t len_bytes, unit_bytes;
 };
@@ -71,7 +70,7 @@ static int other_build(const char *device, const struct zk_gpu_share *share, cha
     return rc < 0 ? rc : zk_gpu_pin(gpu, from, bytes, false, NULL);
 }
 
-/* In the child, until nothing comes any more; the process's end takes all down. */
+/* In the child, until the socket closes. The end of the process frees everything. */
 static void other_serve(int fd, void *arg)
 {
     const char *device = arg;

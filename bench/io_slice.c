@@ -45,7 +45,7 @@ int zbench_io_fill(struct io_file *f)
     return 0;
 }
 
-/* Fresh buffers, touched: IO_INFLIGHT bytes at *ret_bufs inside of what is returned. */
+/* Maps and touches buffers. *ret_bufs: IO_INFLIGHT bytes within the returned mapping. */
 static void *io_bufs_map(const struct io_file *f, bool small_pages, char **ret_bufs)
 {
     void *map = mmap(NULL, IO_INFLIGHT + IO_HUGE, PROT_READ | PROT_WRITE,
@@ -54,7 +54,7 @@ static void *io_bufs_map(const struct io_file *f, bool small_pages, char **ret_b
     if (map == MAP_FAILED)
         return NULL;
     *ret_bufs = (char *)map + (IO_HUGE - (uintptr_t)map % IO_HUGE);
-    /* where it is refused: as it is, for fio as well */
+    /* only a hint, as for fio */
     (void)madvise(*ret_bufs, IO_INFLIGHT, small_pages ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
     memcpy(*ret_bufs, f->fill, IO_INFLIGHT);
     return map;
@@ -68,7 +68,7 @@ struct io_run {
     enum io_mix mix;
     const struct io_how *how;
     uint32_t block_bytes;
-    uint64_t blocks, next;  /* next: while the file is filled, or in order */
+    uint64_t blocks, next;  /* next: for filling the file, or in order */
     uint64_t slice_ns;      /* 0: fill the file, each block once */
     uint64_t ramp_ns;       /* until then nothing counts */
     bool counting;          /* slice_ns long from begin_ns on, however late that is */
@@ -90,7 +90,7 @@ static bool io_run_over(const struct io_run *r)
 
 static void io_run_done(struct zn_io *io, int rc);
 
-/* What the daemon does with a page that was read, or is about to be written. */
+/* Computes checksums, as the daemon does after it reads a page and before it writes one. */
 static void io_run_crc(struct io_run *r, const struct zn_io *io)
 {
     static uint32_t crcs[IO_BLOCK_MAX / IO_CRC_BYTES];
@@ -197,7 +197,7 @@ int zbench_io_slice(struct io_file *f, const struct io_how *how, enum io_mix mix
         f->direct = zn_info(r.e)->direct;
     if (how->in_order)
         r.next = f->at;
-    (void)zn_register(r.e, r.bufs, IO_INFLIGHT); /* what cannot be goes the plain way */
+    (void)zn_register(r.e, r.bufs, IO_INFLIGHT); /* on failure, buffers are used unregistered */
     if (seconds > 0) {
         r.ramp_ns = zb_now_ns() + (uint64_t)(IO_RAMP_S * 1e9);
         r.slice_ns = (uint64_t)(seconds * 1e9);

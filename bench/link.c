@@ -11,10 +11,10 @@
 
 #include "base/util.h"
 
-#define BURST_PART   400u /* of a second: what the bucket holds, and may go at once */
+#define BURST_PART   400u /* the bucket, or longest burst, holds this part of a second */
 #define BURST_MIN    65536u
 
-#define SOCKET_BYTES "4096 4194304 8388608" /* least, usual, most: of this namespace alone */
+#define SOCKET_BYTES "4096 4194304 8388608" /* minimum, default, maximum; in this namespace only */
 
 static int file_write(const char *path, const char *text)
 {
@@ -26,7 +26,7 @@ static int file_write(const char *path, const char *text)
     return written ? 0 : -EPERM;
 }
 
-/* Who is not root is root of a user namespace first. */
+/* Enters a user namespace as its root, for a user who is not root. */
 static int link_user(struct zb_err *err)
 {
     char map[32];
@@ -41,7 +41,7 @@ static int link_user(struct zb_err *err)
 
 static int link_run(const char *command, struct zb_err *err)
 {
-    int status = system(command); /* NOLINT: our own words */
+    int status = system(command); /* NOLINT: our own command */
 
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return 0;
@@ -49,8 +49,8 @@ static int link_run(const char *command, struct zb_err *err)
                    command);
 }
 
-/* One end: its address and its bucket. Sockets hold a whole slice, so that a link is busy while
- * its ranks sleep; where that may not be set, it is as the system has it. */
+/* Sets up one end: its address and its bucket. Socket buffers hold a whole slice, so that the link
+ * is busy while its ranks sleep; if that cannot be set, they have the system's size. */
 static int link_end(const struct zbench_link *l, unsigned number, struct zb_err *err)
 {
     char command[512];

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* It says no more: waits for its end, and says how that was. */
+/* Its output has ended: waits for the process, and reports how it ended. */
 static int peer_ended(struct zbench *z, struct zbench_peer *p)
 {
     int status = 0;

@@ -17,9 +17,9 @@
 
 #define WORDS_MAX    40
 #define OPTIONS_MAX  1024
-#define KEEPER_TRIES 50 /* 0.1 s apart: the daemon that is being killed may still make files */
+#define KEEPER_TRIES 50 /* 0.1 s apart: a daemon that is being killed may still create files */
 
-/* In the child: becomes a program that lies beside this one, or ends. words[0] is its path. */
+/* In the child: executes a program of this one's folder. words[0] is the buffer for its path. */
 _Noreturn static void exec_beside(const char *name, char *const *words, pid_t parent)
 {
     ssize_t n = readlink("/proc/self/exe", words[0], PATH_MAX - 16);
@@ -35,7 +35,7 @@ _Noreturn static void exec_beside(const char *name, char *const *words, pid_t pa
     _exit(127);
 }
 
-/* The words of `options`, from words[at] on: cuts them in place. */
+/* Splits `options` in place, into words[at] and the following. */
 static void words_cut(char **words, size_t at, char *options)
 {
     for (char *word; at < WORDS_MAX && (word = strsep(&options, " ")) != NULL;)
@@ -102,8 +102,9 @@ static void dir_remove(const char *dir)
     (void)nftw(dir, daemon_remove, 8, FTW_DEPTH | FTW_PHYS);
 }
 
-/* In the child: removes the directory when we end without doing so. It has no file of ours but the
- * one that says when, and no signal of our terminal reaches it. */
+/* In the child: removes the directory if the parent ends without doing so. Of the parent's
+ * descriptors it keeps only output and the pipe that shows the parent's end. It is in a session of
+ * its own, so signals of the terminal do not reach it. */
 static void keeper_main(const char *dir, int fd)
 {
     const struct timespec pause = { .tv_nsec = 100000000 };
@@ -209,7 +210,7 @@ int zbench_daemon_vstart(struct zbench_daemon *d, const char *parent, struct zb_
     return keeper_start(d, err) < 0 ? err->code : daemon_run(d, options, err);
 }
 
-/* SIGTERM, and until it has ended. */
+/* Sends SIGTERM, and waits for the daemon's end. */
 static void daemon_stop(struct zbench_daemon *d)
 {
     if (d->pid > 0) {

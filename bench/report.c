@@ -21,7 +21,7 @@ static int double_order(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Into sorted[ZBENCH_ROUNDS_MAX]. */
+/* sorted[]: room for ZBENCH_ROUNDS_MAX. */
 static void report_sort(double *sorted, const double *values, unsigned n)
 {
     memcpy(sorted, values, n * sizeof(*sorted));

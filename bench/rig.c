@@ -6,7 +6,7 @@
 #include "base/util.h"
 #include "bench/job.h"
 
-#define RIG_STEP_MS 600000u /* of a step, on a drive that is slow */
+#define RIG_STEP_MS 600000u /* the deadline of a step, for slow drives */
 
 const struct zc_group zbench_group = {
     .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
@@ -72,7 +72,7 @@ int zbench_rig_open(struct zbench_rig *r, const struct zc_job_options *options)
     return 0;
 }
 
-/* Initial values (step 0), or gradients. */
+/* Sends initial values (step 0), or gradients. */
 static int rig_send(struct zbench_rig *r)
 {
     int rc = 0;

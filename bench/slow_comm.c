@@ -1,13 +1,13 @@
 /*
- * slow_comm.c - a backend of collectives that says later that they are over.
+ * slow_comm.c - a backend of collectives that reports their completion later.
  *
- * MODEL. The link is busy until free_ns. A collective that starts gets it from then on, or from now
- * where it is idle, for as long as its bytes take; test() forwards to the backend inside, and holds
- * back its answer until that time has come. So bytes are real, and the link's time passes as that
- * of hardware does: nobody has to ask for it.
+ * MODEL. The link is busy until free_ns. A new collective uses it from then on, or from now if it
+ * is idle, for as long as its bytes take. test() calls the inner backend, and reports completion
+ * only after that time. So the bytes are real, and the link makes progress as hardware does,
+ * without being polled.
  *
- * Each rank has a link of its own, which begins when that rank does; a collective is as long as
- * that of the rank that is last, since the one inside waits for all.
+ * Each rank has its own link, which a collective uses from the time that this rank starts it. A
+ * collective ends with its last rank, since the inner backend waits for all ranks.
  */
 #include "bench/slow_comm.h"
 
@@ -24,7 +24,7 @@ struct slow_comm {
 };
 
 struct zc_comm_op {
-    struct zc_comm_op *inner; /* NULL: it is over, and the link is not */
+    struct zc_comm_op *inner; /* NULL: complete, but the link is still busy */
     uint64_t end_ns;
 };
 

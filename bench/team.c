@@ -46,7 +46,7 @@ int zbench_team_start(struct zbench_team *t, unsigned size, void *bench, struct 
     for (; t->count < size; t->count++) {
         int rc = pthread_create(&t->threads[t->count], NULL, team_worker, t);
 
-        if (rc != 0) /* those that wait for the others wait until the process ends */
+        if (rc != 0) /* threads already started wait until the process ends */
             return zb_fail(err, -rc, "thread %u of %u: %m", t->count, size);
     }
     return 0;

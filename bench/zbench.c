@@ -20,7 +20,7 @@ static const struct zbench_cmd *const cmds[] = {
     &zbench_train, &zbench_turn_bounds,
 };
 
-/** What all subcommands have; they may stand in front of its name, too. */
+/** Options of all subcommands; they may also precede its name. */
 struct common {
     bool json, help;
 };
@@ -45,7 +45,7 @@ static void usage(void)
     (void)fputs("\n--json prints one JSON object instead of a table: bench/README.md\n", stdout);
 }
 
-/** Of several of one name the one whose flag was given. NULL: there is none. */
+/** The subcommand; of several with one name, the one whose flag was given. NULL: there is none. */
 static const struct zbench_cmd *cmd_find(const char *name, int argc, char **argv)
 {
     const struct zbench_cmd *found = NULL;
@@ -88,7 +88,7 @@ static int cmd_run(struct zbench *z, const struct zbench_cmd *cmd, int argc, cha
     return rc;
 }
 
-/** The subcommand's name goes out of the words: it is the first that is no option. */
+/** Removes the subcommand's name from argv: it is the first word that is not an option. */
 static const char *take_name(int *argc, char **argv)
 {
     int at = 1;

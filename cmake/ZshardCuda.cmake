@@ -1,9 +1,9 @@
-# What builds with CUDA need, without CMake's own CUDA language: that would have every program linked by
-# nvcc. nvcc makes objects here, and the C compiler links them into one plugin, zk_cuda, with the static
-# runtime; the driver is found at run time.
+# Support for builds with CUDA, without CMake's own CUDA language, which would link every program with nvcc.
+# Here nvcc makes objects, and the C compiler links them into one plugin, zk_cuda, with the static runtime;
+# the driver is found at run time.
 #
 # Sets ZSHARD_WITH_CUDA and ZSHARD_GPU_ABI, and defines
-#   zshard_cuda_sources(TARGET file.cu...)   compiles them into the target, which may be another folder's
+#   zshard_cuda_sources(TARGET file.cu...)   compiles them into the target, which may belong to another folder
 set(ZSHARD_WITH_CUDA OFF)
 if(NOT ZSHARD_CUDA STREQUAL "OFF" AND NOT CMAKE_CROSSCOMPILING)
     if(ZSHARD_CUDA STREQUAL "ON")
@@ -11,7 +11,7 @@ if(NOT ZSHARD_CUDA STREQUAL "OFF" AND NOT CMAKE_CROSSCOMPILING)
     else()
         find_package(CUDAToolkit QUIET)
     endif()
-    # A toolkit alone is not enough: nvcc wants a C++ compiler, too.
+    # A toolkit alone is not enough: nvcc also needs a C++ compiler.
     if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE AND NOT DEFINED ZSHARD_NVCC_WORKS)
         file(WRITE ${CMAKE_BINARY_DIR}/nvcc-works.cu "__global__ void k(int *p) { *p = 1; }\n")
         execute_process(COMMAND ${CUDAToolkit_NVCC_EXECUTABLE} -std=c++20 -arch=sm_90 -c nvcc-works.cu
@@ -32,10 +32,10 @@ if(NOT ZSHARD_CUDA STREQUAL "OFF" AND NOT CMAKE_CROSSCOMPILING)
 endif()
 message(STATUS "CUDA: ${ZSHARD_WITH_CUDA} ${CUDAToolkit_VERSION}")
 
-# Two architectures, and code that newer ones translate when they load it. Exact arithmetic: no
-# contraction, no flush to zero, division and square root as IEEE 754 has them.
-# The stubs that nvcc writes for kernels keep an address each in a static; that needs no guard, and a
-# guard would need the C++ runtime.
+# Two architectures, and PTX, which newer ones translate when they load it. Exact arithmetic: no
+# contraction, no flush to zero, division and square root as in IEEE 754.
+# The stubs that nvcc generates for kernels keep one address each in a static variable. It needs no guard,
+# and a guard would need the C++ runtime (-fno-threadsafe-statics).
 set(ZSHARD_NVCC_FLAGS -std=c++20 -O3 -fmad=false -ftz=false -prec-div=true -prec-sqrt=true
     -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
     --threads 2 -lineinfo -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-missing-field-initializers,-fno-threadsafe-statics)
@@ -43,7 +43,7 @@ if(ZSHARD_WERROR)
     list(APPEND ZSHARD_NVCC_FLAGS -Werror all-warnings -Xcompiler=-Werror)
 endif()
 
-if(NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER) # CMake reads this only for a language of its own
+if(NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER) # CMake reads this variable only for its own CUDA language
     set(CMAKE_CUDA_COMPILER_LAUNCHER $ENV{CMAKE_CUDA_COMPILER_LAUNCHER})
 endif()
 
@@ -58,7 +58,7 @@ function(zshard_cuda_sources target)
                     -D_GNU_SOURCE -I${CMAKE_SOURCE_DIR} -MD -MF ${object}.d -MT ${object}
                     -c ${CMAKE_CURRENT_SOURCE_DIR}/${source} -o ${object}
             DEPENDS ${source} DEPFILE ${object}.d COMMENT "Building CUDA object ${source}.o" VERBATIM)
-        # A rule belongs to a target of its own folder.
+        # A custom command must belong to a target of its own folder.
         add_custom_target(${target}_${name} DEPENDS ${object})
         add_dependencies(${target} ${target}_${name})
         set_source_files_properties(${object} TARGET_DIRECTORY ${target} PROPERTIES
@@ -67,8 +67,8 @@ function(zshard_cuda_sources target)
     endforeach()
 endfunction()
 
-# What a plugin for GPUs and who loads it must have in common, as one word: the release, and the sum of
-# the headers that say it. Headers that change configure the build anew.
+# The ABI between the GPU plugin and its loader, as one word: the release, and a hash of the headers that
+# define it. When one of these headers changes, the build is configured again.
 set(sums "")
 foreach(header base/err.h base/plan.h base/util.h kernels/gpu.h kernels/gpu_own.h kernels/gpu/gpu_priv.h
         kernels/zk.h kernels/zk_page.h examples/gpt/dev/kern.h)

@@ -2,35 +2,35 @@
 #
 #   quick     tests/run.sh quick; takes less than 2 s, which tests/report.py checks
 #   full      the release build of each run
-#   asan      under ASan and UBSan in each run: what reads bytes from outside, or runs out of memory
-#   tsan      under TSan in each run: what has threads
-#   threads   under TSan in the nightly run: all that TSan can watch
+#   asan      under ASan and UBSan in each run: tests that read bytes from outside, or run out of memory
+#   tsan      under TSan in each run: tests of threads
+#   threads   under TSan in the nightly run: all tests that TSan can watch
 #   long      only in the nightly run
 #   unit      every cmocka program
 #
 # The nightly run gives all tests of `full` to ASan, and sets ZSHARD_LONG, which makes campaigns longer
 # (tests/ztest.h, tests/integ/harness.py). Labels of GPUs are in CONTRIBUTING.md.
 #
-# Tests run beside each other, and more of them than there are processors. What cannot bear that has a lock:
+# Tests run in parallel, more of them than there are processors. A test that does not tolerate that has a lock:
 #
 #   LOCKS drive    saturates the drive, or fills a file system
 #   LOCKS clock    compares real time with a bound that a busy machine would miss
 #
-# One that must have the machine for itself is RUN_SERIAL: it runs after all others, so there are few.
-# TIMEOUT is for what hangs: a machine that is five times slower, or busy, must not meet it. COST is the time in
-# seconds of a test that takes long: those begin first.
+# A test that needs the machine for itself is RUN_SERIAL. Such tests run after all others, so there are few.
+# TIMEOUT is for tests that hang: a machine that is five times slower, or busy, must not reach it. COST is the
+# time in seconds of a long test: long tests begin first.
 #
 # Each test has a folder of its own for Open MPI's sessions: two runs of mpirun that start at the same time in one folder
 # may fail ("A call to mkdir was unable to create the desired directory: File exists").
 set(zshard_test_environment "ZSHARD_BUILD=${CMAKE_BINARY_DIR}" "ZSHARD_SANITIZE=${ZSHARD_SANITIZE}")
 
-# zshard_mpi_folder(VAR NAME): what the environment of test NAME says of that folder.
+# zshard_mpi_folder(VAR NAME): sets VAR to the environment variable that gives test NAME that folder.
 macro(zshard_mpi_folder var name)
     set(${var} "OMPI_MCA_orte_tmpdir_base=${CMAKE_BINARY_DIR}/mpi/${name}")
 endmacro()
 
-# Sets what both kinds of test have in common. Arguments: T_LABELS and the like of the caller, and words of the
-# environment.
+# Sets the common properties of all kinds of test. Arguments: T_LABELS and the like of the caller, and variables
+# of the environment.
 macro(zshard_test_properties name)
     if(NOT T_TIMEOUT)
         set(T_TIMEOUT 600)
@@ -67,7 +67,7 @@ endfunction()
 
 # zshard_test_form(NAME PROGRAM LABELS ... [ENVIRONMENT ...] [LOCKS ...] [TIMEOUT seconds] [COST seconds])
 #
-# Another form of a cmocka program, longer or shorter, which its environment decides.
+# Another form of a cmocka program, longer or shorter, which is selected by its environment.
 function(zshard_test_form name program)
     cmake_parse_arguments(T "" "TIMEOUT;COST" "LABELS;LOCKS;ENVIRONMENT" ${ARGN})
     add_test(NAME ${name} COMMAND ${program})
@@ -77,9 +77,9 @@ endfunction()
 # zshard_script_test(NAME COMMAND args... LABELS ... [LOCKS ...] [TIMEOUT seconds] [COST seconds] [MPI])
 #
 # A script (bash or python3, standard library only) that runs the built programs. It finds them by
-# ZSHARD_BUILD in its environment and exits 77 for "skipped, and I said why". OpenBLAS has one thread in it: with
-# matrices as small as those of tests its other threads only spin. MPI: ASan does not look for leaks, since Open MPI
-# leaves memory behind, in plugins that have no names by then.
+# ZSHARD_BUILD in its environment and exits 77 if it is skipped, after it printed the reason. OpenBLAS uses one
+# thread: with matrices as small as those of tests, its other threads only spin. MPI: ASan does not look for leaks,
+# since Open MPI leaks memory in plugins that have no names by then.
 function(zshard_script_test name)
     cmake_parse_arguments(T "MPI" "TIMEOUT;COST" "COMMAND;LABELS;LOCKS" ${ARGN})
     add_test(NAME ${name} COMMAND ${T_COMMAND} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})

@@ -59,7 +59,7 @@ mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$ranks" "$bin/zgpt
     --stage 3 --offload nvme --steps "$steps" "${model[@]}" "${training[@]}" \
     --jsonl "$out/loss.jsonl" &
 trainer=$!
-# One look inside while it runs: once its state is placed and a few steps are done.
+# Shows the tiers and the job while it runs, after a few steps.
 for _ in $(seq 600); do
     kill -0 "$trainer" 2>/dev/null || break
     [ -s "$out/loss.jsonl" ] && [ "$(wc -l <"$out/loss.jsonl")" -ge 3 ] && break

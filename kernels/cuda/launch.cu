@@ -1,8 +1,8 @@
 /*
  * launch.cu - the kernels of warp_work_priv.h on the device: which warp does which chunk, and
- * nothing else. No contraction, no flush to zero, and no part of C++ but templates.
+ * nothing else. No contraction, no flush to zero, and of C++ only templates.
  *
- * MODEL. A block of threads is 8 warps (of sums, whose chunks are long, 2); warp number i of the
+ * MODEL. A block of threads is 8 warps (2 for sums, whose chunks are long); warp number i of the
  * grid does chunk i, and there are as many warps as chunks. What a kernel would otherwise test for
  * every element (optimizer, dtype, moments, kind of work) is a template parameter. The dtype of
  * gradients in a step, and of arrays, is not: that keeps the number of kernels small, and costs one
@@ -18,7 +18,7 @@ extern "C" {
 
 #define THREADS      256u
 #define WARPS        (THREADS / 32u)
-#define STEP_BLOCKS  3u /* at a time on a multiprocessor: caps the registers */
+#define STEP_BLOCKS  3u /* resident on a multiprocessor: limits the registers */
 #define SUMS_THREADS 64u
 #define SUMS_WARPS   (SUMS_THREADS / 32u)
 
@@ -47,7 +47,7 @@ static __global__ __launch_bounds__(THREADS) void array_kernel(const struct zk_g
         warp_array(&a, (enum zk_gpu_op)OP, vector, chunk_of_warp());
 }
 
-/* Warps behind the last chunk come along: they find no block that is theirs. */
+/* Warps beyond the last chunk run, too: they find no block of theirs. */
 template <int FROM, int GRAD, bool INGEST, bool ADD>
 static __global__ __launch_bounds__(SUMS_THREADS) void sums_kernel(const struct warp_sums a)
 {

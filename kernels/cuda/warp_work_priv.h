@@ -73,7 +73,7 @@ static inline struct sums_kind warp_sums_kind(const struct zk_gpu_work *w)
     return kind;
 }
 
-/* Whether all arrays of a work on arrays can be taken by quads. */
+/* Whether all arrays of a work on arrays are aligned for quads. */
 static inline bool warp_vector(enum zk_gpu_op op, const struct zk_gpu_array *a)
 {
     size_t from = zb_dtype_bytes(a->from_dtype), to = zb_dtype_bytes(a->to_dtype), side = 1;

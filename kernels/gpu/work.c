@@ -1,7 +1,7 @@
 /*
- * work.c - what every backend needs to know about a work: whether it is valid, which memory it uses,
- * and what it does, in terms of zk.h. The last defines the CUDA kernels, and is what the emulated GPU
- * runs.
+ * work.c - what every backend needs to know about a work: whether it is valid, which memory it
+ * uses, and what it does, in terms of zk.h. The last part defines the results of the CUDA kernels,
+ * and is what the emulated GPU runs.
  */
 #include <assert.h>
 #include <errno.h>
@@ -17,7 +17,7 @@ struct shape {
     uint32_t group; /* n is a multiple of it */
 };
 
-/* As if they were the bytes of an element: codes and their scales, by block. */
+/* In place of the bytes of an element: codes and their scales, by block. */
 #define Q8_BLOCKS UINT32_MAX
 
 static bool dtype_known(enum zb_dtype dtype)
@@ -196,7 +196,7 @@ unsigned zk_gpu_work_spans(struct zk_gpu_work *w, struct zk_gpu_span spans[ZK_GP
     return array_spans(w->op, &w->array, spans);
 }
 
-/* ---- doing it */
+/* ---- execution */
 
 static int step_run(const struct zk_ops *ops, const struct zk_gpu_step *w)
 {
@@ -219,7 +219,7 @@ static void ingest_run(const struct zk_ops *ops, const struct zk_gpu_ingest *w)
         struct zk_gpu_norm norm = { 0 };
         struct zk_xsum sum = { 0 };
 
-        block.param = block.grad; /* there is none, and none is looked at */
+        block.param = block.grad; /* not NULL; ingesting does not use it */
         zk_page_ingest(ops, &w->layout, &block, (const char *)w->from + at * from_bytes,
                        w->from_dtype, w->add, &sum, &norm.nonfinite);
         norm.sum = zk_xsum_value(&sum); /* of one block: exact */
@@ -267,7 +267,7 @@ static void from_f32(const struct zk_ops *ops, enum zb_dtype dtype, const float 
 static void cast_run(const struct zk_ops *ops, const struct zk_gpu_array *a)
 {
     if (a->n == 0)
-        return; /* memcpy() wants addresses even then */
+        return; /* memcpy() requires valid addresses even then */
     if (a->from_dtype == a->to_dtype)
         memcpy(a->to, a->from, a->n * zb_dtype_bytes(a->to_dtype));
     else if (a->from_dtype == ZB_F32)

@@ -2,7 +2,7 @@
  * elem_priv.h - the arithmetic of one element: the only place where it is defined.
  *
  * MODEL. Floats are tested by their bits: such a test gives the same result in every mode of the
- * floating-point unit. (A test for NaN needs no bits, but a compiler that honours NaNs, as
+ * floating-point unit. (`f == f`, as a test for NaN, does so too, with the flags that
  * CMakeLists.txt requires.) Every choice is a select between two computed values, never a branch,
  * so that the loops over these functions are vectorized. CUDA's compiler compiles this file, too.
  */
@@ -41,14 +41,14 @@ ELEM_FN int elem_is_nan(uint32_t b)
     return (b & 0x7fffffff) > 0x7f800000;
 }
 
-/* f as it is stored. A NaN is not even itself: an operation less than by its bits. */
+/* f as it is stored. f == f is false only for NaNs, and takes an operation less than a bit test. */
 ELEM_FN float elem_canonical(float f)
 {
     return elem_float(f == f ? elem_bits(f) : ELEM_NAN);
 }
 
 /* The nearest bf16, ties to even. Adding just under a half carries into the kept bits exactly when
- * the value rounds up, through the exponent too: beyond the largest bf16 that is infinity. */
+ * the value rounds up. The carry may change the exponent: beyond the largest bf16 is infinity. */
 ELEM_FN uint16_t elem_to_bf16(float f)
 {
     uint32_t b = elem_bits(f);
@@ -64,7 +64,7 @@ ELEM_FN float elem_choose(uint32_t mask, float a, float b)
     return elem_float((elem_bits(a) & mask) | (elem_bits(b) & ~mask));
 }
 
-/* For arithmetic: a NaN as it is. The result is made canonical when it is stored. */
+/* For arithmetic: leaves NaNs as they are. The result is made canonical when it is stored. */
 ELEM_FN float elem_value_of_bf16(uint16_t h)
 {
     return elem_float((uint32_t)h << 16);
@@ -81,7 +81,7 @@ ELEM_FN float elem_from_bf16(uint16_t h)
 #define ELEM_F16_NORMAL_MIN UINT32_C(0x38800000) /* 2^-14 */
 #define ELEM_HALF           UINT32_C(0x3f000000) /* 0.5 */
 
-/* The nearest fp16, ties to even; what rounds beyond the largest is infinity. */
+/* The nearest fp16, ties to even; values that round beyond the largest become infinity. */
 ELEM_FN uint16_t elem_to_f16(float f)
 {
     uint32_t b = elem_bits(f), a = b & 0x7fffffff;
@@ -152,8 +152,8 @@ ELEM_FN int elem_is_nonfinite(uint32_t b)
     return (b & 0x7f800000) == 0x7f800000;
 }
 
-/* One element of each optimizer, as zk.h spells them: the master and the moments are changed in
- * place. Those with one moment leave v alone. */
+/* The step of each optimizer for one element, as zk.h defines it. The master and the moments are
+ * updated in place; optimizers with one moment do not use v. */
 
 ELEM_FN void elem_adam(const struct zk_scalars *s, float p, float g, float *param, float *m,
                        float *v)

@@ -1,10 +1,10 @@
 /*
  * moment_priv.h - the arithmetic of one element of a moment in fewer bits than 32: zk.h has the
- * formats. CUDA's compiler takes this file, too.
+ * formats. CUDA's compiler compiles this file, too.
  *
- * MODEL. A magnitude of 4 significant bits is the upper 12 bits of its fp32 pattern (the sign bit is
- * 0). Such patterns have the same order as the values, denormals included: a code is a difference of
- * two of them.
+ * MODEL. A magnitude of 4 significant bits is the upper 12 bits of its fp32 pattern (the sign bit
+ * is 0). Such patterns have the same order as the values, denormals included: a code is a
+ * difference of two of them.
  */
 #ifndef ZK_MOMENT_PRIV_H
 #define ZK_MOMENT_PRIV_H
@@ -17,7 +17,7 @@
 #define MOMENT_SIGNED_TOP   126
 #define MOMENT_SIGN         0x80u
 
-/* splitmix64: the bits of a number, stirred. */
+/* splitmix64: mixes the bits of a number. */
 ELEM_FN uint64_t moment_mix64(uint64_t x)
 {
     x += UINT64_C(0x9e3779b97f4a7c15);
@@ -26,14 +26,14 @@ ELEM_FN uint64_t moment_mix64(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* Which random bits moment i of a block is rounded by; `block` counts from the unit's first. */
+/* Selects the random bits for rounding moment i of a block. `block` is its number in the unit. */
 ELEM_FN uint32_t moment_key(uint32_t rounding, uint32_t i, uint64_t block)
 {
     return ((uint32_t)moment_mix64(moment_mix64(rounding) ^ block) & ~UINT32_C(1)) | i;
 }
 
-/* The random bits of both moments of element i, as the first one's. A loop counts `place`, which is
- * i * MOMENT_PLACE, by additions. */
+/* The random bits of element i, from which both moments take their noise. `place` is i *
+ * MOMENT_PLACE, which a loop computes by additions. */
 #define MOMENT_PLACE UINT32_C(0x9e3779b9)
 
 ELEM_FN uint32_t moment_random(uint32_t key, uint32_t place)
@@ -45,7 +45,7 @@ ELEM_FN uint32_t moment_random(uint32_t key, uint32_t place)
     return x ^ x >> 16;
 }
 
-/* A moment's noise out of them: 0, the first, or 1, the second. */
+/* The noise of moment i (0 or 1) from these bits. */
 ELEM_FN uint32_t moment_noise_of(uint32_t random, uint32_t i)
 {
     return i == 0 ? random : random << 16 | random >> 16;
@@ -56,7 +56,7 @@ ELEM_FN uint32_t moment_noise(uint32_t key, uint32_t i)
     return moment_noise_of(moment_random(key, i * MOMENT_PLACE), key & 1);
 }
 
-/* f is canonical, and so is the bf16 then: noise does not carry out of a NaN's lower half. */
+/* f is canonical, and so is the bf16: noise does not carry out of the lower half of such a NaN. */
 ELEM_FN uint16_t moment_of_canonical(float f, uint32_t noise)
 {
     return (uint16_t)((elem_bits(f) + (noise >> 16)) >> 16);
@@ -67,7 +67,7 @@ ELEM_FN uint16_t moment_to_bf16(float f, uint32_t noise)
     return moment_of_canonical(elem_canonical(f), noise);
 }
 
-/* What an element of bits b adds to the search for the largest finite magnitude of its group. */
+/* The magnitude of an element with bits b, in the search for a group's largest; 0: not finite. */
 ELEM_FN uint32_t moment_finite(uint32_t b)
 {
     uint32_t a = b & 0x7fffffff;
@@ -75,7 +75,7 @@ ELEM_FN uint32_t moment_finite(uint32_t b)
     return a >= UINT32_C(0x7f800000) ? 0 : a;
 }
 
-/* The pattern of the scale of a group of which `most` is the largest. */
+/* The pattern of the scale of a group whose largest magnitude is `most`. */
 ELEM_FN uint32_t moment_pattern(uint32_t most)
 {
     uint32_t pattern = (most + ((UINT32_C(1) << MOMENT_CUT) - 1)) >> MOMENT_CUT;
@@ -88,8 +88,8 @@ ELEM_FN float moment_scale(uint32_t pattern)
     return elem_float(pattern << MOMENT_CUT);
 }
 
-/* The code of f in a group whose scale has this pattern. It is r - (pattern - top), of r the
- * rounded magnitude and at most the scale's, and at least `least`. */
+/* The code of f in a group whose scale has this pattern. It is r - (pattern - top), and at least
+ * `least`; r is the pattern of the rounded magnitude, and at most that of the scale. */
 ELEM_FN uint8_t moment_code(float f, uint32_t pattern, uint32_t noise, bool is_signed)
 {
     int32_t top = is_signed ? MOMENT_SIGNED_TOP : MOMENT_UNSIGNED_TOP, least = is_signed ? 0 : 1;
@@ -114,8 +114,8 @@ ELEM_FN uint8_t moment_code_signed(float f, uint32_t pattern, uint32_t noise)
     return moment_code(f, pattern, noise, true);
 }
 
-/* The value of a code, which is a bf16: vectors hold twice as many of those. sign and top are those
- * of its kind. */
+/* The value of a code, which is exact in bf16; vectors hold twice as many of those. sign and top
+ * are those of its kind. */
 ELEM_FN uint16_t moment_decode_bf16(uint8_t code, uint32_t pattern, uint32_t sign, uint32_t top)
 {
     const uint16_t off = (uint16_t)(pattern - top), mask = (uint16_t)~sign;

@@ -57,7 +57,7 @@ void ZK_NAME(encode_q8)(const float *restrict from, uint8_t *restrict code, floa
     for (size_t at = 0; at < n; at += ZB_Q8_GROUP) {
         uint32_t pattern = group_scale(from + at), first = (uint32_t)at;
 
-        /* Loops of their own for each, so that none asks for each element. */
+        /* A separate loop for each case, so that none tests for each element. */
         if (is_signed && (key & 1) == 0)
             group_encode(from + at, code + at, pattern, true, key, 0, first);
         else if (is_signed)

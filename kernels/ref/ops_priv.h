@@ -1,6 +1,6 @@
 /*
- * ops_priv.h - the IEEE operations that elem_priv.h is made of, one rounding each. They have names
- * so that a compiler that fuses or approximates on its own (CUDA's) can be given its exact ones.
+ * ops_priv.h - the IEEE operations that elem_priv.h consists of, with one rounding each. They are
+ * functions, so that a compiler that fuses or approximates by default (CUDA's) gets its exact ones.
  */
 #ifndef ZK_OPS_PRIV_H
 #define ZK_OPS_PRIV_H
@@ -16,11 +16,11 @@
 #define ELEM_FN static inline
 #endif
 
-/* "The same bits" needs arithmetic in the operands' own format; x87 has none. */
+/* The same bits everywhere need arithmetic in the operands' own format, which x87 lacks. */
 static_assert(FLT_EVAL_METHOD == 0, "float arithmetic is done in float, double in double");
 
-/* What a compiler may touch, and what it may not: nvcc's intrinsics are never fused, never
- * approximated, and keep denormals whatever the flags. */
+/* The plain operation, and nvcc's intrinsic, which is never fused or approximated, and keeps
+ * denormals whatever the flags. */
 #ifdef __CUDA_ARCH__
 #define ELEM_OP(plain, exact) (exact)
 #else

@@ -1,6 +1,6 @@
 /*
  * quantize_priv.h - blockwise int8: the arithmetic of one element (zk.h has the format). CUDA's
- * compiler takes this file, too.
+ * compiler compiles this file, too.
  *
  * MODEL. Adding 3 * 2^22 to a number below 2^21 in magnitude leaves no room for a fraction: the sum
  * is rounded to an integer, which is in the low bits. With fma that is the only rounding.
@@ -13,8 +13,8 @@
 #define QUANTIZE_MAGIC     UINT32_C(0x4b400000) /* 3 * 2^22 */
 #define QUANTIZE_SCALE_MIN UINT32_C(0x00800000) /* 2^-126 */
 
-/* The scale of a group, from the bits of its largest magnitude: those of an infinity or NaN are the
- * largest of all. */
+/* The scale of a group, from the bits of its largest magnitude. Infinities and NaNs have the
+ * largest bits of all. */
 ELEM_FN float quantize_scale(uint32_t most)
 {
     float scale = elem_div(elem_float(most), 127.0f);
@@ -24,7 +24,7 @@ ELEM_FN float quantize_scale(uint32_t most)
     return elem_float(elem_is_nonfinite(most) ? ELEM_NAN : b);
 }
 
-/* What elements are multiplied with. */
+/* The factor for elements. */
 ELEM_FN float quantize_inverse(float scale)
 {
     return elem_div(1.0f, scale);

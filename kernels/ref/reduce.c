@@ -7,7 +7,7 @@
 #include "kernels/zk_priv.h"
 
 #define LANES     16
-#define ADD_CHUNK 512 /* of fp16, made fp32 in the first-level cache */
+#define ADD_CHUNK 512 /* of fp16, converted to fp32 in the first-level cache */
 
 void ZK_NAME(add_f32)(float *restrict acc, const float *restrict x, size_t n)
 {
@@ -34,8 +34,8 @@ void ZK_NAME(add_f16)(float *restrict acc, const uint16_t *restrict x, size_t n)
 }
 
 /*
- * Loops over rows of LANES elements, which add the square of each to its lane. Functions of their
- * own, so that the tree at the end does not make the compiler take them apart.
+ * Loops over rows of LANES elements, which add the square of each element to its lane. They are
+ * separate functions, so that the tree at the end does not make the compiler split up the lanes.
  */
 static __attribute__((noinline)) void lanes_add_squares(double *restrict lane,
                                                         const float *restrict x, size_t rows)
@@ -90,9 +90,9 @@ static double lanes_sum(double *lane)
 }
 
 /*
- * 4,096 squares of finite fp32 are below 2^268, and squares do not cancel: the sum is finite
- * exactly when every element is. So elements are looked at one by one only where it is not. What is
- * left of a row is filled up with zeros: adding +0 changes no sum of squares.
+ * 4,096 squares of finite fp32 add up to less than 2^268, and squares do not cancel: the sum is
+ * finite exactly when every element is. So single elements are tested only if it is not. A partial
+ * row is padded with zeros: adding +0 changes no sum of squares.
  */
 static uint64_t count_nonfinite(const float *x, size_t n)
 {

@@ -2,13 +2,13 @@
  * step_priv.h - the loops around one element's arithmetic: an optimizer's step functions.
  *
  * MODEL. STEP_FUNCTIONS(ADAMW, 2) defines ZK_NAME(step_ADAMW_x_y_z) for every form x of moments of
- * fp32 and bf16 and every dtype y of the parameter and z of the gradient, out of elem_step_ADAMW(),
- * for an optimizer of two moments. The arrays are parameters of a separate function, because there
- * compilers use `restrict`. The scalars are copied first, so that no store of the loop can change
- * them.
+ * fp32 and bf16 and every dtype y of the parameter and z of the gradient, from elem_step_ADAMW(),
+ * for an optimizer with two moments. The arrays are parameters of a separate function, because
+ * compilers use `restrict` there. The scalars are copied first, so that no store of the loop can
+ * change them.
  *
- * fp16 has no loops: its gradients are converted to fp32 chunk by chunk, and its parameters from their
- * fp32 masters, both in the first-level cache, by the kernels of cast.c.
+ * fp16 has no loops: its gradients are converted to fp32 chunk by chunk, and its parameters from
+ * their fp32 masters, both in the first-level cache, by the kernels of cast.c.
  */
 #ifndef ZK_STEP_PRIV_H
 #define ZK_STEP_PRIV_H
@@ -18,10 +18,10 @@
 
 #define STEP_CHUNK 512
 
-/* The types of arrays by dtype, and an element of them. */
+/* The types of array elements by dtype, and the value of an element. */
 typedef float step_F32_t;
 typedef uint16_t step_BF16_t;
-typedef float step_master_F32_t; /* there is none */
+typedef float step_master_F32_t; /* not used */
 typedef int16_t step_master_BF16_t;
 
 #define STEP_VALUE_F32(x)                       (x)
@@ -34,7 +34,7 @@ typedef int16_t step_master_BF16_t;
 #define STEP_STORE_BF16(value, param, master, i) \
     elem_split_canonical(value, &(param)[i], &(master)[i])
 
-/* The random bits of a moment that has some, and a moment by them. */
+/* The random bits for a moment, if its dtype needs any, and the moment rounded with them. */
 #define STEP_RANDOM_F32(key, place)                 0
 #define STEP_RANDOM_BF16(key, place)                moment_random(key, place)
 #define STEP_MOMENT_F32(m, moment, random)          (m)
@@ -79,7 +79,7 @@ typedef int16_t step_master_BF16_t;
                                                                a->grad, a->key, a->first, n);      \
     }
 
-/* A step with fp16: `loop` is the one with fp32 in its places. */
+/* A step with fp16: `loop` is the one with fp32 instead. */
 static inline void step_chunks(zk_step_fn *loop, bool param_f16, size_t param_bytes, bool grad_f16,
                                size_t grad_bytes, size_t moment_bytes, const struct zk_scalars *s,
                                const struct zk_step_arrays *a, size_t n)
