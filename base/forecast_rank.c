@@ -1,6 +1,6 @@
 /*
- * forecast_rank.c - a rank's own memory: its copies of planes that are not sharded, and the engine's
- * buffers.
+ * forecast_rank.c - a rank's own memory: its copies of planes that are not sharded, and the
+ * engine's buffers.
  */
 #include <assert.h>
 #include <errno.h>

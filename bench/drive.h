@@ -23,7 +23,8 @@ int zbench_drive_open(struct zbench_drive **ret, const char *dir, uint64_t bytes
 int zbench_drive_read(struct zbench_drive *d, double *ret_s, struct zb_err *err);
 /** Whether reads bypass the page cache. */
 bool zbench_drive_direct(const struct zbench_drive *d);
-/** Waits for all requests of an engine that are in flight, and for those that their `done` submits. */
+/** Waits for all requests of an engine that are in flight, and for those that their `done`
+ * submits. */
 void zbench_drain(struct zn_engine *e, unsigned depth);
 /** NULL is fine. */
 void zbench_drive_close(struct zbench_drive *d);

@@ -25,17 +25,17 @@ struct zbench_kernels {
     uint64_t memory_bytes;
 };
 
-/** Pages of at most so many parameters, filled. On failure, too, zbench_kernels_close() takes what is
- *  there. */
+/** Pages of at most so many parameters, filled. On failure, too, zbench_kernels_close() takes what
+ *  is there. */
 int zbench_kernels_open(struct zbench_kernels *k, struct zbench *z, uint64_t params,
                         uint64_t page_elems, unsigned threads);
-/** Steps all pages: nanoseconds of a parameter, all threads together. sums: with checksums before and
- *  after each block. */
+/** Steps all pages: nanoseconds of a parameter, all threads together. sums: with checksums before
+ *  and after each block. */
 int zbench_kernels_measure(struct zbench_kernels *k, bool sums, double *ret_ns);
 void zbench_kernels_close(struct zbench_kernels *k); /* a zeroed one is fine */
 
-/** Reads and writes pieces of `bytes` in turn on a device of this rate, STEP_DEPTH at a time: seconds of
- *  a byte. */
+/** Reads and writes pieces of `bytes` in turn on a device of this rate, STEP_DEPTH at a time:
+ *  seconds of a byte. */
 int zbench_loop_measure(struct zbench *z, uint64_t rate, uint32_t bytes, double *ret_s);
 
 #endif

@@ -9,11 +9,11 @@
 #include "bench/child.h"
 #include "kernels/gpu.h"
 
-/** Forks it. Before this process opens a device: CUDA does not survive a fork. zbench_child_end() ends
- *  it. */
+/** Forks it. Before this process opens a device: CUDA does not survive a fork. zbench_child_end()
+ *  ends it. */
 int zbench_other_start(struct zbench_child *c, const char *device, struct zb_err *err);
-/** Sends it the memory, of whole units, and waits until it has mapped that. -ENOTSUP: the driver does not
- *  share memory. */
+/** Sends it the memory, of whole units, and waits until it has mapped that. -ENOTSUP: the driver
+ *  does not share memory. */
 int zbench_other_begin(const struct zbench_child *c, struct zk_gpu_mem *to, uint64_t unit_bytes,
                        struct zb_err *err);
 /** Asks for a copy of this unit. */

@@ -34,9 +34,9 @@ int zbench_daemon_again(struct zbench_daemon *d, struct zb_err *err, const char 
 /** Stops the daemon cleanly and removes its directory. */
 void zbench_daemon_end(struct zbench_daemon *d);
 
-/** Runs a program that lies beside this one, and waits for its end; what it prints to standard output
- * is dropped. Its words are `words` (NULL-terminated), and those of `fmt`, which a space separates.
- * -ECHILD: it did not end with 0. */
+/** Runs a program that lies beside this one, and waits for its end; what it prints to standard
+ * output is dropped. Its words are `words` (NULL-terminated), and those of `fmt`, which a space
+ * separates. -ECHILD: it did not end with 0. */
 int zbench_run(const char *name, const char *const *words, struct zb_err *err, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 

@@ -20,12 +20,12 @@ struct zbench_raw {
     unsigned unanswered;
 };
 
-/** Connects, and sends hello where `hello`; its answer is one of those that zbench_raw_read() counts. 0
- *  or a negative errno. */
+/** Connects, and sends hello where `hello`; its answer is one of those that zbench_raw_read()
+ *  counts. 0 or a negative errno. */
 int zbench_raw_open(struct zbench_raw *r, const char *socket, bool hello);
 void zbench_raw_close(struct zbench_raw *r);
-/** Queues a request, and sends what the socket takes. 0; -EAGAIN: enough waits to be sent, nothing was
- *  queued; another code: lost. */
+/** Queues a request, and sends what the socket takes. 0; -EAGAIN: enough waits to be sent, nothing
+ *  was queued; another code: lost. */
 int zbench_raw_send(struct zbench_raw *r, unsigned method, const ProtobufCMessage *message);
 /** Takes what has come, and counts it: answers since the last call; refusals of them in
  *  *ret_refused. -ECONNRESET: lost. Descriptors that came are closed. */

@@ -25,21 +25,22 @@ struct zbench_rig {
     uint64_t step; /* that gradients were pushed for last */
 };
 
-/** Starts a daemon in a directory of `dir`, as zbench_daemon_start() does. Forgets what was there. */
+/** Starts a daemon in a directory of `dir`, as zbench_daemon_start() does. Forgets what was
+ * there. */
 int zbench_rig_start(struct zbench_rig *r, struct zbench *z, const char *dir, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 /** Another client of the daemon. */
 int zbench_rig_connect(struct zbench_rig *r, struct zc_client **ret);
-/** Connects, and opens a job of one rank, named "bench", with these options (name, world and groups are
- * set here). Staging is zeros. */
+/** Connects, and opens a job of one rank, named "bench", with these options (name, world and groups
+ * are set here). Staging is zeros. */
 int zbench_rig_open(struct zbench_rig *r, const struct zc_job_options *options);
 /** Defines the units, makes the job ready, and writes what staging holds as initial values. */
 int zbench_rig_define(struct zbench_rig *r, uint32_t units, uint64_t count, enum zc_dtype grad,
                       struct zc_placement *ret);
 /** Pushes what staging holds as all gradients of the next step. */
 int zbench_rig_push(struct zbench_rig *r);
-/** The step that gradients were pushed for. *ret_s: from the request to its answer. A commit that fails
- * is a failure. */
+/** The step that gradients were pushed for. *ret_s: from the request to its answer. A commit that
+ * fails is a failure. */
 int zbench_rig_step(struct zbench_rig *r, enum zc_commit commit, double *ret_s);
 /** What the daemon counts of the job. */
 int zbench_rig_row(struct zbench_rig *r, struct zc_job_row *ret);
@@ -48,7 +49,8 @@ int zbench_counters(struct zbench *z, struct zc_client *c, const char *const *na
                     uint64_t *ret);
 /** Records what the client says of `rc`, which is returned. */
 int zbench_rig_failed(struct zbench_rig *r, int rc);
-/** Closes the job where `rc` is 0, and ends the client and the daemon. Returns rc, or what failed. */
+/** Closes the job where `rc` is 0, and ends the client and the daemon. Returns rc, or what
+ * failed. */
 int zbench_rig_end(struct zbench_rig *r, int rc);
 
 /** What a step of the rig does. */

@@ -1,6 +1,6 @@
 /*
- * team.h - threads that take pieces of work off one counter, as the daemon's compute pool takes pages off
- * its queue. They wait between two runs.
+ * team.h - threads that take pieces of work off one counter, as the daemon's compute pool takes
+ * pages off its queue. They wait between two runs.
  */
 #ifndef ZBENCH_TEAM_H
 #define ZBENCH_TEAM_H
@@ -28,8 +28,8 @@ struct zbench_team {
     _Atomic uint64_t next;
 };
 
-/** At most ZBENCH_TEAM_MAX threads; `bench` is what work gets. *t is zero before. On failure threads
- * that were started wait until the process ends. */
+/** At most ZBENCH_TEAM_MAX threads; `bench` is what work gets. *t is zero before. On failure
+ * threads that were started wait until the process ends. */
 int zbench_team_start(struct zbench_team *t, unsigned size, void *bench, struct zb_err *err);
 /** Does all pieces; the seconds that they took. */
 double zbench_team_run(struct zbench_team *t, zbench_work_fn *work, uint64_t pieces);

@@ -1,6 +1,6 @@
 /*
- * core_life.c - the core as a whole: its creation and destruction, the work of a turn of the loop and
- * of a tick of its clock, and its orderly end.
+ * core_life.c - the core as a whole: its creation and destruction, the work of a turn of the loop
+ * and of a tick of its clock, and its orderly end.
  */
 #include "daemon/core_life.h"
 

@@ -11,7 +11,8 @@
 /** Needs daemon->config, kernels, compute and engine. 0; -ENOMEM, -ENOSPC (host_bytes is too small
  * for the smallest ring): err has the message. */
 int zsd_core_new(struct zsd *daemon, struct zb_err *err);
-/** Ends every job, and drains compute and engine, which must be idle or running. NULL core: fine. */
+/** Ends every job, and drains compute and engine, which must be idle or running. NULL core:
+ * fine. */
 void zsd_core_free(struct zsd *daemon);
 
 /** Once per turn, before the loop waits: runs deferred work, then kicks the engine. True: more was

@@ -1,6 +1,6 @@
 /*
- * dispatch.c - from a frame to its handler: the table of methods, hello and ping, and the answers to
- * malformed requests. The handlers are in op/, show/ and plan/gpu_params.c.
+ * dispatch.c - from a frame to its handler: the table of methods, hello and ping, and the answers
+ * to malformed requests. The handlers are in op/, show/ and plan/gpu_params.c.
  */
 #include "daemon/dispatch.h"
 
@@ -126,7 +126,8 @@ static int refuse_hello(struct zsd_req *req, const ProtobufCMessage *message)
     return 1;
 }
 
-/** A malformed body is -EPROTO, not -EBADMSG, which is for stored bytes (PROTOCOL.md, section 4). */
+/** A malformed body is -EPROTO, not -EBADMSG, which is for stored bytes (PROTOCOL.md, section
+ * 4). */
 static int decode(struct zsd *daemon, struct zp_arena *arena, const struct zp_method_info *info,
                   const uint8_t *body, size_t body_bytes, const ProtobufCMessage **ret,
                   struct zb_err *err)

@@ -2,8 +2,8 @@
  * loop.c - the loop of libuv: what runs in a turn, and how the compute pools, the catalog's thread
  * and the engines wake it. See loop.h.
  *
- * Each of these provides an eventfd and a reap function, and is independent of the loop. A reap that
- * stops at its limit sets the eventfd again, so the others run first and nothing is lost.
+ * Each of these provides an eventfd and a reap function, and is independent of the loop. A reap
+ * that stops at its limit sets the eventfd again, so the others run first and nothing is lost.
  */
 #include "daemon/loop.h"
 

@@ -30,9 +30,10 @@ struct uv_loop_s *zsd_loop_uv(const struct zsd *daemon);
 void zsd_loop_free(struct zsd *daemon);
 
 /**
- * From now on SIGTERM, SIGINT, SIGHUP and SIGQUIT begin an orderly end of the loop: no connection is
- * accepted; the core rejects new work and finishes operations in progress; answers are sent, for at
- * most ZSD_SEND_MS more. All of it takes at most drain_ms. A second signal ends the loop at once.
+ * From now on SIGTERM, SIGINT, SIGHUP and SIGQUIT begin an orderly end of the loop: no connection
+ * is accepted; the core rejects new work and finishes operations in progress; answers are sent, for
+ * at most ZSD_SEND_MS more. All of it takes at most drain_ms. A second signal ends the loop at
+ * once.
  *
  * @return 0 or a negative errno: err has the message
  */

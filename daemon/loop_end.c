@@ -1,10 +1,10 @@
 /*
  * loop_end.c - the orderly end: from the first signal until the loop stops.
  *
- *     first signal    (or an embedded daemon is unused, loop_linger.c) no more clients are accepted,
- *                     and the core drains, which is checked every END_STEP_MS
- *     nothing busy    durable jobs commit their newest step, and the ranks of every job are notified;
- *                     then clients that read slowly have ZSD_SEND_MS for their answers
+ *     first signal    (or an embedded daemon is unused, loop_linger.c) no more clients are
+ *                     accepted, and the core drains, which is checked every END_STEP_MS
+ *     nothing busy    durable jobs commit their newest step, and the ranks of every job are
+ *                     notified; then clients that read slowly have ZSD_SEND_MS for their answers
  *     nothing unsent, a deadline, or a second signal: the loop stops
  */
 #include <signal.h>

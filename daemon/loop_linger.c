@@ -1,9 +1,10 @@
 /*
  * loop_linger.c - ends an embedded daemon that is no longer used.
  *
- * Each turn checks whether there are clients. The timer starts in the first turn without one. The total
- * waiting time is decided when the timer expires, because jobs that are not kept have ended by then. A
- * client that connects just as the end begins is disconnected, and starts another daemon.
+ * Each turn checks whether there are clients. The timer starts in the first turn without one. The
+ * total waiting time is decided when the timer expires, because jobs that are not kept have ended
+ * by then. A client that connects just as the end begins is disconnected, and starts another
+ * daemon.
  */
 #include "daemon/core_life.h"
 #include "daemon/loop_priv.h"

@@ -7,8 +7,8 @@
  *     2  wrong options or configuration
  *     3  the socket or the data directory belongs to another daemon
  *     4  gpu_bytes is set, and there is no such GPU, or no driver
- *     5  the data directory belongs to another user, or others may write to it; or a file in it is a
- *        symbolic link
+ *     5  the data directory belongs to another user, or others may write to it; or a file in it is
+ *        a symbolic link
  *     6  --fsck found damage, for example a missing file
  */
 #include <errno.h>
@@ -108,8 +108,8 @@ static int check(struct zsd *daemon, struct zb_err *err)
                                                   : EXIT_FAILED;
 }
 
-/** If a standard descriptor were closed, a file that is opened later, even the data file, could get its
- * number, and log lines would be written into it. */
+/** If a standard descriptor were closed, a file that is opened later, even the data file, could get
+ * its number, and log lines would be written into it. */
 static void open_standard_files(void)
 {
     int fd;
@@ -121,8 +121,8 @@ static void open_standard_files(void)
         (void)close(fd);
 }
 
-/** SIGPIPE and SIGXFSZ: a failed write returns an error code. The others would kill the process before
- * the loop handles them (loop_end.c). */
+/** SIGPIPE and SIGXFSZ: a failed write returns an error code. The others would kill the process
+ * before the loop handles them (loop_end.c). */
 static void ignore_signals(void)
 {
     static const int ignored[] = { SIGPIPE, SIGXFSZ, SIGALRM, SIGUSR1, SIGUSR2 };

@@ -1,9 +1,10 @@
 /*
  * offline.c - see offline.h.
  *
- * MODEL. The core runs without a loop, on data files and a catalog that are open read-only. Recovery
- * loads the metadata, as in a daemon. zsd_core_settle() then runs turns until all operations have
- * ended. Pages are read by LANES chains; each reads its next page when its last one was verified.
+ * MODEL. The core runs without a loop, on data files and a catalog that are open read-only.
+ * Recovery loads the metadata, as in a daemon. zsd_core_settle() then runs turns until all
+ * operations have ended. Pages are read by LANES chains; each reads its next page when its last one
+ * was verified.
  */
 #include "daemon/offline.h"
 
@@ -190,7 +191,8 @@ static int offline_up(struct zsd *daemon, struct zb_err *err)
         return rc;
     daemon->read_only = true;
     options.path = zsd_datadir_file(daemon->datadir);
-    /* a truncated file may have a size that zn_open() rejects; its superblock has the original size */
+    /* a truncated file may have a size that zn_open() rejects; its superblock has the original
+     * size */
     options.size_bytes =
         zb_max_u64(zb_round_up(zsd_datadir_room(daemon->datadir), ALIGN), ZN_DATA_START + ALIGN);
     config->more_bytes = ZSD_AUTO;

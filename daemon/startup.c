@@ -1,8 +1,8 @@
 /*
  * startup.c - the table of steps of the start.
  *
- * The down function of a step accepts any state: that its up function succeeded, failed half way, or
- * never ran. So the end and a failed start both call all down functions, from the last row.
+ * The down function of a step accepts any state: that its up function succeeded, failed half way,
+ * or never ran. So the end and a failed start both call all down functions, from the last row.
  */
 #include "daemon/startup.h"
 
@@ -36,7 +36,8 @@ _Static_assert(ZN_DATA_START == ZB_DATA_START, "what the planner takes off a dat
 
 /* ---- limits of the process */
 
-/** Raises the limit of descriptors to the number that clients_max may need, or to the hard limit. */
+/** Raises the limit of descriptors to the number that clients_max may need, or to the hard
+ * limit. */
 static int limits_files(const struct zsd_config *config, struct zb_err *err)
 {
     rlim_t want = (rlim_t)config->clients_max * FILES_PER_CLIENT + FILES_BESIDE;

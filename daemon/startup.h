@@ -10,8 +10,8 @@
 /**
  * Starts everything that daemon->config requires. The rest of *daemon must be zero.
  *
- * @return 0: it serves as soon as the loop runs; or a negative errno: all steps were undone, and err
- *         has the message. -EBUSY and -EADDRINUSE: another daemon has the data or the socket
+ * @return 0: it serves as soon as the loop runs; or a negative errno: all steps were undone, and
+ *         err has the message. -EBUSY and -EADDRINUSE: another daemon has the data or the socket
  */
 int zsd_startup(struct zsd *daemon, struct zb_err *err);
 

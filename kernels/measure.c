@@ -1,8 +1,8 @@
 /*
  * measure.c - measures how fast this machine's threads step the pages of a layout in memory.
  *
- * MODEL. Every thread has its own pages, far more than the caches hold, and steps one after the other:
- * the same function, planes and bytes as in a job's step, with gradients that do not change.
+ * MODEL. Every thread has its own pages, far more than the caches hold, and steps one after the
+ * other: the same function, planes and bytes as in a job's step, with gradients that do not change.
  */
 #include "kernels/measure.h"
 

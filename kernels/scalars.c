@@ -1,6 +1,7 @@
 /*
  * scalars.c - the scalars that the optimizers need once per step, computed in double. The C
- * library's pow() gives different bits on different systems; multiplications in a fixed order do not.
+ * library's pow() gives different bits on different systems; multiplications in a fixed order do
+ * not.
  */
 #include <assert.h>
 #include <errno.h>

@@ -4,12 +4,12 @@
  * MODEL. ref/ is compiled once for every implementation of the build (CMakeLists.txt): with the
  * baseline of the architecture as "ref", and again, with an instruction set switched on, for each
  * faster processor. ZK_VARIANT is the name of the one being compiled, and the names of its kernels
- * come from ZK_NAME(): so the arithmetic is written once and the copies have different names. A kernel
- * written by hand for one processor is a file in cpu/ that defines the same names, and replaces the
- * file of ref/ in that variant's list of sources.
+ * come from ZK_NAME(): so the arithmetic is written once and the copies have different names. A
+ * kernel written by hand for one processor is a file in cpu/ that defines the same names, and
+ * replaces the file of ref/ in that variant's list of sources.
  *
- * Code that is compiled for an instruction set may be called only if its `supported` returns true. The
- * tables, the tests for support and everything else are compiled for the baseline.
+ * Code that is compiled for an instruction set may be called only if its `supported` returns true.
+ * The tables, the tests for support and everything else are compiled for the baseline.
  */
 #ifndef ZK_PRIV_H
 #define ZK_PRIV_H

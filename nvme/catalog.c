@@ -23,12 +23,12 @@
  *     COMMIT      SQLite writes its WAL, over the previous transaction. The WAL is not flushed yet:
  *                 after a crash it holds this transaction, or the previous one (which changes
  *                 nothing: the file has it), or none
- *     CHECKPOINT  the WAL is flushed: from here on the transaction survives. Its pages are written to
- *                 the database file, which is flushed. The WAL is not truncated: the file system
+ *     CHECKPOINT  the WAL is flushed: from here on the transaction survives. Its pages are written
+ *                 to the database file, which is flushed. The WAL is not truncated: the file system
  *                 would free its blocks and allocate them again for the next commit, and both are
  *                 changes of metadata to flush
- *     ROLLBACK    after -ENOSPC the WAL is truncated and flushed: parts of the transaction in it must
- *                 not return after a crash, nor keep the space
+ *     ROLLBACK    after -ENOSPC the WAL is truncated and flushed: parts of the transaction in it
+ *                 must not return after a crash, nor keep the space
  *
  * INVARIANTS
  *     G1  Outside of a commit the database file alone is the catalog: everything in the WAL is in

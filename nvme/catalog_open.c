@@ -1,6 +1,6 @@
 /*
- * catalog_open.c - opens the catalog: the file, SQLite's settings and the schema; compares its state
- * with that in the data files. The model is in catalog.c.
+ * catalog_open.c - opens the catalog: the file, SQLite's settings and the schema; compares its
+ * state with that in the data files. The model is in catalog.c.
  */
 #include <assert.h>
 #include <errno.h>

@@ -11,8 +11,8 @@
  *
  * INVARIANTS
  *     F1  place and holds are permutations, inverse to each other.
- *     F2  End times never decrease along the queue: a request ends when all transfers before it, and
- *         then its own, have ended.
+ *     F2  End times never decrease along the queue: a request ends when all transfers before it,
+ *         and then its own, have ended.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -2,16 +2,17 @@
  * engine_uring.c - the fast backend: requests wait in the submission ring until zn_kick() hands all
  * of them to the kernel in one system call.
  *
- * RESTRICTIONS. The ring is created disabled, restricted to reads, writes and flushes of file number
- * 0 (the data file), and then enabled. From then on the kernel refuses everything else, even if other
- * code writes into the ring's memory.
+ * RESTRICTIONS. The ring is created disabled, restricted to reads, writes and flushes of file
+ * number 0 (the data file), and then enabled. From then on the kernel refuses everything else, even
+ * if other code writes into the ring's memory.
  *
  * REGISTERED MEMORY. A region that zn_register() names is cut into pieces of URING_PIECE_BYTES. The
- * first request that lies in a piece registers it. A request that crosses two pieces, or lies in none,
- * uses memory that is not registered. Registering a piece costs its first request about 0.3 ms on huge
- * pages and 0.8 to 2 ms on others, once; a whole arena at one time would cost the loop that much for
- * each 32 MiB. It is worth it: at 1 MiB a request took 0.70 of fio's CPU time with it and 1.12
- * without (bench/results/); the flags of the ring made no difference that could be told from noise.
+ * first request that lies in a piece registers it. A request that crosses two pieces, or lies in
+ * none, uses memory that is not registered. Registering a piece costs its first request about 0.3
+ * ms on huge pages and 0.8 to 2 ms on others, once; a whole arena at one time would cost the loop
+ * that much for each 32 MiB. It is worth it: at 1 MiB a request took 0.70 of fio's CPU time with it
+ * and 1.12 without (bench/results/); the flags of the ring made no difference that could be told
+ * from noise.
  *
  * INVARIANTS
  *     U1  The submission ring has `depth` entries and the completion ring twice as many; engine.c
@@ -21,12 +22,12 @@
  *         the eventfd reports that there are some, and no device interrupts the thread.
  *     U3  An entry that the kernel does not take now stays in the ring; the wake-up is set, so the
  *         caller comes back, and the next kick tries again.
- *     U4  The kernel signals twice: when there are completions to ask for, and when they were posted.
- *         Once the ring is empty the second signal is cleared, and then the ring is checked again:
- *         completions that came in between are found, and later ones signal again.
- *     U5  A slot of the kernel's table belongs to one piece at most. A piece may be unregistered while
- *         requests use it: the kernel keeps the pages for requests that it has taken, and those that
- *         still wait in the ring are changed to use plain memory (uring_plain()).
+ *     U4  The kernel signals twice: when there are completions to ask for, and when they were
+ *         posted. Once the ring is empty the second signal is cleared, and then the ring is checked
+ *         again: completions that came in between are found, and later ones signal again.
+ *     U5  A slot of the kernel's table belongs to one piece at most. A piece may be unregistered
+ *         while requests use it: the kernel keeps the pages for requests that it has taken, and
+ *         those that still wait in the ring are changed to use plain memory (uring_plain()).
  */
 #include <assert.h>
 #include <errno.h>

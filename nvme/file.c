@@ -1,9 +1,9 @@
 /*
- * file.c - prepares the data file for an engine: opens and locks it, verifies that it is ours, finds
- * the alignment, and finally reserves its space.
+ * file.c - prepares the data file for an engine: opens and locks it, verifies that it is ours,
+ * finds the alignment, and finally reserves its space.
  *
- * INVARIANT. A file is not changed before it is locked, and found to be ours or blank. If a later step
- * fails, the changes are undone, except that an empty file that was created remains.
+ * INVARIANT. A file is not changed before it is locked, and found to be ours or blank. If a later
+ * step fails, the changes are undone, except that an empty file that was created remains.
  */
 #include <errno.h>
 #include <fcntl.h>

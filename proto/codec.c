@@ -2,8 +2,8 @@
  * codec.c - bodies, unpacked within bounds and checked.
  *
  * MODEL. The arena is one block of memory. Allocations are taken from its beginning and never freed
- * singly; the next zp_decode() starts at the beginning again. Each allocation is preceded by its size.
- * The size is needed to find a string that contains a NUL, since protobuf-c drops the length.
+ * singly; the next zp_decode() starts at the beginning again. Each allocation is preceded by its
+ * size. The size is needed to find a string that contains a NUL, since protobuf-c drops the length.
  *
  * No type of shard.proto contains itself, so the walk over a message is as deep as the deepest type
  * (2).

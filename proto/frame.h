@@ -9,7 +9,8 @@
  *     8  2  method        enum zp_method (or enum zp_event)
  *    10  1  kind          enum zp_kind
  *    11  1  fds           descriptors that travel with this frame's first byte, 0 to ZP_FDS_MAX
- *    12  4  code          of a reply: 0, or a negative errno; then the body is the error message in UTF-8
+ *    12  4  code          of a reply: 0, or a negative errno; then the body is the error message in
+ *                         UTF-8
  *    16  8  tag           of a request: the caller's; its reply carries the same
  *
  * Pure functions, any thread.

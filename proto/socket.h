@@ -12,7 +12,8 @@
  * Fills an address from `path`, or, when path is NULL, from $ZSHARD_SOCKET, else
  * $XDG_RUNTIME_DIR/zshard.sock, else /run/zshard/zshard.sock.
  *
- * @return 0; -ENAMETOOLONG longer than the path of a Unix socket may be, -EINVAL empty: err has the text
+ * @return 0; -ENAMETOOLONG longer than the path of a Unix socket may be, -EINVAL empty: err has the
+ *         text
  */
 int zp_socket_address(const char *path, struct sockaddr_un *ret, struct zb_err *err);
 

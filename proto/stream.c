@@ -151,7 +151,8 @@ static void in_drop_taken(struct zp_stream *s)
         s->in_head = s->in_tail = 0;
 }
 
-/** Collects the descriptors of one receive: returns their number; those that do not fit into fds were closed. */
+/** Collects the descriptors of one receive: returns their number; those that do not fit into fds
+ * were closed. */
 static unsigned cmsg_take(struct msghdr *msg, int fds[RECV_FDS])
 {
     unsigned n = 0;
@@ -252,8 +253,8 @@ static void in_batch_drop(struct zp_stream *s)
     memmove(&s->batches[0], &s->batches[1], s->nbatches * sizeof(s->batches[0]));
 }
 
-/** I2. frame: the next one, which begins at in_at; NULL: it has not arrived completely. If it announces
- * descriptors, the first batch is compared with them later. */
+/** I2. frame: the next one, which begins at in_at; NULL: it has not arrived completely. If it
+ * announces descriptors, the first batch is compared with them later. */
 static int in_check_batches(const struct zp_stream *s, const struct zp_frame *frame,
                             struct zb_err *err)
 {

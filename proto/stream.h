@@ -44,9 +44,9 @@ int zp_stream_read(struct zp_stream *s, struct zb_err *err);
 
 /**
  * The next complete frame: 1; 0: none yet; -EPROTO or -EMSGSIZE as zp_frame_next(), and if the
- * descriptors are not those that the frame announces: the stream is unusable then. *ret_body is valid until the
- * next zp_stream_read(), zp_stream_next() or zp_stream_free() of this stream (sending is fine).
- * fds[0 .. frame.fds) become the caller's.
+ * descriptors are not those that the frame announces: the stream is unusable then. *ret_body is
+ * valid until the next zp_stream_read(), zp_stream_next() or zp_stream_free() of this stream
+ * (sending is fine). fds[0 .. frame.fds) become the caller's.
  */
 int zp_stream_next(struct zp_stream *s, struct zp_frame *ret, const uint8_t **ret_body,
                    int fds[ZP_FDS_MAX], struct zb_err *err);
@@ -64,8 +64,8 @@ int zp_stream_send(struct zp_stream *s, struct zp_frame frame, const ProtobufCMe
 
 /** Sends what the socket accepts, without raising a signal. 0: see zp_stream_pending(). 1: the
  *  system has no memory for it, or too many descriptors are in transit (ENOBUFS, ENOMEM,
- *  ETOOMANYREFS); no poll reports the end of that, so try again a little later. -EPIPE, -ECONNRESET:
- *  the peer is gone; what it sent before can still be read. */
+ *  ETOOMANYREFS); no poll reports the end of that, so try again a little later. -EPIPE,
+ *  -ECONNRESET: the peer is gone; what it sent before can still be read. */
 int zp_stream_write(struct zp_stream *s);
 /** Bytes that wait to be sent. */
 size_t zp_stream_pending(const struct zp_stream *s);

@@ -2,8 +2,8 @@
  * config_file.c - the configuration file: a sequence of NAME = VALUE.
  *
  * SYNTAX. A value is a word, or a text in double or single quotes, in which a backslash escapes the
- * next character. The value of `paths` may be a list: { VALUE, VALUE ... }. Blanks and newlines only
- * separate tokens. Comments: # or // to the end of the line, and those of C.
+ * next character. The value of `paths` may be a list: { VALUE, VALUE ... }. Blanks and newlines
+ * only separate tokens. Comments: # or // to the end of the line, and those of C.
  */
 #include <ctype.h>
 #include <errno.h>

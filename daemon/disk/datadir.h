@@ -32,8 +32,8 @@ struct zsd_datadir;
  *         -ENOMEM: err has the message
  */
 int zsd_datadir_open(struct zsd_datadir **ret, const char *path, struct zb_err *err);
-/** 0; or -EKEYREJECTED, with advice in err: it belongs to a user other than root and ours, or others
- * may write to it. These users could put links and files of their own there. */
+/** 0; or -EKEYREJECTED, with advice in err: it belongs to a user other than root and ours, or
+ * others may write to it. These users could put links and files of their own there. */
 int zsd_datadir_trusted(const struct zsd_datadir *d, struct zb_err *err);
 /** 0: data file and catalog are there; -ENOENT: neither is, -EBADMSG: one is missing. */
 int zsd_datadir_holds(const struct zsd_datadir *d, struct zb_err *err);

@@ -9,8 +9,8 @@
  * INVARIANTS
  *     E1  total = free + held, of each class. Every place of a class is taken in the map.
  *     E2  total >= promised. total > promised only while places are held without a promise (during
- *         recovery; or if a promise shrank before its pages were freed). Then a place returns to the
- *         map at once when its last holder releases it.
+ *         recovery; or if a promise shrank before its pages were freed). Then a place returns to
+ *         the map at once when its last holder releases it.
  *     E3  There is room in free_at and in `held` for all places of all classes, so lending a place
  *         and returning it needs no memory.
  */
@@ -244,8 +244,8 @@ static uint64_t class_lacks(const struct place_class *c)
     return c->wanted > c->total ? c->wanted - c->total : 0;
 }
 
-/* Returns surplus free places to the map, because another class may need their bytes. Their addresses
- * stay in free_at after nfree, for promise_undo(). */
+/* Returns surplus free places to the map, because another class may need their bytes. Their
+ * addresses stay in free_at after nfree, for promise_undo(). */
 static void promise_give(struct zsd_core *core)
 {
     struct zsd_extents *e = core->disk->places;
@@ -282,8 +282,8 @@ static void promise_undo(struct zsd_core *core, const struct place_class *before
         }
 }
 
-/* Takes the places that the classes lack, the longest first, because short ones fit into gaps that are
- * too small for long ones. 0 or -ENOSPC. */
+/* Takes the places that the classes lack, the longest first, because short ones fit into gaps that
+ * are too small for long ones. 0 or -ENOSPC. */
 static int promise_take(struct zsd_core *core, struct zb_err *err)
 {
     struct zsd_extents *e = core->disk->places;

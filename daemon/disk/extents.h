@@ -33,8 +33,8 @@ uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes);
 uint32_t zsd_extent_refs(const struct zsd_core *core, uint64_t at); /* 0: free */
 /** Recovery: takes a place that a row of the catalog names, and holds it once more. Another row may
  * name the same place with the same size. Promises are set after every row was read. 0; -ENOMEM;
- * -EBADMSG, with a message: not the size of a page, outside of the data file, or overlapping another
- * place. */
+ * -EBADMSG, with a message: not the size of a page, outside of the data file, or overlapping
+ * another place. */
 int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct zb_err *err);
 
 /*
@@ -79,8 +79,8 @@ void zsd_places_copy_done(struct zsd_places_copy *c);
  * only shrinks never fails. `now` begins as all zero; an empty `want` ends it. */
 int zsd_promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb_needs *want,
                     struct zb_err *err);
-/** The same, and books the promised bytes in the account: `planes` bytes by plane, the rest as ring.
- * -ENOSPC also if the account is full. */
+/** The same, and books the promised bytes in the account: `planes` bytes by plane, the rest as
+ * ring. -ENOSPC also if the account is full. */
 int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now,
                      const struct zb_needs *want, const uint64_t planes[ZB_PLANES],
                      struct zb_err *err);

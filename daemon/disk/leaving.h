@@ -1,10 +1,10 @@
 /*
  * leaving.h - frees the places of versions, rows, shards and early pages in parts.
  *
- * MODEL. A version, a row or a shard may hold as many places as a job has pages, and so may the early
- * results of a shard. When it is released it is queued here, and each turn frees some of its places, as
- * many as the turn has room for. Places that are still queued are not missing: code that takes a place
- * and finds none free, or that needs a promise, frees more of them at once.
+ * MODEL. A version, a row or a shard may hold as many places as a job has pages, and so may the
+ * early results of a shard. When it is released it is queued here, and each turn frees some of its
+ * places, as many as the turn has room for. Places that are still queued are not missing: code that
+ * takes a place and finds none free, or that needs a promise, frees more of them at once.
  *
  * Loop thread only.
  */

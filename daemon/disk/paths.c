@@ -1,6 +1,6 @@
 /*
- * paths.c - the data files: opening, measuring, and the map of the taken bytes of each; see paths.h.
- * The first one is opened by startup.c.
+ * paths.c - the data files: opening, measuring, and the map of the taken bytes of each; see
+ * paths.h. The first one is opened by startup.c.
  */
 #include "daemon/disk/paths.h"
 
@@ -16,16 +16,16 @@
 /* ---- the measurement
  *
  * It writes only to ranges that are free in the map, and takes them meanwhile. So it runs after
- * recovery has taken the places of all saved pages, and after the first commit has made the recovered
- * state durable (before that, a power cut could bring back a version whose places were free). A file
- * without free ranges is only read. The last round counts: in the first one, reserved space that was
- * never written is read without touching the drive. */
+ * recovery has taken the places of all saved pages, and after the first commit has made the
+ * recovered state durable (before that, a power cut could bring back a version whose places were
+ * free). A file without free ranges is only read. The last round counts: in the first one, reserved
+ * space that was never written is read without touching the drive. */
 
 #define RATE_IO_MAX   ((uint32_t)ZB_MIB)
 #define RATE_IO_LEAST ((uint32_t)(64 * ZB_KIB)) /* if no longer ranges are free */
 #define RATE_IOS      16u                       /* transfers at a time, spread over the file */
 #define RATE_ROUNDS   2u
-#define RATE_NS       100000000 /* approximate limit of a round: a slow drive makes fewer transfers */
+#define RATE_NS       100000000 /* of a round, about: a slow drive makes fewer transfers */
 
 struct rate {
     struct rate_io {
@@ -108,8 +108,8 @@ static void rate_give(struct zb_space *map, uint32_t len_bytes, unsigned n,
         zb_space_give(map, first[i], len_bytes / ZB_PAGE_ALIGN);
 }
 
-/* Takes free ranges that are as long as possible. If there are none, chooses ranges that are only read.
- * Returns the number of taken ranges. */
+/* Takes free ranges that are as long as possible. If there are none, chooses ranges that are only
+ * read. Returns the number of taken ranges. */
 static unsigned rate_ranges(const struct zsd_core *core, unsigned path, struct rate *r,
                             uint64_t first[RATE_IOS])
 {
@@ -336,8 +336,8 @@ uint64_t zsd_path_bytes(const struct zsd_core *core, unsigned path)
     return bytes / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
 }
 
-/* Of the paths in the set `left`, the one that will hold the fewest units for its weight; ZN_PATHS_MAX:
- * none. */
+/* Of the paths in the set `left`, the one that will hold the fewest units for its weight;
+ * ZN_PATHS_MAX: none. */
 static unsigned map_next(const struct zsd_core *core, unsigned left, uint64_t units)
 {
     unsigned best = ZN_PATHS_MAX;

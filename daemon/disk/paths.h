@@ -32,9 +32,9 @@ void zsd_path_log(const struct zn_info *info, const char *path);
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err);
 void zsd_paths_close(struct zsd *daemon);
 
-/** Measures the speed of all data files: fills daemon->path_rates. It writes only to ranges that are
- * free in the map, so the places of saved data must be in the map already. Blocks: at the start only.
- * Returns 0; -ENOMEM; with several files, the error of one of them. */
+/** Measures the speed of all data files: fills daemon->path_rates. It writes only to ranges that
+ * are free in the map, so the places of saved data must be in the map already. Blocks: at the start
+ * only. Returns 0; -ENOMEM; with several files, the error of one of them. */
 int zsd_paths_measure(struct zsd_core *core, struct zb_err *err);
 
 /** As zn_register() and zn_unregister(), on all data files. */

@@ -4,9 +4,10 @@
  * (nvme/zn.h).
  *
  * HOLD. A flush waits for everything in the drive's queue, which a step refills all the time. So
- * while a change of the catalog is flushed, new page writes wait here. The transfers in flight drain
- * once, and the flushes find an idle drive. Reads and computing continue. The length of a hold is
- * limited, and so is the fraction of time of all holds, so no client's changes can stop a training job.
+ * while a change of the catalog is flushed, new page writes wait here. The transfers in flight
+ * drain once, and the flushes find an idle drive. Reads and computing continue. The length of a
+ * hold is limited, and so is the fraction of time of all holds, so no client's changes can stop a
+ * training job.
  *
  * SHARES. Jobs share a drive through its queue (run/fair.h).
  */

@@ -1,15 +1,15 @@
 /*
  * places_copy.c - a copy of all places at one moment, made over several turns: see extents.h.
  *
- * MODEL. The copy walks over the hash map of places (`held`), some slots each turn. Before a place gets
- * or loses a holder for the first time since the copy was begun, its original value is put into the
- * copy's `changed`. The result consists of `changed`, and of the places that the walk saw and that are
- * not in it.
+ * MODEL. The copy walks over the hash map of places (`held`), some slots each turn. Before a place
+ * gets or loses a holder for the first time since the copy was begun, its original value is put
+ * into the copy's `changed`. The result consists of `changed`, and of the places that the walk saw
+ * and that are not in it.
  *
  * INVARIANTS
- *     K1  The walk sees every place that does not change. For that, before a removal moves entries of
- *         the map, entries that the walk has not reached are copied; and when the map has grown, the
- *         walk starts over. It may see some places twice.
+ *     K1  The walk sees every place that does not change. For that, before a removal moves entries
+ *         of the map, entries that the walk has not reached are copied; and when the map has grown,
+ *         the walk starts over. It may see some places twice.
  */
 #include <assert.h>
 #include <errno.h>

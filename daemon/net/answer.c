@@ -1,11 +1,11 @@
 /*
  * answer.c - requests and their answers, and events.
  *
- * MODEL. conn.c makes a request of a frame (zsd_req_new()). The request, and the maximum length of its
- * answer, are charged to the quota of its connection. Its handler answers it exactly once, now or
- * later: then the request is freed, its charges are returned, and the answer is queued in the stream.
- * If the client has left, the answer is dropped. zsd_server_turn() sends the queue, so the answers of
- * one turn share a system call.
+ * MODEL. conn.c makes a request of a frame (zsd_req_new()). The request, and the maximum length of
+ * its answer, are charged to the quota of its connection. Its handler answers it exactly once, now
+ * or later: then the request is freed, its charges are returned, and the answer is queued in the
+ * stream. If the client has left, the answer is dropped. zsd_server_turn() sends the queue, so the
+ * answers of one turn share a system call.
  *
  * FAILURES. An answer that cannot be sent is replaced by an error message. If that cannot be queued
  * either, the link is LOST: zsd_server_turn() ends it, because the core may be on the stack.

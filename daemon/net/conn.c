@@ -2,34 +2,35 @@
  * conn.c - one connection: reading, frames, back-pressure, and its end. Answers: answer.c.
  *
  * MODEL. The poll reads once each time the socket is readable, and handles every complete frame.
- * Answers are queued in the stream; zsd_server_turn() sends them, so the answers of one turn share a
- * system call. States and invariants: conn_priv.h.
+ * Answers are queued in the stream; zsd_server_turn() sends them, so the answers of one turn share
+ * a system call. States and invariants: conn_priv.h.
  *
- * ROUND ROBIN. In each half of a turn, at most ZSD_FRAMES_TURN frames of one process are handled, over
- * all of its links. The next half continues, first with links that got nothing. So a client that floods
- * the daemon delays others by at most that much, however many connections it has. All links stop when
- * the requests of a turn have used their part of its work (run/turn.h), or its time (ZSD_NET_NS). The
- * links that are left wait in server->hungry, in order.
+ * ROUND ROBIN. In each half of a turn, at most ZSD_FRAMES_TURN frames of one process are handled,
+ * over all of its links. The next half continues, first with links that got nothing. So a client
+ * that floods the daemon delays others by at most that much, however many connections it has. All
+ * links stop when the requests of a turn have used their part of its work (run/turn.h), or its time
+ * (ZSD_NET_NS). The links that are left wait in server->hungry, in order.
  *
  * BACK-PRESSURE. A link is full if any of these is reached: ZSD_REQS_MAX unanswered requests;
  * ZSD_OUT_HIGH bytes that its client has not read; the maximum of a stream for the answers that are
- * queued or promised; ZSD_CONN_FDS_MAX unread descriptors; or the limits of its user (net/limits.c).
- * Then it is stalled: nothing is read, frames that have arrived wait in the stream, and the first turn
- * with room handles them. So a client that reads is never dropped, however many answers come together.
- * Requests that wait for a later request of their client do not fill a link (waits.c). Disconnection is
- * still noticed: a stalled poll waits for it.
+ * queued or promised; ZSD_CONN_FDS_MAX unread descriptors; or the limits of its user
+ * (net/limits.c). Then it is stalled: nothing is read, frames that have arrived wait in the stream,
+ * and the first turn with room handles them. So a client that reads is never dropped, however many
+ * answers come together. Requests that wait for a later request of their client do not fill a link
+ * (waits.c). Disconnection is still noticed: a stalled poll waits for it.
  *
- * OTHER LINKS OF THE USER. Connections that do not read can use up the bytes that their user may have.
- * Another connection of that user then still gets one answer at a time, if it has nothing queued or
- * promised except for requests that wait, so it continues as long as it reads. So a user exceeds its
- * limit by at most the answers of waiting requests, and one answer for each connection.
+ * OTHER LINKS OF THE USER. Connections that do not read can use up the bytes that their user may
+ * have. Another connection of that user then still gets one answer at a time, if it has nothing
+ * queued or promised except for requests that wait, so it continues as long as it reads. So a user
+ * exceeds its limit by at most the answers of waiting requests, and one answer for each connection.
  *
  * LATER. No event reports that a peer has read its descriptors, that another link of the user has
- * room, or that the system has memory again. A link that waits for one of these is in server->waiting,
- * and is checked every ZSD_LATER_MS.
+ * room, or that the system has memory again. A link that waits for one of these is in
+ * server->waiting, and is checked every ZSD_LATER_MS.
  *
- * DEATH. A socket closes with the last process that holds it, and a trainer may fork (data loaders).
- * So the peer's process is also watched by its pidfd: when the process is dead, the link ends.
+ * DEATH. A socket closes with the last process that holds it, and a trainer may fork (data
+ * loaders). So the peer's process is also watched by its pidfd: when the process is dead, the link
+ * ends.
  */
 #include "daemon/net/conn.h"
 
@@ -54,7 +55,8 @@ static bool link_full_of_bytes(const struct zsd_link *l)
     return zp_stream_pending(l->stream) > ZSD_OUT_HIGH;
 }
 
-/** The limit of bytes of answers is reached: by this link; or by its user, and some are this link's. */
+/** The limit of bytes of answers is reached: by this link; or by its user, and some are this
+ * link's. */
 static bool link_full_of_answers(const struct zsd_link *l)
 {
     const struct zsd_quota *q = &l->conn.quota;
@@ -252,8 +254,8 @@ static void link_hungry(struct zsd_link *l)
     zb_list_push_back(&l->server->hungry, &l->todo_node);
 }
 
-/** Handles frames that have arrived: as many as its process may have in this half of the turn, while
- * there is room for answers. False: the link has ended. */
+/** Handles frames that have arrived: as many as its process may have in this half of the turn,
+ * while there is room for answers. False: the link has ended. */
 static bool link_frames(struct zsd_link *l)
 {
     uint8_t *handled = link_handled(l);
@@ -337,7 +339,8 @@ static void link_arm(struct zsd_link *l)
     assert(rc == 0); /* cannot fail: it only records the events for the next poll */
 }
 
-/** Whether the client has disconnected and the link is not read from, so nothing is left to handle. */
+/** Whether the client has disconnected and the link is not read from, so nothing is left to
+ * handle. */
 static bool link_lost(const struct zsd_link *l, bool gone)
 {
     return gone && (l->state != LINK_OPEN || (l->stalled && (!l->unread || link_full(l))));
@@ -380,8 +383,8 @@ static void link_on_poll(uv_poll_t *poll, int status, int events)
     link_arm(l);
 }
 
-/** The peer's process has died, but a child that it forked holds the socket. Handles the frames that
- * have arrived, then ends the link. */
+/** The peer's process has died, but a child that it forked holds the socket. Handles the frames
+ * that have arrived, then ends the link. */
 static void link_on_death(uv_poll_t *poll, int status, int events)
 {
     struct zsd_link *l = poll->data;

@@ -3,8 +3,8 @@
  *
  * MODEL. conn.c turns bytes into requests, dispatch.c calls the handler of the method, and the
  * handler answers each request exactly once, now or later, with zsd_reply() or zsd_reply_err()
- * (answer.c). A client may disconnect while its operation runs: then req->conn becomes NULL, and the
- * answer is dropped.
+ * (answer.c). A client may disconnect while its operation runs: then req->conn becomes NULL, and
+ * the answer is dropped.
  *
  * When a connection ends, for any reason, gone() of the server's zsd_conn_ops is called first, and
  * once; then the unanswered requests lose their conn.
@@ -57,11 +57,12 @@ struct zp_arena;
 /** Handlers for the frames of a connection, and for its end; passed to the server when it opens. */
 struct zsd_conn_ops {
     /* Handles a request: answers it at once, or keeps it. The decoded message is in the arena until
-     * the handler returns. 0; 1: read nothing more after the answer (no common version, no hello). */
+     * the handler returns. 0; 1: read nothing more after the answer (no common version, no
+     * hello). */
     int (*request)(struct zsd_req *req, struct zp_arena *arena, const uint8_t *body,
                    size_t body_bytes);
-    /* Handles a one-way frame. 0; -EPROTO the client violates the protocol and must be disconnected:
-     * err has the message. */
+    /* Handles a one-way frame. 0; -EPROTO the client violates the protocol and must be
+     * disconnected: err has the message. */
     int (*oneway)(struct zsd_conn *conn, struct zp_arena *arena, uint16_t method,
                   const uint8_t *body, size_t body_bytes, struct zb_err *err);
     /* The connection ends: called once, and never from inside a handler. */

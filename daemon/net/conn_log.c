@@ -1,6 +1,6 @@
 /*
- * conn_log.c - log lines about a client, at a limited rate, so that a client can neither fill the log
- * nor keep the daemon busy with logging.
+ * conn_log.c - log lines about a client, at a limited rate, so that a client can neither fill the
+ * log nor keep the daemon busy with logging.
  */
 #include <stdarg.h>
 #include <stdio.h>

@@ -17,8 +17,9 @@
 #define ZSD_FRAMES_TURN 8u
 /** Size of the hash table that counts frames by process; processes in one slot share its frames. */
 #define ZSD_FRAMES_PLACES 256u
-/** A turn has two halves: what the poll reports, and zsd_server_turn(). In each half connections are served
- * for this long. The frame, or the connection, that is being handled at its end is still finished. */
+/** A turn has two halves: what the poll reports, and zsd_server_turn(). In each half connections
+ * are served for this long. The frame, or the connection, that is being handled at its end is still
+ * finished. */
 #define ZSD_NET_NS UINT64_C(100000)
 /** Interval of checks of connections that wait for something that no poll reports. */
 #define ZSD_LATER_MS 20u
@@ -65,8 +66,9 @@ struct zsd_server {
  *             +---------------+          core is on the stack now
  *
  * INVARIANTS
- *     L1  A link that has bytes to send and is not polled for that, that is stalled and can continue,
- *         or that is LOST, is in server->todo or hungry; or in server->waiting, if no event wakes it.
+ *     L1  A link that has bytes to send and is not polled for that, that is stalled and can
+ *         continue, or that is LOST, is in server->todo or hungry; or in server->waiting, if no
+ *         event wakes it.
  *     L2  ops->gone() runs once, before ENDED, and never from inside a call of the core.
  *     L3  conn.quota counts the requests in conn.reqs, and the connection unless it is refused.
  */
@@ -113,7 +115,8 @@ int zsd_link_pidfd(int fd, pid_t pid);
 /** admit.c: charges the connection to its user's quota. 0: link->refusal has the reason if a limit
  * refuses it; -ENOMEM. */
 int zsd_link_admit(struct zsd_link *link);
-/** One link's part of zsd_server_turn(). True: the core may have new work, or the link has ended. */
+/** One link's part of zsd_server_turn(). True: the core may have new work, or the link has
+ * ended. */
 bool zsd_link_turn(struct zsd_link *link);
 /** Whether this half of the turn has time for connections; its first call begins it. */
 static inline bool zsd_server_has_time(struct zsd_server *server)

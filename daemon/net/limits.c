@@ -15,8 +15,8 @@
 #define NONE UINT64_MAX
 #define MIB  ZB_MIB
 
-/* Definitions and notes are in addition to host_bytes. The node's limit is host_bytes divided by PART,
- * but at least MIN. */
+/* Definitions and notes are in addition to host_bytes. The node's limit is host_bytes divided by
+ * PART, but at least MIN. */
 #define DEFINITIONS_PART 12u
 #define DEFINITIONS_MIN  (48 * MIB)
 #define DEFINITIONS_USER (512 * MIB) /* of a user, or half of the node's if that is more */
@@ -206,7 +206,8 @@ void zsd_quota_leave(struct zsd_quota *q)
 
 /* ---- charges */
 
-/** The limit of this quota. Trusted users have no limit per user, and may use the node's reserve. */
+/** The limit of this quota. Trusted users have no limit per user, and may use the node's
+ * reserve. */
 static uint64_t quota_max(const struct zsd_quota *q, enum zsd_limit what, bool trusted)
 {
     uint64_t max = row_max(q->limits, q->level, what);

@@ -99,8 +99,8 @@ void zsd_limits_close(struct zsd *daemon);
 /** Whether this user is trusted: exempt from limits per user, and allowed to use the reserve. */
 bool zsd_limits_trusted(uid_t uid);
 
-/** Makes *q a quota of that user, for a job or a connection. 0; -ENOMEM: it has no holder. Quotas of
- * a daemon without limits (in tests) have no holder. */
+/** Makes *q a quota of that user, for a job or a connection. 0; -ENOMEM: it has no holder. Quotas
+ * of a daemon without limits (in tests) have no holder. */
 int zsd_quota_join(struct zsd *daemon, struct zsd_quota *q, enum zsd_level level, uid_t uid);
 /** Returns all charges of the quota; then it has no holder. */
 void zsd_quota_leave(struct zsd_quota *q);
@@ -113,7 +113,8 @@ void zsd_quota_leave(struct zsd_quota *q);
  */
 int zsd_limit_take(struct zsd_quota *q, enum zsd_limit what, uint64_t n, struct zb_err *err);
 void zsd_limit_give(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
-/** Charges regardless of limits: for uses that can no longer be rejected, or were allowed before. */
+/** Charges regardless of limits: for uses that can no longer be rejected, or were allowed
+ * before. */
 void zsd_limit_add(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 /** Whether n more fit, for callers that wait instead of rejecting. */
 bool zsd_limit_room(const struct zsd_quota *q, enum zsd_limit what, uint64_t n);
@@ -121,9 +122,9 @@ bool zsd_limit_room(const struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 uint64_t zsd_limit_max(const struct zsd_quota *q, enum zsd_level level, enum zsd_limit what);
 
 /**
- * Whether a line about this client may be logged now. Takes a token of its connection and one of its
- * user, so reconnecting does not help. True: *ret_dropped is the number of lines dropped since the
- * last one; the line should contain it.
+ * Whether a line about this client may be logged now. Takes a token of its connection and one of
+ * its user, so reconnecting does not help. True: *ret_dropped is the number of lines dropped since
+ * the last one; the line should contain it.
  */
 bool zsd_limit_line(struct zsd_quota *q, uint64_t now_ns, uint32_t *ret_dropped);
 

@@ -7,9 +7,10 @@
  *     2. what is at PATH: only a socket may be replaced;
  *     3. whether a process answers there (a program that does not know the lock).
  *
- * If all succeed, a socket at PATH was left by a dead daemon and is removed. The lock file is removed
- * at the end, while the lock is held. A process that gets the lock of a file which is not at the path
- * any more tries again. The daemon removes the socket only if it is still the one that it made.
+ * If all succeed, a socket at PATH was left by a dead daemon and is removed. The lock file is
+ * removed at the end, while the lock is held. A process that gets the lock of a file which is not
+ * at the path any more tries again. The daemon removes the socket only if it is still the one that
+ * it made.
  */
 #include "daemon/net/server.h"
 
@@ -32,8 +33,8 @@
 
 /* ---- the path */
 
-/** Makes the directory of the default path (/run/zshard) if it is missing, so that root's daemon needs
- * no setup. */
+/** Makes the directory of the default path (/run/zshard) if it is missing, so that root's daemon
+ * needs no setup. */
 static void path_make_directory(const char *path)
 {
     char dir[sizeof(((struct sockaddr_un *)0)->sun_path)];

@@ -7,9 +7,9 @@
  * (socket_group: 0660).
  *
  * LIMITS. A client that exceeds a limit (clients_max, user_clients_max: net/limits.h) gets into a
- * waiting room of ZSD_REFUSED_MAX places. Its first request is answered with the numbers, and then it
- * is disconnected. If the room is full, the client that has waited longest is disconnected. For root
- * and the daemon's own user ZSD_ADMIN_PLACES more connections are reserved, so that they can
+ * waiting room of ZSD_REFUSED_MAX places. Its first request is answered with the numbers, and then
+ * it is disconnected. If the room is full, the client that has waited longest is disconnected. For
+ * root and the daemon's own user ZSD_ADMIN_PLACES more connections are reserved, so that they can
  * always inspect and clean up; job-open and reader-open are refused there. When descriptors or
  * memory run out, no connection is accepted for ZSD_ACCEPT_PAUSE_MS.
  *
@@ -41,16 +41,16 @@ struct zsd_conn_ops;
  */
 int zsd_server_open(struct zsd *daemon, struct uv_loop_s *uv, const struct zsd_conn_ops *ops,
                     struct zb_err *err);
-/** Drains, then ends every connection. Their memory is freed when the loop closes them. NULL server:
- * fine. */
+/** Drains, then ends every connection. Their memory is freed when the loop closes them. NULL
+ * server: fine. */
 void zsd_server_close(struct zsd *daemon);
 
 /** Stops listening and removes our socket file; connections stay. */
 void zsd_server_drain(struct zsd *daemon);
 
-/** Call once per turn, after zsd_core_turn(): sends queued data, and resumes connections that had to
- * wait. Stops after ZSD_NET_NS; the next turn begins with the connections that are left. True: the
- * core or the server has more to do. */
+/** Call once per turn, after zsd_core_turn(): sends queued data, and resumes connections that had
+ * to wait. Stops after ZSD_NET_NS; the next turn begins with the connections that are left. True:
+ * the core or the server has more to do. */
 bool zsd_server_turn(struct zsd *daemon);
 
 /** For a forced end: sends as much as the sockets take at once. No connection ends. */

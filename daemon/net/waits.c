@@ -1,8 +1,8 @@
 /*
  * waits.c - requests that wait for a later request of their own client.
  *
- * A full connection is not read from (conn.c). So these requests must not fill it, because the request
- * that they wait for comes later on the same connection.
+ * A full connection is not read from (conn.c). So these requests must not fill it, because the
+ * request that they wait for comes later on the same connection.
  *
  * Separate from conn.c for the same reason as refuse.c.
  */

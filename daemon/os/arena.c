@@ -33,11 +33,11 @@ static uint8_t *arena_reserve(uint64_t bytes)
 }
 
 /*
- * Converts the arena to huge pages, if the kernel has some: I/O into them takes a fraction of the CPU
- * time. By default, shared memory gets huge pages only from a system-wide setting that is usually off
- * (shmem_enabled), or from a pool that is usually empty. But from Linux 6.1 on any process may request
- * them, range by range, once the first small page of the range is allocated. After the first refusal
- * the rest stays in small pages.
+ * Converts the arena to huge pages, if the kernel has some: I/O into them takes a fraction of the
+ * CPU time. By default, shared memory gets huge pages only from a system-wide setting that is
+ * usually off (shmem_enabled), or from a pool that is usually empty. But from Linux 6.1 on any
+ * process may request them, range by range, once the first small page of the range is allocated.
+ * After the first refusal the rest stays in small pages.
  */
 static void arena_collapse(const struct zsd_arena *a)
 {
@@ -157,8 +157,8 @@ void zsd_private_drop(void *memory, uint64_t bytes)
     if (!private_pages(&p, &bytes, false))
         return;
     (void)madvise(p, bytes, MADV_DONTNEED);
-    /* The kernel does not count memory that cannot be written as committed. If this fails because there
-     * are too many mappings, the range stays mapped, without memory. */
+    /* The kernel does not count memory that cannot be written as committed. If this fails because
+     * there are too many mappings, the range stays mapped, without memory. */
     (void)mmap(p, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 }
 

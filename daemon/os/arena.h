@@ -1,9 +1,10 @@
 /*
  * arena.h - memory that clients map: sealed memfds. Also private memory of the daemon.
  *
- * MODEL. An arena is a memfd of a fixed size and mode 0600, sealed against shrinking and growing. The
- * daemon maps it until it closes it. Its memory is allocated at creation, so a lack of memory is an
- * error then, and not a SIGBUS later. Fresh memfds are zero, so no client sees another job's bytes.
+ * MODEL. An arena is a memfd of a fixed size and mode 0600, sealed against shrinking and growing.
+ * The daemon maps it until it closes it. Its memory is allocated at creation, so a lack of memory
+ * is an error then, and not a SIGBUS later. Fresh memfds are zero, so no client sees another job's
+ * bytes.
  *
  * It begins at a huge page boundary, and consists of huge pages where the kernel provides them.
  *
@@ -26,9 +27,9 @@ struct zsd_arena {
 
 #define ZSD_ARENA_NONE ((struct zsd_arena){ .fd = -1, .own_fd = -1 })
 
-/** Makes an arena. bytes is a multiple of 4096, or 0 for an arena without memory. read_only: clients
- * cannot write. 0; -ENOMEM, -ENOSPC or an error of the kernel: err has the message, and *ret is
- * ZSD_ARENA_NONE. */
+/** Makes an arena. bytes is a multiple of 4096, or 0 for an arena without memory. read_only:
+ * clients cannot write. 0; -ENOMEM, -ENOSPC or an error of the kernel: err has the message, and
+ * *ret is ZSD_ARENA_NONE. */
 int zsd_arena_open(struct zsd_arena *ret, const char *name, uint64_t bytes, bool read_only,
                    struct zb_err *err);
 /** Frees the memory at once, even while clients still map it (they read zeros then). */
@@ -40,8 +41,8 @@ void *zsd_private_new(uint64_t bytes);
 /** Reserves addresses only. zsd_private_make() and zsd_private_drop() allocate and free parts;
  * zsd_private_free() frees everything. */
 void *zsd_private_reserve(uint64_t bytes);
-/** Makes a part usable, in multiples of 4096. touch: allocates its memory now. 0 or a negative errno.
- * After -ENOMEM zsd_private_drop() frees what was allocated. */
+/** Makes a part usable, in multiples of 4096. touch: allocates its memory now. 0 or a negative
+ * errno. After -ENOMEM zsd_private_drop() frees what was allocated. */
 int zsd_private_make(void *memory, uint64_t bytes, bool touch);
 /** Frees the memory of a part at once. */
 void zsd_private_drop(void *memory, uint64_t bytes);

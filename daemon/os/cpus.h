@@ -9,8 +9,8 @@
 
 #include "base/err.h"
 
-/** Checks a CPU list. NULL or "": all CPUs that this process may use. 0; -EINVAL: not a CPU list, or
- * none of its CPUs may be used. Any thread. */
+/** Checks a CPU list. NULL or "": all CPUs that this process may use. 0; -EINVAL: not a CPU list,
+ * or none of its CPUs may be used. Any thread. */
 int zsd_cpus_check(const char *cpus, struct zb_err *err);
 /** The same; *ret gets the CPUs of the list that this process may use. */
 int zsd_cpus_resolve(const char *cpus, cpu_set_t *ret, struct zb_err *err);

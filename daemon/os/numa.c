@@ -1,7 +1,8 @@
 /*
- * numa.c - see numa.h. The topology comes from hwloc. So does the memory policy, which is set without
- * HWLOC_MEMBIND_STRICT, so that the kernel spills to other nodes. The location of pages comes from the
- * kernel (move_pages(2) without a target), because hwloc would return one page at a time.
+ * numa.c - see numa.h. The topology comes from hwloc. So does the memory policy, which is set
+ * without HWLOC_MEMBIND_STRICT, so that the kernel spills to other nodes. The location of pages
+ * comes from the kernel (move_pages(2) without a target), because hwloc would return one page at a
+ * time.
  */
 #include "daemon/os/numa.h"
 

@@ -2,22 +2,22 @@
  * plan/gpu_params.c - parameters on the GPU: admitted with the job, shared with its ranks, and
  * tracked until the last process unmaps them.
  *
- * MODEL. If all ranks of a job request it (and are on the daemon's device), all of its parameters are
- * in one allocation on the device, or none. This is decided at the job's placement (place.c), from the
- * free bytes of the tier's budget, and stays so while the job is in memory. There is no copy in a lower
- * tier. Page operations that need these parameters in host memory copy them through a page buffer
- * (page/pageop.c). If they are not on the device, they are placed like those of any job, and
- * job->params->why has the reason.
+ * MODEL. If all ranks of a job request it (and are on the daemon's device), all of its parameters
+ * are in one allocation on the device, or none. This is decided at the job's placement (place.c),
+ * from the free bytes of the tier's budget, and stays so while the job is in memory. There is no
+ * copy in a lower tier. Page operations that need these parameters in host memory copy them through
+ * a page buffer (page/pageop.c). If they are not on the device, they are placed like those of any
+ * job, and job->params->why has the reason.
  *
  *     asked ---> fits? ---> booked ---> made ---> shared ...  the job ends ---> freed ---> unbooked
  *                  no, or it cannot be made and shared: host memory, or NVMe      \
  *                                                                                  +--> strand
  *
- * A STRAND is memory of parameters that was freed while a process still maps it: a process that hangs,
- * or that dies a moment later than its socket. The device cannot free the memory yet, so it stays booked
- * and no other job gets it. A thread of the tier checks strands every STRAND_LOOK_MS, until their marks
- * have closed (kernels/gpu.h). A strand that exists after STRAND_LOOKS checks is logged, with its
- * processes; `zctl tiers` shows it at once.
+ * A STRAND is memory of parameters that was freed while a process still maps it: a process that
+ * hangs, or that dies a moment later than its socket. The device cannot free the memory yet, so it
+ * stays booked and no other job gets it. A thread of the tier checks strands every STRAND_LOOK_MS,
+ * until their marks have closed (kernels/gpu.h). A strand that exists after STRAND_LOOKS checks is
+ * logged, with its processes; `zctl tiers` shows it at once.
  *
  * ORDER between processes. A rank copies what it has pinned, and releases the pin when its copy is
  * done. A step begins when there are no pins, and its results are complete before any process is
@@ -25,7 +25,8 @@
  *
  * INVARIANTS
  *
- *     GP1  bytes, booked and mem (once made) are set from zsd_params_book() to zsd_params_unplace().
+ *     GP1  bytes, booked and mem (once made) are set from zsd_params_book() to
+ *          zsd_params_unplace().
  *     GP2  What is booked for parameters in the tier's account belongs to jobs and strands.
  */
 #include "daemon/plan/gpu_params.h"
@@ -138,8 +139,8 @@ static int params_zero(struct zk_gpu *device, struct zk_gpu_mem *mem, struct zb_
     return rc;
 }
 
-/* Shares the memory with ourselves, so that a driver that cannot share memory fails here and not during
- * training. */
+/* Shares the memory with ourselves, so that a driver that cannot share memory fails here and not
+ * during training. */
 static int params_share_once(struct zk_gpu_mem *mem, struct zb_err *err)
 {
     struct zk_gpu_share share;

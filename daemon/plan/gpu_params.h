@@ -38,10 +38,11 @@ bool zsd_params_seen(const struct zsd_job *job, const char *device);
 /** Whether this many bytes of parameters fit on the GPU. If they were requested and do not fit,
  * job->params->why has the reason. */
 bool zsd_params_fit(struct zsd_job *job, uint64_t bytes);
-/** Whether the parameters do not fit now, but will when GPU memory that is being freed is available:
- * then placement may wait. */
+/** Whether the parameters do not fit now, but will when GPU memory that is being freed is
+ * available: then placement may wait. */
 bool zsd_params_wait(struct zsd_job *job);
-/** Books this many bytes of parameters; 0: they are not on the GPU, which is logged if requested. */
+/** Books this many bytes of parameters; 0: they are not on the GPU, which is logged if
+ * requested. */
 void zsd_params_book(struct zsd_job *job, uint64_t bytes);
 /** Allocates zeroed memory for the parameters. Any thread. 0; -ENOMEM, -EIO, -ENOTSUPP: err. */
 int zsd_params_make(struct zsd_job *job, struct zk_gpu_mem **ret, struct zb_err *err);

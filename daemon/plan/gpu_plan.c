@@ -1,11 +1,11 @@
 /*
- * plan/gpu_plan.c - optimizer state on the GPU: planned like state in host memory (plan/replan.c), and
- * moved by the same steps.
+ * plan/gpu_plan.c - optimizer state on the GPU: planned like state in host memory (plan/replan.c),
+ * and moved by the same steps.
  *
- * MODEL. In order of registration, the GPU has the last pages of a job's state, host memory the first
- * ones, and NVMe those in between. So the budgets of GPU and host are independent. A job's state is cut
- * into runs of pages, from its end (base/place.h). A run is one allocation. Two numbers of runs, counted
- * from the end:
+ * MODEL. In order of registration, the GPU has the last pages of a job's state, host memory the
+ * first ones, and NVMe those in between. So the budgets of GPU and host are independent. A job's
+ * state is cut into runs of pages, from its end (base/place.h). A run is one allocation. Two
+ * numbers of runs, counted from the end:
  *
  *     to    assigned by the division
  *     made  allocated, and booked in the tier's account with the exact bytes of the device
@@ -16,18 +16,18 @@
  *     grows     made ---> places promised ---> gpu_next ---> [a step] ---> gpu_from
  *     shrinks   to ---> gpu_next ---> [a step] ---> gpu_from ---> freed
  *
- * LOWER TIER. A page on the GPU keeps a promised place on a data file; or booked host memory, if the
- * job's state must not be on NVMe. So it can always leave, the GPU's budget can always be lowered, and
- * no job depends on the GPU to fit. Every job begins without the GPU, and its first steps move state
- * there.
+ * LOWER TIER. A page on the GPU keeps a promised place on a data file; or booked host memory, if
+ * the job's state must not be on NVMe. So it can always leave, the GPU's budget can always be
+ * lowered, and no job depends on the GPU to fit. Every job begins without the GPU, and its first
+ * steps move state there.
  *
  * PINS. A step copies the job's parameters and its gradient directly, or through page buffers
- * (disk/buffers.c). All of this memory is pinned. Pinning takes long, so a separate task pins a job's
- * memory before its first page can move; no copy uses memory that is being pinned. (If the job's
- * parameters are on the GPU, a page that is stepped early is copied up from its gradient's memory, which
- * may happen at any time. So that job's memory is pinned when it is allocated, job_arena.c.) State in
- * host memory is not pinned, because it moves only once. Memory that the driver refuses to pin is copied
- * all the same, and `zctl tiers` reports it.
+ * (disk/buffers.c). All of this memory is pinned. Pinning takes long, so a separate task pins a
+ * job's memory before its first page can move; no copy uses memory that is being pinned. (If the
+ * job's parameters are on the GPU, a page that is stepped early is copied up from its gradient's
+ * memory, which may happen at any time. So that job's memory is pinned when it is allocated,
+ * job_arena.c.) State in host memory is not pinned, because it moves only once. Memory that the
+ * driver refuses to pin is copied all the same, and `zctl tiers` reports it.
  *
  * A STEP of a page whose state is on the GPU, or moves there, or leaves it, runs on the GPU
  * (page/pageop.c). So a page that moves is stepped once, like any other.

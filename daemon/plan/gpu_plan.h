@@ -40,8 +40,8 @@ static inline bool zsd_gpu_pins_early(const struct zsd_job *job)
 {
     return job->params->bytes > 0 && job->early_room;
 }
-/** Call when the job's gradients, and its parameters in host memory, are pinned. err with a code: not
- * all of them. */
+/** Call when the job's gradients, and its parameters in host memory, are pinned. err with a code:
+ * not all of them. */
 void zsd_gpu_pinned(struct zsd_job *job, const struct zb_err *err);
 /** Call when a task found that the device failed: ends jobs with bytes on it. */
 void zsd_gpu_fail(struct zsd_core *core, const struct zb_err *err);
@@ -50,7 +50,8 @@ uint64_t zsd_gpu_units(const struct zsd_core *core, uint64_t bytes);
 
 /** Divides the GPU tier, and applies to every job what is possible at once. */
 void zsd_gpu_plan(struct zsd_core *core);
-/** Call when all pages of this shard are stepped. Returns the first page whose state is on the GPU. */
+/** Call when all pages of this shard are stepped. Returns the first page whose state is on the
+ * GPU. */
 uint32_t zsd_gpu_stepped(const struct zsd_shard *s);
 /** Call at the end of a step. */
 void zsd_gpu_step_over(struct zsd_job *job);

@@ -1,9 +1,10 @@
 /*
  * plan/host.c - the accounts of the host tier: how much is free, and for whom.
  *
- * MODEL. Free memory is the budget minus the account. Some of it is reserved: for requests that wait
- * for memory (struct zsd_want, which plan/replan.c begins and ends), and for the staging of ranks that
- * have left a kept job and may attach again. Other requests see only the rest. Nothing is decided here.
+ * MODEL. Free memory is the budget minus the account. Some of it is reserved: for requests that
+ * wait for memory (struct zsd_want, which plan/replan.c begins and ends), and for the staging of
+ * ranks that have left a kept job and may attach again. Other requests see only the rest. Nothing
+ * is decided here.
  *
  * THE BUDGET is set to host_target. While more than that is used or reserved, the effective budget
  * is that larger number; it falls as memory is freed.

@@ -1,12 +1,12 @@
 /*
- * plan/needs.c - the number of places on the data files that a job in memory needs, and the promise of
- * these.
+ * plan/needs.c - the number of places on the data files that a job in memory needs, and the promise
+ * of these.
  *
  * MODEL. base/place.h has the arithmetic. Its inputs come from the job: how its shards are cut, and
- * which of their pages are on the data files or may move there (zsd_plane_low()). For a saved job these
- * places are part of its promise, in addition to those of its versions (store/saved.h); any other job
- * has a promise of its own. Placement makes the promise (plan/place.c). Moves update it (plan/replan.c,
- * plan/gpu_plan.c): before the move if more places are needed, after it if fewer.
+ * which of their pages are on the data files or may move there (zsd_plane_low()). For a saved job
+ * these places are part of its promise, in addition to those of its versions (store/saved.h); any
+ * other job has a promise of its own. Placement makes the promise (plan/place.c). Moves update it
+ * (plan/replan.c, plan/gpu_plan.c): before the move if more places are needed, after it if fewer.
  */
 #include "daemon/plan/needs.h"
 
@@ -26,14 +26,15 @@ struct zb_place_shard *zsd_place_shards(const struct zsd_job *job)
     return shards;
 }
 
-/* Whether the plane has, or will have, places. While the job is PLACING, its tables are being made. */
+/* Whether the plane has, or will have, places. While the job is PLACING, its tables are being
+ * made. */
 static bool needs_places(const struct zsd_shard *s, enum zb_plane plane)
 {
     return s->planes[plane].extents || (s->job->state == ZSD_PLACING && zsd_plane_tables(s, plane));
 }
 
-/* Adds the needs of one shard. The pages of a trained unit are needed `times` times; if that is 0, or
- * the unit is not trained, once if no row holds them. */
+/* Adds the needs of one shard. The pages of a trained unit are needed `times` times; if that is 0,
+ * or the unit is not trained, once if no row holds them. */
 static int needs_shard(const struct zsd_shard *s, unsigned times, bool going,
                        struct zsd_needs_walk *w)
 {

@@ -2,9 +2,9 @@
  * plan/parts.c - divides a tier among jobs by their shares: host memory for plan/replan.c, the GPU
  * for plan/gpu_plan.c.
  *
- * MODEL. Each job gets its share of the whole. A job that cannot use more than that is sated: it gets
- * the bytes that it can use, and the rest is divided among the others in the same way, until no further
- * job is sated.
+ * MODEL. Each job gets its share of the whole. A job that cannot use more than that is sated: it
+ * gets the bytes that it can use, and the rest is divided among the others in the same way, until
+ * no further job is sated.
  */
 #include "daemon/plan/parts.h"
 

@@ -1,11 +1,11 @@
 /*
  * place.c - admission and placement of a job: decides once where every byte is.
  *
- * MODEL. The opening comment of base/place.h has the rules and the arithmetic. Its inputs come from the
- * daemon (free bytes of the accounts, places that a saved job already holds). The result is booked at
- * once: in the accounts, as a promise of places on the data files (disk/extents.h), and as the number
- * of resident pages of each shard. Nothing is booked before the job is known to fit. Work proportional
- * to the number of pages follows later, in parts: plan/tables.c.
+ * MODEL. The opening comment of base/place.h has the rules and the arithmetic. Its inputs come from
+ * the daemon (free bytes of the accounts, places that a saved job already holds). The result is
+ * booked at once: in the accounts, as a promise of places on the data files (disk/extents.h), and
+ * as the number of resident pages of each shard. Nothing is booked before the job is known to fit.
+ * Work proportional to the number of pages follows later, in parts: plan/tables.c.
  */
 #include "daemon/plan/place.h"
 
@@ -43,8 +43,9 @@ static uint64_t place_host_free(const struct zsd_job *job)
     return zb_min_u64(zsd_host_free(job->core, &job->want), place_limit(job));
 }
 
-/* For an error message: the smallest host_bytes of the daemon, and the smallest limit of the job, that
- * would work for a job that needs so many bytes for planes and ring. "": it is large enough. */
+/* For an error message: the smallest host_bytes of the daemon, and the smallest limit of the job,
+ * that would work for a job that needs so many bytes for planes and ring. "": it is large
+ * enough. */
 struct place_least {
     char budget[80], limit[80];
 };
@@ -83,8 +84,8 @@ static int place_refuse_host(const struct zsd_job *job, const struct zb_place *p
                    zb_size_text(place_host_free(job)).s, least.budget, least.limit);
 }
 
-/* Warns that gradients are on NVMe, with the cost, and the budget that would avoid it. Call before the
- * job is booked. */
+/* Warns that gradients are on NVMe, with the cost, and the budget that would avoid it. Call before
+ * the job is booked. */
 static void place_warn(const struct zsd_job *job, const struct zb_place *plan)
 {
     struct place_least least = place_least(job, plan->least_grads);
@@ -118,7 +119,8 @@ static int place_refuse_nvme(const struct zsd_job *job, const struct zb_place *p
         zb_size_text(zsd_account_free(&core->tiers.nvme) + held).s, (unsigned long long)least);
 }
 
-/* Makes a plan, with or without room for early steps. 0, -ENOMEM, or -ENOSPC: too little host memory. */
+/* Makes a plan, with or without room for early steps. 0, -ENOMEM, or -ENOSPC: too little host
+ * memory. */
 static int place_try(struct zsd_job *job, struct zb_place_job *in, bool early,
                      struct zb_place *plan)
 {
@@ -298,7 +300,8 @@ void zsd_unplace(struct zsd_job *job)
     } else if (job->saved) {
         struct zb_err err = { 0 };
 
-        /* shrinks the promise; that of a destroyed job may stay, because readers may use its places */
+        /* shrinks the promise; that of a destroyed job may stay, because readers may use its
+         * places */
         (void)zsd_saved_reserve(job->saved, &err);
     } else if (job->promise) {
         zsd_nvme_unpromise(job->core, &job->nvme_held, job->promise);

@@ -19,8 +19,8 @@ int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);
  * readers, which may use the reserved memory, have to close. */
 bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes, uint64_t *ret_lacks);
 void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes);
-/** Unbooks everything that zsd_place() booked, except the needs of the saved job. plan/tables.h frees
- * the places and tables of the shards. */
+/** Unbooks everything that zsd_place() booked, except the needs of the saved job. plan/tables.h
+ * frees the places and tables of the shards. */
 void zsd_unplace(struct zsd_job *job);
 /** Bytes of NVMe that are booked for the job, by use. */
 const struct zsd_account *zsd_job_nvme(const struct zsd_job *job);

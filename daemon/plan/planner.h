@@ -1,6 +1,6 @@
 /*
- * planner.h - shared by the plans of all jobs: requests that wait for memory, pending replanning, and
- * GPU memory that is still mapped.
+ * planner.h - shared by the plans of all jobs: requests that wait for memory, pending replanning,
+ * and GPU memory that is still mapped.
  *
  * Loop thread only.
  */

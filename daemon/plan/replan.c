@@ -1,6 +1,6 @@
 /*
- * plan/replan.c - replanning of optimizer state: divides the host memory that is left among jobs, and
- * moves pages between host memory and NVMe accordingly.
+ * plan/replan.c - replanning of optimizer state: divides the host memory that is left among jobs,
+ * and moves pages between host memory and NVMe accordingly.
  *
  * MODEL. The host memory that is not used otherwise is divided among the jobs that train, by their
  * shares. No job gets more than it can use. The first pages of each shard's state are in memory.
@@ -15,26 +15,28 @@
  *     grows     booked ---> made ---> next ---> [a step] ---> resident ---> fewer places promised
  *     shrinks   places promised ---> to, next ---> [a step] ---> resident ---> made ---> booked
  *
- * A STEP MOVES PAGES. It touches every page anyway. A page that leaves memory is written after it is
- * stepped; a page that moves to memory is read into its memory and not written (page/pageop.c). No page
- * is moved twice, or outside of a step. Parameters and gradients stay where they were placed.
+ * A STEP MOVES PAGES. It touches every page anyway. A page that leaves memory is written after it
+ * is stepped; a page that moves to memory is read into its memory and not written (page/pageop.c).
+ * No page is moved twice, or outside of a step. Parameters and gradients stay where they were
+ * placed.
  *
  * RESERVE FIRST. Before a step moves pages, places for leaving pages are promised, and memory for
- * arriving pages is booked and allocated. So a move never lacks room half way. If there are no places or
- * no memory, the move does not begin. A page that cannot be written stays in memory, and so do the pages
- * before it, until the next division. A page that cannot be read fails the step, as always.
+ * arriving pages is booked and allocated. So a move never lacks room half way. If there are no
+ * places or no memory, the move does not begin. A page that cannot be written stays in memory, and
+ * so do the pages before it, until the next division. A page that cannot be read fails the step, as
+ * always.
  *
- * WHEN. After each step, and when memory was freed, a job came, or a budget or a share changed. A job
- * whose state exceeds its part by more than an eighth shrinks (with a smaller limit, jobs would trade
- * pages for little gain). A job below its part takes memory that is free now, and does not wait for
- * more. If more than the budget is used, all jobs must fit, so parts are exact. A job that has not
- * stepped for long, or has no ranks, keeps its memory and does not grow.
+ * WHEN. After each step, and when memory was freed, a job came, or a budget or a share changed. A
+ * job whose state exceeds its part by more than an eighth shrinks (with a smaller limit, jobs would
+ * trade pages for little gain). A job below its part takes memory that is free now, and does not
+ * wait for more. If more than the budget is used, all jobs must fit, so parts are exact. A job that
+ * has not stepped for long, or has no ranks, keeps its memory and does not grow.
  *
- * WANTS. Memory that a request waits for (struct zsd_want: the staging of a rank, the planes of a job)
- * is subtracted before the division. So other jobs shrink, to the byte, and only the waiting request
- * gets the freed memory. A want begins only if all memory that can be freed is enough for it and for
- * the other wants. It ends when the memory is available, at its deadline, or when its request ends; then
- * the others grow again.
+ * WANTS. Memory that a request waits for (struct zsd_want: the staging of a rank, the planes of a
+ * job) is subtracted before the division. So other jobs shrink, to the byte, and only the waiting
+ * request gets the freed memory. A want begins only if all memory that can be freed is enough for
+ * it and for the other wants. It ends when the memory is available, at its deadline, or when its
+ * request ends; then the others grow again.
  *
  * NOT HERE. Allocating and freeing memory: plan/replan_memory.c. Free memory of the host tier:
  * plan/host.c. The division: plan/parts.c. Promises of places: plan/needs.c.
@@ -279,8 +281,8 @@ static uint64_t replan_stays(const struct zsd_core *core)
     return bytes;
 }
 
-/* Whether there will be room, when all leaving pages have left, for all wants, and for ranks that have
- * left and may return. */
+/* Whether there will be room, when all leaving pages have left, for all wants, and for ranks that
+ * have left and may return. */
 static bool replan_enough(const struct zsd_core *core)
 {
     return replan_stays(core) + zsd_wanted(core, NULL) + zsd_host_away(core) <=

@@ -40,8 +40,8 @@ void zsd_replan_step_over(struct zsd_job *job);
 /** Sets the host tier's budget. 0; -ENOSPC: it is less than the memory that cannot be freed, and
  * nothing has changed. */
 int zsd_host_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err);
-/** Requests bytes of host memory that are not free. True: other jobs can free enough with their next
- * steps, in addition to earlier requests; the memory is reserved until zsd_want_end(), and
+/** Requests bytes of host memory that are not free. True: other jobs can free enough with their
+ * next steps, in addition to earlier requests; the memory is reserved until zsd_want_end(), and
  * zsd_room_changed() is called as it is freed. False: they cannot, and nothing has changed. */
 bool zsd_want_begin(struct zsd_core *core, struct zsd_want *want, uint64_t bytes);
 /** Ends the request. One that never began is fine. */

@@ -1,18 +1,18 @@
 /*
- * plan/replan_memory.c - allocates and frees the memory of a job's state, as the job's part of the host
- * tier grows and shrinks. plan/replan.c decides the parts; it also explains the counts of a shard (to,
- * booked, made, next), and has R1 and R2.
+ * plan/replan_memory.c - allocates and frees the memory of a job's state, as the job's part of the
+ * host tier grows and shrinks. plan/replan.c decides the parts; it also explains the counts of a
+ * shard (to, booked, made, next), and has R1 and R2.
  *
- * MODEL. A job's memory is one range of addresses: the planes that do not move, then room for all of the
- * state of all shards, in order. The first `made` pages of each shard's state have memory. One task at a
- * time (replan->busy), on a slow compute thread, allocates or frees memory:
+ * MODEL. A job's memory is one range of addresses: the planes that do not move, then room for all
+ * of the state of all shards, in order. The first `made` pages of each shard's state have memory.
+ * One task at a time (replan->busy), on a slow compute thread, allocates or frees memory:
  *
  *     grows     booked ---> [the task allocates] ---> made ---> next
  *     shrinks   made and booked decrease ---> [the task frees] ---> unbooked in the account
  *
- * If the task finds no memory, the bytes are unbooked. Memory that is being freed stays in the account
- * until it is free (replan->giving_bytes). If a task cannot be started, because one is running or there
- * is no memory for it, the next plan of the job tries again.
+ * If the task finds no memory, the bytes are unbooked. Memory that is being freed stays in the
+ * account until it is free (replan->giving_bytes). If a task cannot be started, because one is
+ * running or there is no memory for it, the next plan of the job tries again.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -78,8 +78,8 @@ int zsd_replan_ranges(const struct zsd_job *job, struct zsd_range **ret, uint32_
     return 0;
 }
 
-/* Bytes of memory to register with the I/O engines. Registration pins memory, so it ends at the first
- * hole. That is nearly all of it, because shards are placed in order. */
+/* Bytes of memory to register with the I/O engines. Registration pins memory, so it ends at the
+ * first hole. That is nearly all of it, because shards are placed in order. */
 static uint64_t replan_used(const struct zsd_job *job)
 {
     uint64_t bytes = replan_base(job);

@@ -1,6 +1,6 @@
 /*
- * replan_priv.h - memory of a job's state: plan/replan.c decides, plan/replan_memory.c allocates and
- * frees.
+ * replan_priv.h - memory of a job's state: plan/replan.c decides, plan/replan_memory.c allocates
+ * and frees.
  */
 #ifndef ZSD_REPLAN_PRIV_H
 #define ZSD_REPLAN_PRIV_H

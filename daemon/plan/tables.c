@@ -1,13 +1,15 @@
 /*
- * tables.c - tables of pages and memory addresses of a job's shards: made after zsd_place(), and freed
- * when the job has ended.
+ * tables.c - tables of pages and memory addresses of a job's shards: made after zsd_place(), and
+ * freed when the job has ended.
  *
- * MODEL. All of this work is proportional to the shards and pages of a job, so it is done in parts. The
- * first two are walks (job/walk.h):
+ * MODEL. All of this work is proportional to the shards and pages of a job, so it is done in parts.
+ * The first two are walks (job/walk.h):
  *
  *     zsd_tables_make()    makes the tables of each plane that has pages on a data file, or may get
- *                          some; assigns offsets in the arena: resident shards in order, then the ring
- *     zsd_tables_attach()  when the memory is allocated, assigns it: gradients of all shards, then state
+ *                          some; assigns offsets in the arena: resident shards in order, then the
+ *                          ring
+ *     zsd_tables_attach()  when the memory is allocated, assigns it: gradients of all shards, then
+ *                          state
  *     zsd_tables_leave()   frees the places of the pages, and the tables: disk/leaving.h
  *
  * A table is put into its plane when it is complete.

@@ -1,6 +1,6 @@
 /*
- * tables.h - tables of pages and memory addresses of the shards of a placed job: plan/tables.c has the
- * model. If there is no memory to begin a walk, the job fails, and done() is not called.
+ * tables.h - tables of pages and memory addresses of the shards of a placed job: plan/tables.c has
+ * the model. If there is no memory to begin a walk, the job fails, and done() is not called.
  *
  * Loop thread only.
  */
@@ -17,8 +17,8 @@ void zsd_tables_make(struct zsd_job *job, zsd_walked *done);
 void zsd_tables_attach(struct zsd_job *job, zsd_walked *done);
 /** Call before the job is placed once more, in another way, while none of it is on a data file. */
 void zsd_tables_again(struct zsd_job *job);
-/** Call when the job has ended and its memory is freed: frees the places and tables of its shards, in
- * parts. Holds the job until they are freed. */
+/** Call when the job has ended and its memory is freed: frees the places and tables of its shards,
+ * in parts. Holds the job until they are freed. */
 void zsd_tables_leave(struct zsd_job *job);
 
 #endif

@@ -1,11 +1,11 @@
 /*
  * compute.c - the compute pool.
  *
- * MODEL. One mutex guards three lists: `line`, the fair queue of the workers (fair.h); `slow`, the list
- * of the workers for slow tasks; and `finished`, which the loop thread empties. A worker that puts a
- * task into an empty `finished` writes the eventfd. A reap that stops at its limit and leaves tasks in
- * `finished` writes it again. So the eventfd is readable whenever `finished` is not empty, unless a
- * reap is about to check it.
+ * MODEL. One mutex guards three lists: `line`, the fair queue of the workers (fair.h); `slow`, the
+ * list of the workers for slow tasks; and `finished`, which the loop thread empties. A worker that
+ * puts a task into an empty `finished` writes the eventfd. A reap that stops at its limit and
+ * leaves tasks in `finished` writes it again. So the eventfd is readable whenever `finished` is not
+ * empty, unless a reap is about to check it.
  *
  * INVARIANTS
  *     C1  A task is in exactly one place: in line or slow, with a worker, or in finished.
@@ -136,8 +136,8 @@ static int crew_start_one(struct zsd_compute *c, struct crew *crew, const pthrea
     return rc;
 }
 
-/** The CPUs of worker i of n: workers are distributed in proportion to the CPUs of the sets. Workers for
- * slow tasks use all sets. */
+/** The CPUs of worker i of n: workers are distributed in proportion to the CPUs of the sets.
+ * Workers for slow tasks use all sets. */
 static void crew_cpus(const struct zsd_compute *c, const struct crew *crew, unsigned i, unsigned n,
                       cpu_set_t *ret)
 {

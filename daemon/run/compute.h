@@ -1,13 +1,13 @@
 /*
  * compute.h - the compute pool: threads for kernels, checksums and large copies.
  *
- * MODEL. Worker threads take tasks from one queue, which is shared by the jobs' shares (fair.h); the
- * tasks of one job are taken in order. A task's run() runs on a worker and touches only memory that
- * the task names. Its done() runs later on the loop thread, from zsd_compute_reap(). Workers set
- * rounding and denormals themselves (zk_thread_init) and stay on the CPUs of the list.
+ * MODEL. Worker threads take tasks from one queue, which is shared by the jobs' shares (fair.h);
+ * the tasks of one job are taken in order. A task's run() runs on a worker and touches only memory
+ * that the task names. Its done() runs later on the loop thread, from zsd_compute_reap(). Workers
+ * set rounding and denormals themselves (zk_thread_init) and stay on the CPUs of the list.
  *
- * A task whose time grows with the size of its job (it allocates or frees memory) is slow. It runs on
- * a worker for slow tasks only, so that pages of other jobs do not wait for it.
+ * A task whose time grows with the size of its job (it allocates or frees memory) is slow. It runs
+ * on a worker for slow tasks only, so that pages of other jobs do not wait for it.
  *
  * The poster keeps the task, and everything that it names, alive until done().
  */
@@ -40,8 +40,8 @@ int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus
 /** Starts `threads` more workers, for slow tasks. Without them slow tasks run like any other. 0;
  * -EAGAIN, -ENOMEM: err, and the workers that were started stay. */
 int zsd_compute_slow(struct zsd_compute *c, unsigned threads, struct zb_err *err);
-/** As zsd_compute_new(), on nsets >= 1 sets of CPUs, none empty. Each worker stays on one set; workers
- * are distributed in proportion to the CPUs of the sets. */
+/** As zsd_compute_new(), on nsets >= 1 sets of CPUs, none empty. Each worker stays on one set;
+ * workers are distributed in proportion to the CPUs of the sets. */
 int zsd_compute_new_on(struct zsd_compute **ret, unsigned threads, const cpu_set_t *sets,
                        unsigned nsets, struct zb_err *err);
 /** Finishes all queued tasks and their done()s, then stops the workers. NULL is fine. */

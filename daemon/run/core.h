@@ -1,10 +1,10 @@
 /*
- * core.h - the core of the daemon: jobs, shards, placement and operations. It is independent of libuv
- * and sockets.
+ * core.h - the core of the daemon: jobs, shards, placement and operations. It is independent of
+ * libuv and sockets.
  *
- * MODEL. This header has the data for scheduling and accounting. Each other room keeps its data in a
- * struct of its own, which only that room and the rooms above it can access: the headers named below
- * define them. core_life.c allocates all of them together.
+ * MODEL. This header has the data for scheduling and accounting. Each other room keeps its data in
+ * a struct of its own, which only that room and the rooms above it can access: the headers named
+ * below define them. core_life.c allocates all of them together.
  *
  * Loop thread only.
  */
@@ -24,8 +24,8 @@ struct zsd_scans;
 struct zsd_scrub;
 struct zsd_store;
 
-/** Deferred work: it runs in this turn or, if deferred by other work, in the next. Deferring it twice
- * is fine. */
+/** Deferred work: it runs in this turn or, if deferred by other work, in the next. Deferring it
+ * twice is fine. */
 struct zsd_work {
     void (*run)(struct zsd_work *work);
     struct zb_list node;

@@ -2,9 +2,9 @@
  * daemon.h - the daemon as one struct: data that its parts share.
  *
  * MODEL. The loop thread owns all data that can be reached from here: jobs, shards, placement,
- * connections, requests. No other thread reads or changes it, so nothing is locked. Only compute tasks
- * (compute.h) and I/O (nvme/zn.h) run elsewhere. They use only the memory that they name, and report
- * their end through an eventfd.
+ * connections, requests. No other thread reads or changes it, so nothing is locked. Only compute
+ * tasks (compute.h) and I/O (nvme/zn.h) run elsewhere. They use only the memory that they name, and
+ * report their end through an eventfd.
  *
  * Only net/ and loop*.c use libuv, so tests run the other rooms without a loop.
  */

@@ -9,8 +9,8 @@
 
 #include <assert.h>
 
-/* Bytes per unit of a tag, at the default share. So a job of share 1 that moves 50 GB/s takes years to
- * overflow 64 bits. */
+/* Bytes per unit of a tag, at the default share. So a job of share 1 that moves 50 GB/s takes years
+ * to overflow 64 bits. */
 #define PRICE_UNIT 64u
 
 static uint64_t price_of(uint64_t bytes, uint32_t share)
@@ -53,8 +53,8 @@ void zsd_fair_push(struct zsd_fair *line, struct zsd_flow *flow, struct zsd_turn
     zb_list_push_back(&line->flows, &flow->node);
 }
 
-/* The flow with the smallest tag: of all flows, of those with urgent turns, of those with other turns.
- * Of equal ones the first in the line; it goes to the end when its turn is taken. */
+/* The flow with the smallest tag: of all flows, of those with urgent turns, of those with other
+ * turns. Of equal ones the first in the line; it goes to the end when its turn is taken. */
 struct least {
     struct zsd_flow *all, *urgent, *rest;
 };

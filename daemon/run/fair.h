@@ -2,9 +2,9 @@
  * fair.h - a queue that divides a resource among jobs: start-time fair queueing.
  *
  * MODEL. A LINE (struct zsd_fair) is the queue for one resource: the page buffers, the compute
- * threads, a data file. A PAYER is a job, or the house for work that belongs to no job. It has a share,
- * and one FLOW in each line. A TURN is one waiting request for a number of bytes; the turns of a flow
- * are in order of arrival.
+ * threads, a data file. A PAYER is a job, or the house for work that belongs to no job. It has a
+ * share, and one FLOW in each line. A TURN is one waiting request for a number of bytes; the turns
+ * of a flow are in order of arrival.
  *
  * Each flow has a tag, a virtual time. Taking a turn advances it by bytes / share. The flow with
  * the smallest tag is next. So flows that always have turns in the line get bytes in proportion to
@@ -13,12 +13,12 @@
  * credit for the time when it was absent, and owes only the bytes that it took in advance.
  *
  * URGENT turns (a client waits for the result: a fetch) are taken before the rest. They are charged
- * like any other, so the job gets less of the rest later. A job may be ahead of the waiting flows by
- * ZSD_URGENT_BYTES at the default share, in proportion to its own share. Beyond that its urgent turns
- * queue like the rest, so no flow starves.
+ * like any other, so the job gets less of the rest later. A job may be ahead of the waiting flows
+ * by ZSD_URGENT_BYTES at the default share, in proportion to its own share. Beyond that its urgent
+ * turns queue like the rest, so no flow starves.
  *
- * Taking a turn loops over the flows in the line. That is cheap: a flow is a waiting job, and a turn
- * is a whole page.
+ * Taking a turn loops over the flows in the line. That is cheap: a flow is a waiting job, and a
+ * turn is a whole page.
  *
  * Not locked: a line belongs to the loop thread, or to the holder of its owner's mutex
  * (compute.c).

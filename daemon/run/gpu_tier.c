@@ -1,12 +1,13 @@
 /*
  * gpu_tier.c - see gpu_tier.h.
  *
- * A lane belongs to a task while the task runs. There are as many lanes as threads, so a task always
- * finds an idle one. The lock guards the list of idle lanes; a lane itself is used only by its task.
+ * A lane belongs to a task while the task runs. There are as many lanes as threads, so a task
+ * always finds an idle one. The lock guards the list of idle lanes; a lane itself is used only by
+ * its task.
  *
- * TABLES. The lane's table of segments may be too small for a whole page. Then the step takes several
- * launches, cut between blocks, each for as many blocks as the table has room for. A single block always
- * fits.
+ * TABLES. The lane's table of segments may be too small for a whole page. Then the step takes
+ * several launches, cut between blocks, each for as many blocks as the table has room for. A single
+ * block always fits.
  */
 #include "daemon/run/gpu_tier.h"
 
@@ -126,7 +127,8 @@ static int planes_copy(const struct zsd_gpu_work *w, struct lane *lane, enum zk_
     return rc;
 }
 
-/* Launches the step of elements [from, *ret_to) of the page: as many as the table of segments allows. */
+/* Launches the step of elements [from, *ret_to) of the page: as many as the table of segments
+ * allows. */
 static int step_launch(const struct zsd_gpu_work *w, struct lane *lane, uint64_t from,
                        uint64_t *ret_to, struct zb_err *err)
 {
@@ -219,7 +221,8 @@ void zsd_gpu_start(struct zsd *daemon, struct zsd_gpu_work *work)
 
 /* ---- host memory */
 
-/* Pins large memory in pieces, so that if the driver refuses one, the pieces before it stay pinned. */
+/* Pins large memory in pieces, so that if the driver refuses one, the pieces before it stay
+ * pinned. */
 int zsd_gpu_pin(const struct zsd *daemon, void *memory, uint64_t bytes, struct zb_err *err)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);

@@ -1,19 +1,20 @@
 /*
- * gpu_tier.h - the GPU tier's device: its opening, its memory, and operations on pages that are on the
- * device, as a whole or in part. plan/gpu_plan.c decides which optimizer state is there and when it
- * moves, plan/gpu_params.c which parameters are there.
+ * gpu_tier.h - the GPU tier's device: its opening, its memory, and operations on pages that are on
+ * the device, as a whole or in part. plan/gpu_plan.c decides which optimizer state is there and
+ * when it moves, plan/gpu_params.c which parameters are there.
  *
  * MODEL. One device (kernels/gpu.h), and a small pool of threads that use it (compute.h). Copies of
- * memory that is not pinned block in the call, so the loop makes none of them. Each thread has a lane:
- * a stream, and device memory for the parameters and the gradient of one page and for the tables of a
- * step. A task issues its operations on the device, waits for them, and returns to the loop like any
- * other task. So each lane has one task at a time: while one page is stepped, others are copied up and
- * down.
+ * memory that is not pinned block in the call, so the loop makes none of them. Each thread has a
+ * lane: a stream, and device memory for the parameters and the gradient of one page and for the
+ * tables of a step. A task issues its operations on the device, waits for them, and returns to the
+ * loop like any other task. So each lane has one task at a time: while one page is stepped, others
+ * are copied up and down.
  *
- * A thread waits for the device; the loop does not wait for an event from it. After a failure of the
- * device an event may never come, but a thread that waits gets the error.
+ * A thread waits for the device; the loop does not wait for an event from it. After a failure of
+ * the device an event may never come, but a thread that waits gets the error.
  *
- * ERRORS. A device that fails (-EIO, -EFAULT) has failed permanently. The task has the error message.
+ * ERRORS. A device that fails (-EIO, -EFAULT) has failed permanently. The task has the error
+ * message.
  */
 #ifndef ZSD_GPU_TIER_H
 #define ZSD_GPU_TIER_H
@@ -39,8 +40,8 @@ struct zsd_gpu_work {
     struct zk_page page;       /* host memory of planes that are copied, or not on the device */
     void *there[ZB_PLANES];    /* the plane on the device; NULL: not there. Never the gradient */
     uint32_t bytes[ZB_PLANES]; /* of the page's planes */
-    /* UP: the planes to copy (comes). DOWN: likewise (goes). STEP, for planes on the device: those to
-     * copy up before the step, and down after it */
+    /* UP: the planes to copy (comes). DOWN: likewise (goes). STEP, for planes on the device: those
+     * to copy up before the step, and down after it */
     bool comes[ZB_PLANES], goes[ZB_PLANES];
     const struct zk_segment *segments;
     uint32_t nsegments, ngroups; /* ngroups: at most ZP_CLASSES_MAX */
@@ -49,9 +50,9 @@ struct zsd_gpu_work {
     struct zb_err err;
 };
 
-/** A step of the start (startup.c): opens the device config->gpu, with config->gpu_bytes (0: no tier,
- * daemon->gpu stays NULL). 0; -ENODEV: no such device or driver, -EINVAL, -ENOSPC, -ENOMEM, -EIO:
- * err. */
+/** A step of the start (startup.c): opens the device config->gpu, with config->gpu_bytes (0: no
+ * tier, daemon->gpu stays NULL). 0; -ENODEV: no such device or driver, -EINVAL, -ENOSPC, -ENOMEM,
+ * -EIO: err. */
 int zsd_gpu_open(struct zsd *daemon, struct zb_err *err);
 /** Closes it. All memory allocated from the device must have been freed. NULL tier: fine. */
 void zsd_gpu_close(struct zsd *daemon);

@@ -12,7 +12,7 @@
 
 #include "base/log.h"
 
-#define ZSD_AUTO            UINT64_MAX /* of host_bytes and nvme_bytes: chosen at the start (startup.c) */
+#define ZSD_AUTO            UINT64_MAX /* host_bytes, nvme_bytes: chosen at the start (startup.c) */
 
 #define ZSD_PATHS_SEPARATOR ":"
 

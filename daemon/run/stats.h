@@ -1,16 +1,17 @@
 /*
- * stats.h - counters of the daemon since its start (`zctl stat`), and gauges of each job (`zctl top`).
+ * stats.h - counters of the daemon since its start (`zctl stat`), and gauges of each job (`zctl
+ * top`).
  *
  * MODEL. The struct of counters and the table of their names are generated from one list. A new
- * counter is a line here. Loop thread only: a counter is a plain integer that is increased where the
- * event happens.
+ * counter is a line here. Loop thread only: a counter is a plain integer that is increased where
+ * the event happens.
  *
  * A GAUGE is the current number of items, and its integral over time. Two readings give the mean
- * number between them, and the fraction of that time in which it was not 0. This is exact for items of
- * any duration, because an item counts while it waits, not when it ends. Gauges that change with a
- * page are updated where that happens, with one reading of the clock. Gauges that change with a turn
- * of the loop (requests that wait for a step, the queue of a drive) are updated once per turn, by
- * zsd_top_turn().
+ * number between them, and the fraction of that time in which it was not 0. This is exact for items
+ * of any duration, because an item counts while it waits, not when it ends. Gauges that change with
+ * a page are updated where that happens, with one reading of the clock. Gauges that change with a
+ * turn of the loop (requests that wait for a step, the queue of a drive) are updated once per turn,
+ * by zsd_top_turn().
  */
 #ifndef ZSD_STATS_H
 #define ZSD_STATS_H

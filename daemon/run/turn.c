@@ -2,11 +2,11 @@
  * turn.c - deferred work, deadlines, tasks: see turn.h for the rules. core_life.c calls
  * zsd_works_run() each turn and zsd_timed_expire() each tick.
  *
- * DEADLINES are in a timer wheel of ZSD_WHEEL_SLOTS lists. Each list has the deadlines of one span of
- * time, and of the same span one or more rounds later. A tick checks the lists of the spans that have
- * passed since the last tick. There it finds deadlines that are due, and some that are due whole rounds
- * later; these are few, because a round is longer than most timeouts. So the cost of a tick depends on
- * the number of due deadlines, not of armed ones.
+ * DEADLINES are in a timer wheel of ZSD_WHEEL_SLOTS lists. Each list has the deadlines of one span
+ * of time, and of the same span one or more rounds later. A tick checks the lists of the spans that
+ * have passed since the last tick. There it finds deadlines that are due, and some that are due
+ * whole rounds later; these are few, because a round is longer than most timeouts. So the cost of a
+ * tick depends on the number of due deadlines, not of armed ones.
  */
 #include "daemon/run/turn.h"
 

@@ -8,9 +8,9 @@
  *
  * BOUND. A turn handles at most ZSD_TURN_WORK pages, rows or shards, whatever the size of a job. A
  * loop whose length grows with a job counts its steps (zsd_turn_count()), makes at most
- * zsd_turn_left() steps, and defers itself for the rest. Requests and completions of the poll may use
- * half of the turn: zsd_turn_full() tells the connections when to stop. Deferred work for which the
- * turn has no steps left runs in the next turn, in order. ZSD_TURN_WORKS steps are reserved for
+ * zsd_turn_left() steps, and defers itself for the rest. Requests and completions of the poll may
+ * use half of the turn: zsd_turn_full() tells the connections when to stop. Deferred work for which
+ * the turn has no steps left runs in the next turn, in order. ZSD_TURN_WORKS steps are reserved for
  * deferred work: one request may use all other steps, and a series of these would starve it.
  *
  * Loop thread only.
@@ -63,8 +63,8 @@ void zsd_timed_arm(struct zsd_core *core, struct zsd_timed *timed, uint32_t time
 void zsd_timed_arm_at(struct zsd_core *core, struct zsd_timed *timed, uint64_t deadline_ns,
                       void (*expire)(struct zsd_timed *timed));
 void zsd_timed_disarm(struct zsd_timed *timed);
-/** Expires the deadlines that are not after now_ns. Those for which the turn has no steps left expire
- * at the next call. */
+/** Expires the deadlines that are not after now_ns. Those for which the turn has no steps left
+ * expire at the next call. */
 void zsd_timed_expire(struct zsd_core *core, uint64_t now_ns);
 
 /** Posts a task to the compute threads. */

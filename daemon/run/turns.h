@@ -9,8 +9,8 @@
  *     CPU     CPU time of the loop's thread, from one turn's end to the next (waiting uses none)
  *     wall    the same in wall time, without the wait; kept as a histogram, for quantiles
  *
- * Each is kept since the daemon's start, and since the last query. So an operator or a benchmark can
- * measure the turns of one phase.
+ * Each is kept since the daemon's start, and since the last query. So an operator or a benchmark
+ * can measure the turns of one phase.
  *
  * Loop thread only.
  */
@@ -40,9 +40,11 @@ struct zsd_turns {
 void zsd_turn_worked(struct zsd *daemon);
 /** Call at the end of the turn. idle_ns: total time that the loop has waited. */
 void zsd_turn_over(struct zsd *daemon, uint64_t idle_ns);
-/** Sets the counters that are computed on request: turn_p999_ns, and turn_recent_*, which start over. */
+/** Sets the counters that are computed on request: turn_p999_ns, and turn_recent_*, which start
+ * over. */
 void zsd_turns_tell(struct zsd *daemon);
-/** The wall time that of_1000 of 1,000 turns did not exceed, to within an eighth; 0: no turn yet. */
+/** The wall time that of_1000 of 1,000 turns did not exceed, to within an eighth; 0: no turn
+ * yet. */
 uint64_t zsd_turns_quantile(const struct zsd_turns *t, unsigned of_1000);
 
 #endif

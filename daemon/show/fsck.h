@@ -17,9 +17,9 @@ struct zsd_fsck_report {
 typedef void zsd_fsck_done(void *arg, const struct zsd_fsck_report *report,
                            const struct zb_err *err);
 
-/** Starts a run, or joins the one in progress. Loop thread; the core must have a store. done is called
- * once: err is NULL, or has the reason why the check was not possible. The catalog is read on its own
- * thread, between two changes, and delays no change for long. */
+/** Starts a run, or joins the one in progress. Loop thread; the core must have a store. done is
+ * called once: err is NULL, or has the reason why the check was not possible. The catalog is read
+ * on its own thread, between two changes, and delays no change for long. */
 void zsd_fsck_start(struct zsd_core *core, zsd_fsck_done *done, void *arg);
 
 #endif

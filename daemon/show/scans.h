@@ -1,6 +1,6 @@
 /*
- * scans.h - the running fsck and df, at most one of each; and the position of `top` in its round over
- * the jobs.
+ * scans.h - the running fsck and df, at most one of each; and the position of `top` in its round
+ * over the jobs.
  *
  * Loop thread only.
  */

@@ -1,9 +1,10 @@
 /*
- * scrub_rows.h - the rows that a scrub reads: those of all versions that are saved when it starts, each
- * once.
+ * scrub_rows.h - the rows that a scrub reads: those of all versions that are saved when it starts,
+ * each once.
  *
  * zsd_version_look() keeps the structs of a version and its rows allocated until its last row is
- * finished, even if the job drops them. A row has the mark of the run (row->scrub) until it is finished.
+ * finished, even if the job drops them. A row has the mark of the run (row->scrub) until it is
+ * finished.
  *
  * Loop thread only.
  */
@@ -25,8 +26,8 @@ struct zsd_scrub_rows {
 
 /** Lists the versions. 0 or -ENOMEM. */
 int zsd_scrub_rows_make(struct zsd_scrub_rows *l, struct zsd_core *core);
-/** Marks and counts the next rows, as many as the turn has steps left. True: all are marked, and the
- * first row is the current one. */
+/** Marks and counts the next rows, as many as the turn has steps left. True: all are marked, and
+ * the first row is the current one. */
 bool zsd_scrub_rows_mark(struct zsd_scrub_rows *l, struct zsd_core *core);
 /** The current row, marked or not. NULL: all are finished. */
 struct zsd_row *zsd_scrub_row(struct zsd_scrub_rows *l);

@@ -6,20 +6,22 @@
  *
  *     LEAVE ---> PLACES ---> WORKS ---> ROWS ---> TAKEN
  *
- *     LEAVE   waits until nothing is leaving (disk/leaving.h), because leaving objects hold places and
- *             are in no list. Then it copies, at one moment: saved jobs, versions, snapshots, promises,
- *             accounts, classes
+ *     LEAVE   waits until nothing is leaving (disk/leaving.h), because leaving objects hold places
+ *             and are in no list. Then it copies, at one moment: saved jobs, versions, snapshots,
+ *             promises, accounts, classes
  *     PLACES  copies the places and their holders, as of that moment
  *     WORKS   copies the places that shards in memory work with, each as of the time of its copy
  *     ROWS    for fsck: lists the rows that have places. Ends when nothing is leaving
  *
- * The copy of places is exact for that moment (disk/places_copy.c). A place that got or lost a holder
- * since then is `changed`: the survey may lack a shard or row that holds it, or have one that does not.
- * For all other places the survey has every holder, because it saw each of them, and none changed.
+ * The copy of places is exact for that moment (disk/places_copy.c). A place that got or lost a
+ * holder since then is `changed`: the survey may lack a shard or row that holds it, or have one
+ * that does not. For all other places the survey has every holder, because it saw each of them, and
+ * none changed.
  *
- * zsd_version_look() keeps the structs of the versions and of their rows allocated, even if the versions
- * end meanwhile. Saved jobs and snapshots may be freed: the pointers to them (`kept`, `snap`) are valid
- * only for a change that took the survey and is still in the queue. df does not use them.
+ * zsd_version_look() keeps the structs of the versions and of their rows allocated, even if the
+ * versions end meanwhile. Saved jobs and snapshots may be freed: the pointers to them (`kept`,
+ * `snap`) are valid only for a change that took the survey and is still in the queue. df does not
+ * use them.
  */
 #ifndef ZSD_SURVEY_H
 #define ZSD_SURVEY_H
@@ -98,8 +100,8 @@ struct zsd_survey {
 };
 
 /** Loop thread. Takes the next part of the survey. `ret` begins as zero except `what`, and must not
- * move until zsd_survey_done(). fsck calls it in begin() of its change. 0: complete; 1: call again in
- * the next turn; -ENOMEM. */
+ * move until zsd_survey_done(). fsck calls it in begin() of its change. 0: complete; 1: call again
+ * in the next turn; -ENOMEM. */
 int zsd_survey_take(struct zsd_core *core, struct zsd_survey *ret, struct zb_err *err);
 /** Loop thread. Reduces it to jobs and sums, without pointers to live objects. */
 void zsd_survey_trim(struct zsd_survey *s);

@@ -6,8 +6,8 @@
 
 #include "daemon/run/core.h"
 
-/** Call once per turn: samples the gauges that no event updates, such as waits for steps, buffers in
- * use, and the queues of the drives. */
+/** Call once per turn: samples the gauges that no event updates, such as waits for steps, buffers
+ * in use, and the queues of the drives. */
 void zsd_top_turn(struct zsd_core *core);
 
 #endif

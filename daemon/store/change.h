@@ -3,8 +3,8 @@
  *
  *     BEGIN ---> SYNC ---> CATALOG ---> SLOTS ---> SETTLE ---> over     done() gets the result
  *
- *     BEGIN    begin() decides the transaction from the current state, over several turns if that is
- *              long; no other change begins meanwhile
+ *     BEGIN    begin() decides the transaction from the current state, over several turns if that
+ *              is long; no other change begins meanwhile
  *     SYNC     flushes the data files, for changes that set `sync`
  *     CATALOG  fill() adds long records, and the catalog commits, on the catalog's thread
  *     SLOTS    writes and flushes the commit slots of the data files
@@ -26,16 +26,17 @@ struct zsd_change {
     bool sync;  /* flush the data files first, because pages were written for it */
     bool looks; /* changes nothing: fill() only reads the catalog, even if the store is poisoned */
     bool holds; /* with `looks`: it does not give way */
-    /* Loop thread, first in the queue: puts the change into txn. 0; 1: incomplete, call again in the
-     * next turn; or a negative errno with a message: the change fails. */
+    /* Loop thread, first in the queue: puts the change into txn. 0; 1: incomplete, call again in
+     * the next turn; or a negative errno with a message: the change fails. */
     int (*begin)(struct zsd_change *c, struct zb_err *err);
-    /* The catalog's thread: adds long records, from data that does not change meanwhile. NULL: there
-     * are none. */
+    /* The catalog's thread: adds long records, from data that does not change meanwhile. NULL:
+     * there are none. */
     int (*fill)(struct zsd_change *c, struct zb_err *err);
     /* Loop thread, before the next change begins. err is NULL if the change is durable. False:
      * incomplete, call again in the next turn. NULL: there is nothing to settle. */
     bool (*settle)(struct zsd_change *c, const struct zb_err *err);
-    /* Loop thread, once, not from inside zsd_change_start(). err is NULL if the change is durable. */
+    /* Loop thread, once, not from inside zsd_change_start(). err is NULL if the change is
+     * durable. */
     void (*done)(struct zsd_change *c, const struct zb_err *err);
     struct zn_txn *txn;
     /* owned by the queue */

@@ -34,9 +34,9 @@ struct zsd_delta_run {
 struct zsd_delta {
     struct zsd_change change; /* the caller may set sync; the rest is private */
     struct zsd_saved *saved;
-    /* Loop thread, first in the queue. committed and prepared are the current ones. May replace them,
-     * set snap_add, and set `going` of snapshots. 0; 1: incomplete, call again in the next turn, with no
-     * other change in between; or a negative errno with a message. */
+    /* Loop thread, first in the queue. committed and prepared are the current ones. May replace
+     * them, set snap_add, and set `going` of snapshots. 0; 1: incomplete, call again in the next
+     * turn, with no other change in between; or a negative errno with a message. */
     int (*plan)(struct zsd_delta *d, struct zb_err *err);
     /* Loop thread, once, in the turn in which the saved job gets its new state: updates whatever
      * requests that come before done() must see. NULL: nothing. */

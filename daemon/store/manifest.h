@@ -49,7 +49,8 @@ static inline uint64_t zsd_unit_bytes(const struct zsd_unit *unit)
 void zsd_unit_free(struct zsd_unit *unit);
 /** Makes the segments of a unit from its tensors. 0 or -ENOMEM. */
 int zsd_unit_segments(struct zsd_unit *unit);
-/** A copy of the unit: name, index, elems, layout, tensors, segments; no shards. NULL: no memory. */
+/** A copy of the unit: name, index, elems, layout, tensors, segments; no shards. NULL: no
+ * memory. */
 struct zsd_unit *zsd_unit_copy(const struct zsd_unit *unit);
 
 void zsd_note_done(struct zsd_note *note);

@@ -1,6 +1,6 @@
 /*
- * pack.h - objects to bytes and back: little-endian numbers, and byte strings preceded by their length.
- * record.c has the model. Any thread.
+ * pack.h - objects to bytes and back: little-endian numbers, and byte strings preceded by their
+ * length. record.c has the model. Any thread.
  */
 #ifndef ZSD_PACK_H
 #define ZSD_PACK_H

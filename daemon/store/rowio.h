@@ -12,15 +12,15 @@ struct zsd_row_piece {
     uint32_t page;
     uint64_t from, take; /* of the page's elements */
 };
-/** The piece that begins at element `elem` of a unit, with at most `most` elements. The version must
- * have that element. */
+/** The piece that begins at element `elem` of a unit, with at most `most` elements. The version
+ * must have that element. */
 struct zsd_row_piece zsd_row_piece(const struct zsd_version *v, uint32_t unit, uint64_t elem,
                                    uint64_t most);
 
-/** Memory into which to read `bytes` of saved pages: the page buffer; or *ret_scratch, which the caller
- * frees, if these pages were saved with a larger page_elems. NULL: no memory. Scratch memory is not in
- * the host account. It is bounded all the same: its owner also holds a page buffer, and a page has at
- * most ZB_PAGE_ELEMS_MAX elements. */
+/** Memory into which to read `bytes` of saved pages: the page buffer; or *ret_scratch, which the
+ * caller frees, if these pages were saved with a larger page_elems. NULL: no memory. Scratch memory
+ * is not in the host account. It is bounded all the same: its owner also holds a page buffer, and a
+ * page has at most ZB_PAGE_ELEMS_MAX elements. */
 void *zsd_row_room(const struct zsd_core *core, void *buffer, uint64_t bytes, void **ret_scratch);
 
 /**
@@ -41,9 +41,9 @@ struct zsd_row_read {
     struct zsd_pio pio;
     struct zsd_task task;
 };
-/** Starts the read. Never fails at once: done runs later. err is -EBADMSG, with job, unit, shard and
- * page, or an error of the device. `who` (a job's name) is for the message, and must be valid until
- * done. */
+/** Starts the read. Never fails at once: done runs later. err is -EBADMSG, with job, unit, shard
+ * and page, or an error of the device. `who` (a job's name) is for the message, and must be valid
+ * until done. */
 void zsd_row_read_start(struct zsd_row_read *r, const char *who);
 
 #endif

@@ -10,9 +10,9 @@
  * flight. An extent that two jobs share counts in both promises.
  *
  * The places that the rows hold are a sum (saved->held), which each change of the versions updates
- * (delta.c). The additional needs of a job in memory are counted again each time, shard by shard, and
- * over several turns if the caller can wait (struct zsd_needs_walk). The needs of a job that is not in
- * memory follow from its newest version.
+ * (delta.c). The additional needs of a job in memory are counted again each time, shard by shard,
+ * and over several turns if the caller can wait (struct zsd_needs_walk). The needs of a job that is
+ * not in memory follow from its newest version.
  *
  * Loop thread only.
  */
@@ -27,8 +27,8 @@
 struct zsd_job;
 struct zsd_store;
 
-/** A count of the places that a job in memory needs in addition to the rows of its versions. It starts
- * over if the job is placed or planned again meanwhile. Begins as all zero. */
+/** A count of the places that a job in memory needs in addition to the rows of its versions. It
+ * starts over if the job is placed or planned again meanwhile. Begins as all zero. */
 struct zsd_needs_walk {
     bool begun;
     uint64_t of;    /* saved->planned when it began */
@@ -96,12 +96,13 @@ static inline bool zsd_saved_kept(const struct zsd_saved *saved)
 
 /** The quota to which its snapshots are charged. */
 struct zsd_quota *zsd_saved_quota(struct zsd_saved *saved);
-/** Charges a snapshot that is in no list yet. If it is the first one of its version, also the version's
- * memory: notes, and tables (zsd_version_table_bytes()). A row that versions share is charged for each
- * of them, which is too much rather than too little. 0; -ENOSPC or -EDQUOT with the numbers. */
+/** Charges a snapshot that is in no list yet. If it is the first one of its version, also the
+ * version's memory: notes, and tables (zsd_version_table_bytes()). A row that versions share is
+ * charged for each of them, which is too much rather than too little. 0; -ENOSPC or -EDQUOT with
+ * the numbers. */
 int zsd_snap_charge(struct zsd_saved *saved, struct zsd_snap *snap, struct zb_err *err);
-/** Reverses that: for a snapshot in saved->snaps that version->snapshots still counts, or for one that
- * is in no list and not counted. The version's memory stays charged until its last snapshot is
+/** Reverses that: for a snapshot in saved->snaps that version->snapshots still counts, or for one
+ * that is in no list and not counted. The version's memory stays charged until its last snapshot is
  * discharged. */
 void zsd_snap_discharge(struct zsd_saved *saved, struct zsd_snap *snap);
 /** At the start: charges all snapshots, regardless of limits, because they were allowed before. */
@@ -120,18 +121,18 @@ struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, const char *name
 void zsd_saved_hold(struct zsd_saved *saved);
 /** The last call frees a job that was destroyed, or that never committed and has no incarnation. */
 void zsd_saved_unhold(struct zsd_saved *saved);
-/** Sets the promise to the needs of its versions and of the next one. 0; -ENOSPC with the numbers, or
- * -ENOMEM: the promise is unchanged, and saved->lacks is set. A promise that only shrinks never
+/** Sets the promise to the needs of its versions and of the next one. 0; -ENOSPC with the numbers,
+ * or -ENOMEM: the promise is unchanged, and saved->lacks is set. A promise that only shrinks never
  * fails. */
 int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err);
 /** The same in parts. True: it has ended; saved->lacks has the result. */
 bool zsd_saved_reserve_part(struct zsd_saved *saved, struct zsd_needs_walk *w);
-/** Call before its job in memory needs more: raises the promise to the new needs, and lowers it for no
- * class. 0; -ENOSPC with the numbers, or -ENOMEM. */
+/** Call before its job in memory needs more: raises the promise to the new needs, and lowers it for
+ * no class. 0; -ENOSPC with the numbers, or -ENOMEM. */
 int zsd_saved_raise(struct zsd_saved *saved, struct zb_err *err);
-/** Call before a change that raises its needs (a snapshot; the first version of a clone): the same for
- * the state after the change, with `committed` as its commit, without the snapshots that it destroys,
- * and with rows that hold `held`. In parts: also 1: call again in the next turn. */
+/** Call before a change that raises its needs (a snapshot; the first version of a clone): the same
+ * for the state after the change, with `committed` as its commit, without the snapshots that it
+ * destroys, and with rows that hold `held`. In parts: also 1: call again in the next turn. */
 int zsd_saved_raise_part(struct zsd_saved *saved, const struct zsd_version *committed,
                          const struct zb_needs *held, struct zsd_needs_walk *w, struct zb_err *err);
 void zsd_needs_walk_done(struct zsd_needs_walk *w);
@@ -149,12 +150,14 @@ static inline int zsd_saved_room(struct zsd_saved *saved, struct zb_err *err)
 {
     return saved && saved->lacks ? zsd_saved_reserve(saved, err) : 0;
 }
-/** Whether a change or another operation of it is in progress: then its promise must not be lowered. */
+/** Whether a change or another operation of it is in progress: then its promise must not be
+ * lowered. */
 static inline bool zsd_saved_changes(const struct zsd_saved *saved)
 {
     return saved->pending > (saved->job ? 1u : 0u);
 }
-/** How many times the trainable rows of the newest version are needed in addition to held places. */
+/** How many times the trainable rows of the newest version are needed in addition to held
+ * places. */
 unsigned zsd_saved_next(const struct zsd_saved *saved);
 
 #endif

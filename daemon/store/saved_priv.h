@@ -12,8 +12,8 @@ struct zsd_saved *zsd_saved_alloc(struct zsd_store *store, uint32_t nunits);
 void zsd_saved_free(struct zsd_saved *s);
 /** At the start: sets saved->held, from the rows of its versions. 0 or -ENOMEM. */
 int zsd_saved_recount(struct zsd_saved *saved);
-/** Promises and books `want`: the bytes of version v, and of gradients of the job in memory, by plane,
- * the rest as ring. 0, -ENOSPC or -ENOMEM. */
+/** Promises and books `want`: the bytes of version v, and of gradients of the job in memory, by
+ * plane, the rest as ring. 0, -ENOSPC or -ENOMEM. */
 int zsd_saved_book(struct zsd_saved *saved, const struct zsd_version *v,
                    const struct zb_needs *want, struct zb_err *err);
 

@@ -6,8 +6,9 @@
  * durable. A change is prepared here, made durable by the queue of changes (change.h), and becomes
  * visible only then.
  *
- * A failed flush, and a failed commit of the catalog, poison the store: every later change fails with
- * the same message until the daemon is restarted. -ENOSPC of the catalog fails only its change.
+ * A failed flush, and a failed commit of the catalog, poison the store: every later change fails
+ * with the same message until the daemon is restarted. -ENOSPC of the catalog fails only its
+ * change.
  *
  * INVARIANTS
  *
@@ -39,9 +40,9 @@ struct zsd_store {
     struct zb_err poisoned;     /* code 0: it is not */
 };
 
-/** Opens the catalog (daemon->catalog_path), checks it, and makes all of its objects in memory. Logs
- * the saved jobs. Blocks: at the start only. 0; or a negative errno: err has the message. Without a
- * catalog's path or a data file there is no store, and it returns 0. */
+/** Opens the catalog (daemon->catalog_path), checks it, and makes all of its objects in memory.
+ * Logs the saved jobs. Blocks: at the start only. 0; or a negative errno: err has the message.
+ * Without a catalog's path or a data file there is no store, and it returns 0. */
 int zsd_store_open(struct zsd_core *core, struct zb_err *err);
 /** Whether there is a store that is not poisoned and has no saved job. */
 bool zsd_store_empty(const struct zsd_core *core);

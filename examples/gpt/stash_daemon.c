@@ -29,7 +29,7 @@
 
 #define SLOTS      GPT_STASH_SLOTS
 #define NO_ENTRY   UINT32_MAX
-#define RING       3u /* places that a job's streamed shards of one size pass through: ZC_PINS_MIN */
+#define RING       3u /* places for a job's streamed shards of one size: ZC_PINS_MIN */
 #define TIMEOUT_MS 60000u
 #define WAIT_MS    1
 

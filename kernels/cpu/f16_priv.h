@@ -2,11 +2,12 @@
  * f16_priv.h - fp16 by the processor's own conversions, where a variant has them.
  *
  * MODEL. F16_ROW elements at a time, with the bits of elem_to_f16() and elem_from_f16(): hardware
- * rounds to nearest, ties to even, and keeps denormals; zk_thread_init() sets both modes. It converts
- * a NaN to some NaN, so each is made canonical as fp32 (by a test of its bits: clang compiles a
- * comparison of the converted values to 16 comparisons of fp16, one by one). Where a variant has no
- * such instructions, F16_ROW is not defined and only the loops over elements are used. "ref" is such a
- * variant: it is compiled without these instructions, or with ZK_PLAIN where every processor has them.
+ * rounds to nearest, ties to even, and keeps denormals; zk_thread_init() sets both modes. It
+ * converts a NaN to some NaN, so each is made canonical as fp32 (by a test of its bits: clang
+ * compiles a comparison of the converted values to 16 comparisons of fp16, one by one). Where a
+ * variant has no such instructions, F16_ROW is not defined and only the loops over elements are
+ * used. "ref" is such a variant: it is compiled without these instructions, or with ZK_PLAIN where
+ * every processor has them.
  */
 #ifndef ZK_F16_PRIV_H
 #define ZK_F16_PRIV_H

@@ -1,14 +1,14 @@
 /*
  * device.c - a CUDA GPU. Together with launch.cu this is the plugin that gpu.c loads.
  *
- * MODEL. The CUDA runtime is linked only into the plugin. It looks for the driver itself; if there is
- * none, opening a device fails with an error message. The driver's own functions, for memory that can
- * be mapped and shared, are looked up when a device is opened (struct driver). All threads use the
- * device's primary context, which each call makes current first.
+ * MODEL. The CUDA runtime is linked only into the plugin. It looks for the driver itself; if there
+ * is none, opening a device fails with an error message. The driver's own functions, for memory
+ * that can be mapped and shared, are looked up when a device is opened (struct driver). All threads
+ * use the device's primary context, which each call makes current first.
  *
- * ERRORS. The runtime keeps the last error of each thread, and a later launch would report it as its
- * own: zk_cuda_fail() clears it. An error of the device itself cannot be cleared: every later call
- * reports it.
+ * ERRORS. The runtime keeps the last error of each thread, and a later launch would report it as
+ * its own: zk_cuda_fail() clears it. An error of the device itself cannot be cleared: every later
+ * call reports it.
  */
 #include <errno.h>
 #include <stdio.h>

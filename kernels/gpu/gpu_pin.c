@@ -1,6 +1,6 @@
 /*
- * gpu_pin.c - pins host memory: several threads touch it first, and then it is pinned in pieces that
- * the backend can take.
+ * gpu_pin.c - pins host memory: several threads touch it first, and then it is pinned in pieces
+ * that the backend can take.
  */
 #include <errno.h>
 #include <pthread.h>

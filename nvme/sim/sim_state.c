@@ -6,9 +6,9 @@
  * writes to them, changes always. So a copy costs a pointer for each chunk, and a device that a
  * power cut left is made from a recorded state by applying a few changes to a copy.
  *
- * A NAME always belongs to the same file. Creating the file again after it was deleted gives it a new
- * birth number. A change only applies to the birth that it was made for, so bytes of a new file whose
- * creation was lost never get into the old one.
+ * A NAME always belongs to the same file. Creating the file again after it was deleted gives it a
+ * new birth number. A change only applies to the birth that it was made for, so bytes of a new file
+ * whose creation was lost never get into the old one.
  *
  * A POWER CUT chooses a subset of the changes, and of torn writes a subset of their sectors, and
  * applies it in order. For each sector that reaches every outcome that writing them in any order

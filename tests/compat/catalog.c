@@ -9,7 +9,8 @@
  * WRITTEN ALIKE. A field that moved on both sides, where it is written and where it is read, shows
  * when an old store is read, but only if somebody uses the field. So records that today's daemon
  * writes are compared with what the old one wrote, too: jobs and units byte by byte, but for ids,
- * the owner and a field that is not used any more; others, which have places and times, by their length.
+ * the owner and a field that is not used any more; others, which have places and times, by their
+ * length.
  */
 #include "tests/compat/compat.h"
 

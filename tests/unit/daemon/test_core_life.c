@@ -627,7 +627,8 @@ static int abandon(struct world *w, unsigned c, unsigned tag, uint64_t step)
     return answer(w, tag);
 }
 
-/* A step whose gradients are being changed, or read, is not abandoned; then it is, and begins anew. */
+/* A step whose gradients are being changed, or read, is not abandoned; then it is, and begins
+ * anew. */
 static void a_step_is_abandoned(void **state)
 {
     struct world w;
