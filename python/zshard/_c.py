@@ -229,7 +229,7 @@ STRUCTS = [value for name, value in sorted(globals().items())
 P = POINTER
 HANDLE = c_void_p
 CALL = (DONE, c_void_p)
-SENTENCE: tuple[Any, ...] = (c_void_p, c_size_t)  # a buffer of the caller's and its length
+ERROR_TEXT: tuple[Any, ...] = (c_void_p, c_size_t)  # a buffer of the caller's and its length
 
 
 def asynchronous(name: str, *args: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -295,7 +295,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_rows_free": (None, (c_void_p,)),
     **asynchronous("zc_ping"),
     # zc_zero.h
-    "zc_comm_open": (c_int, (P(c_void_p), c_char_p, *SENTENCE)),
+    "zc_comm_open": (c_int, (P(c_void_p), c_char_p, *ERROR_TEXT)),
     "zc_comm_close": (None, (c_void_p, c_bool)),
     "zc_zero_defaults": (None, (P(zc_zero_options),)),
     "zc_zero_open": (c_int, (P(HANDLE), P(zc_zero_options))),
@@ -345,25 +345,25 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_comm_from_ops": (c_int, (P(c_void_p), c_void_p, c_void_p, c_uint32, c_uint32)),
     # zc_config.h
     "zc_lr_at": (c_double, (P(zc_lr_schedule), c_double, c_uint64)),
-    "zc_zero_config_load": (c_int, (P(P(zc_zero_config)), c_char_p, c_uint32, *SENTENCE)),
-    "zc_zero_config_parse": (c_int, (P(P(zc_zero_config)), c_char_p, c_size_t, c_uint32, *SENTENCE)),
+    "zc_zero_config_load": (c_int, (P(P(zc_zero_config)), c_char_p, c_uint32, *ERROR_TEXT)),
+    "zc_zero_config_parse": (c_int, (P(P(zc_zero_config)), c_char_p, c_size_t, c_uint32, *ERROR_TEXT)),
     "zc_zero_config_free": (None, (P(zc_zero_config),)),
     # zc_safetensors.h
     "zc_st_dtype_name": (c_char_p, (c_int,)),
     "zc_st_dtype_bytes": (c_size_t, (c_int,)),
-    "zc_st_open": (c_int, (P(HANDLE), c_char_p, *SENTENCE)),
+    "zc_st_open": (c_int, (P(HANDLE), c_char_p, *ERROR_TEXT)),
     "zc_st_close": (None, (HANDLE,)),
     "zc_st_count": (c_size_t, (HANDLE,)),
     "zc_st_at": (P(zc_st_tensor), (HANDLE, c_size_t)),
     "zc_st_find": (P(zc_st_tensor), (HANDLE, c_char_p)),
     "zc_st_metadata": (c_char_p, (HANDLE, c_char_p)),
-    "zc_st_read": (c_int, (HANDLE, P(zc_st_tensor), c_uint64, c_uint64, c_void_p, *SENTENCE)),
-    "zc_st_read_f32": (c_int, (HANDLE, P(zc_st_tensor), c_uint64, c_uint64, P(c_float), *SENTENCE)),
+    "zc_st_read": (c_int, (HANDLE, P(zc_st_tensor), c_uint64, c_uint64, c_void_p, *ERROR_TEXT)),
+    "zc_st_read_f32": (c_int, (HANDLE, P(zc_st_tensor), c_uint64, c_uint64, P(c_float), *ERROR_TEXT)),
     "zc_st_to_f32": (c_int, (c_int, c_void_p, c_uint64, P(c_float))),
     "zc_st_from_f32": (c_int, (c_int, P(c_float), c_uint64, c_void_p)),
     "zc_st_create": (c_int, (P(HANDLE), c_char_p, P(zc_st_tensor), c_size_t, P(zc_st_pair), c_size_t,
-                             *SENTENCE)),
-    "zc_st_append": (c_int, (HANDLE, c_void_p, c_size_t, *SENTENCE)),
-    "zc_st_commit": (c_int, (HANDLE, *SENTENCE)),
+                             *ERROR_TEXT)),
+    "zc_st_append": (c_int, (HANDLE, c_void_p, c_size_t, *ERROR_TEXT)),
+    "zc_st_commit": (c_int, (HANDLE, *ERROR_TEXT)),
     "zc_st_discard": (None, (HANDLE,)),
 }

@@ -6,7 +6,7 @@ and the kernel counts its bytes. Open MPI sees two hosts; where it would call ss
 that enters the other node. Files are shared, so Unix sockets of both are reached from everywhere.
 
 It needs root, iproute2, and a kernel or container that lets root make namespaces: else `with` raises
-NoNodes with a sentence. All that was made is taken away at the end, processes inside it, too.
+NoNodes with a message. At the end everything that was made is removed, and processes inside it end.
 """
 
 import json

@@ -139,7 +139,7 @@ def memory_at_size():
 
 
 def refused():
-    """No such GPU, in whatever build: one sentence, exit code 4, and the daemon's job is not made."""
+    """No such GPU, in any build: one error message, exit code 4, and the daemon makes no job."""
     for name in ("cuda:99", "cuda"):
         done = subprocess.run([program("zgpt"), *MODEL, "--steps", "1", "--device", name], text=True,
                               timeout=DEADLINE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
@@ -164,7 +164,7 @@ def too_little_memory():
 
 
 def failures():
-    """Whatever the device fails at, the run ends with one sentence."""
+    """Whatever the device fails at, the run ends with one error message."""
     for works in (0, 1, 2, 5, 30, 300, 1500):
         done = subprocess.run([program("zgpt"), *MODEL, "--steps", "2", "--device", f"emulated:256M:0:{works}"],
                               text=True, timeout=DEADLINE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)

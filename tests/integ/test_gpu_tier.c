@@ -459,7 +459,7 @@ static void fail_at(unsigned works)
         return;
     }
     if (!strstr(text, "GPU"))
-        fail_msg("the sentence does not name the GPU: %s", text);
+        fail_msg("the message does not name the GPU: %s", text);
     assert_non_null(strstr(zi_tier(c, "gpu").detail, "failed: "));
     sv_hang_up(ranks, 2);
     assert_int_equal(sv_attach(ranks, 2, &d, 0, true, NULL), 0);

@@ -149,7 +149,7 @@ def checkpoints_device():
 
 
 def checkpoints_refused():
-    """No daemon, or no room: one sentence."""
+    """No daemon, or no room: one error message."""
     run = Run(["--checkpoint", "host", "--socket", "/nowhere/zshard.sock"], steps=1)
     check(run.done.returncode == 3 and "checkpoints of activations: " in run.done.stdout, run.done.stdout)
     with Daemon("--host-bytes", "1M", "--nvme-bytes", "64M", *PAGES) as d:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_start.py - starts of zshardd that are refused, each with its exit status, its sentence and no
+"""test_start.py - starts of zshardd that are refused, each with its exit status, its message and no
 damage; and those that must work: anybody's, without a configuration; without O_DIRECT; after a crash.
 
     ZSHARD_BUILD=build tests/integ/test_start.py [NAME...]

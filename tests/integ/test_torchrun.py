@@ -95,7 +95,7 @@ def same_as_mpi():
 
 
 def a_rank_that_does_not_come():
-    """World of three, two come: everybody ends with a sentence."""
+    """A world of three, but two come: both end with an error message."""
     done = Trained(["--offload", "none"],
                    as_torchrun(dict(os.environ), WORLD_SIZE="3", ZSHARD_MEET_SECONDS="5"))
     for rank, (code, out) in enumerate(done.ended):

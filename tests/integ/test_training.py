@@ -302,11 +302,11 @@ class Trainers:
     def pid(self, rank):
         return int(self.read(rank, "pid"))
 
-    def wait_for_end(self, rank, seconds, code, sentence):
+    def wait_for_end(self, rank, seconds, code, message):
         wait_until(f"the end of rank {rank}", lambda: self.read(rank, "rc") != "", seconds)
         check(self.read(rank, "rc") == str(code),
               f"rank {rank} ended with {self.read(rank, 'rc')}, not {code}:\n{self.read(rank, 'out')}")
-        check(sentence in self.read(rank, "out"), f"rank {rank} says:\n{self.read(rank, 'out')}")
+        check(message in self.read(rank, "out"), f"rank {rank} says:\n{self.read(rank, 'out')}")
 
 
 def rank_killed():

@@ -516,7 +516,7 @@ static bool refuse_by_number(struct fake *f, const struct zp_frame *frame, const
     return true;
 }
 
-static void a_sentence_for_each(void **state)
+static void a_message_for_each(void **state)
 {
     struct session x = session_open(refuse_by_number, NULL);
     struct outcome o = { .c = x.c };
@@ -868,7 +868,7 @@ int main(void)
         cmocka_unit_test(notes),
         cmocka_unit_test(a_note_that_changes_while_it_is_read),
         cmocka_unit_test(calls_from_callbacks),
-        cmocka_unit_test(a_sentence_for_each),
+        cmocka_unit_test(a_message_for_each),
         cmocka_unit_test(too_many_calls),
         cmocka_unit_test(releases_travel_together),
         cmocka_unit_test(arguments),

@@ -582,8 +582,8 @@ static const struct refusal {
     int code;
     const char *says;
 } refusals[] = {
-    { "a sentence", "it needs 5 GiB, and there are 3", -ENOSPC, "it needs 5 GiB, and there are 3" },
-    { "no sentence", NULL, -ENOSPC, "-ENOSPC: it does not fit" },
+    { "a message", "it needs 5 GiB, and there are 3", -ENOSPC, "it needs 5 GiB, and there are 3" },
+    { "no message", NULL, -ENOSPC, "-ENOSPC: it does not fit" },
     { "one with control characters", "a\nb\x1b[31mc", -EIO, "a?b?[31mc" },
     { "the code of the protocol", "a body that is none", -EPROTO, "a body that is none" },
     { "a method unknown", "this daemon knows no method 2", -ENOSYS,

@@ -71,7 +71,7 @@ int zc_comm_open(struct zc_comm **ret, const char *name, char *error, size_t err
 
     assert(strcmp(name, "auto") == 0);
     if (call(NULL) != 0) {
-        (void)snprintf(error, error_bytes, "%s", FAKE_SENTENCE);
+        (void)snprintf(error, error_bytes, "%s", FAKE_MESSAGE);
         return -EOWNERDEAD;
     }
     *ret = calloc(1, sizeof(**ret));
@@ -134,7 +134,7 @@ void zc_zero_close(struct zc_zero *z, bool clean)
 
 const char *zc_zero_error(const struct zc_zero *z)
 {
-    return z->failed ? FAKE_SENTENCE : "";
+    return z->failed ? FAKE_MESSAGE : "";
 }
 
 int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit)

@@ -36,7 +36,7 @@ extern struct fake_engine fake;
 /** Frees the kept job. */
 void fake_forget(void);
 
-#define FAKE_SCALE    1024.0
-#define FAKE_SENTENCE "a peer died, says the test"
+#define FAKE_SCALE   1024.0
+#define FAKE_MESSAGE "a peer died, says the test"
 
 #endif

@@ -928,7 +928,7 @@ static void every_failure_of_the_engine(void **state)
         r = train(&args);
         failed = fake.calls >= nth;
         assert_int_equal(r.rc, failed ? -EOWNERDEAD : 0);
-        assert_string_equal(r.err.text, failed ? FAKE_SENTENCE : "");
+        assert_string_equal(r.err.text, failed ? FAKE_MESSAGE : "");
         assert_int_equal(fake.closed_clean, !failed);
         assert_int_equal(access("failed", F_OK), failed ? -1 : 0);
         free(r.said);

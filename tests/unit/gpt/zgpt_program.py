@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""zgpt_program.py - the program itself: exit codes, sentences, signals.
+"""zgpt_program.py - the program itself: exit codes, messages, signals.
 
     ZSHARD_BUILD=build tests/unit/gpt/zgpt_program.py
 """

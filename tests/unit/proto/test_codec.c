@@ -112,7 +112,7 @@ static void table(void **state)
         if (rc != cases[i].rc || err.code != rc)
             fail_msg("%s: got %d '%s'", cases[i].name, rc, err.text);
         if ((rc == 0) != (m != NULL) || (rc < 0 && !err.text[0]))
-            fail_msg("%s: a message, or no sentence", cases[i].name);
+            fail_msg("%s: a body, or no error message", cases[i].name);
     }
 }
 

@@ -52,7 +52,7 @@ static void table(void **state)
         if (rc == 0 && (a.sun_family != AF_UNIX || strcmp(a.sun_path, cases[i].want) != 0))
             fail_msg("%s: got '%s'", cases[i].name, a.sun_path);
         if (rc < 0 && (a.sun_family != 77 || !err.text[0]))
-            fail_msg("%s: the address was changed, or there is no sentence", cases[i].name);
+            fail_msg("%s: the address was changed, or there is no message", cases[i].name);
     }
 }
 

@@ -297,7 +297,7 @@ static void descriptors(void **state)
         if (rc != fd_cases[i].rc || frames != fd_cases[i].frames)
             fail_msg("%s: got %d '%s' after %u frames", fd_cases[i].name, rc, err.text, frames);
         if (err.code != rc)
-            fail_msg("%s: the sentence is '%s'", fd_cases[i].name, err.text);
+            fail_msg("%s: the message is '%s'", fd_cases[i].name, err.text);
         fixture_close(&x);
     }
 }
