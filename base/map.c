@@ -17,11 +17,11 @@ static size_t map_home(size_t slots, uint64_t key)
 }
 
 /* The slot of the key, or the free one where it would go. There is always a free one. */
-static size_t map_slot(const uint64_t *keys, size_t slots, uint64_t key)
+static size_t map_slot(const uint64_t *stored, size_t slots, uint64_t key)
 {
     size_t i = map_home(slots, key);
 
-    while (keys[i] != key && keys[i] != ZB_MAP_NO_KEY)
+    while (stored[i] != ~key && stored[i] != 0)
         i = (i + 1) & (slots - 1);
     return i;
 }
@@ -34,31 +34,30 @@ static bool map_fits(size_t slots, size_t n)
 int zb_map_reserve(struct zb_map *m, size_t n)
 {
     size_t slots = m->slots > 0 ? m->slots : MAP_SLOTS_MIN;
-    uint64_t *keys;
+    uint64_t *stored;
     uint32_t *values;
 
     while (!map_fits(slots, n))
         slots *= 2;
     if (slots == m->slots)
         return 0;
-    keys = malloc(slots * sizeof(*keys));
+    stored = calloc(slots, sizeof(*stored));
     values = malloc(slots * sizeof(*values));
-    if (!keys || !values) {
-        free(keys);
+    if (!stored || !values) {
+        free(stored);
         free(values);
         return -ENOMEM;
     }
-    memset(keys, 0xff, slots * sizeof(*keys)); /* ZB_MAP_NO_KEY */
     for (size_t i = 0; i < m->slots; i++)
-        if (m->keys[i] != ZB_MAP_NO_KEY) {
-            size_t to = map_slot(keys, slots, m->keys[i]);
+        if (m->stored[i] != 0) {
+            size_t to = map_slot(stored, slots, zb_map_key(m, i));
 
-            keys[to] = m->keys[i];
+            stored[to] = m->stored[i];
             values[to] = m->values[i];
         }
-    free(m->keys);
+    free(m->stored);
     free(m->values);
-    m->keys = keys;
+    m->stored = stored;
     m->values = values;
     m->slots = slots;
     return 0;
@@ -76,8 +75,8 @@ int zb_map_put(struct zb_map *m, uint64_t key, uint32_t value)
     }
     if (zb_map_reserve(m, m->n + 1) < 0)
         return -ENOMEM;
-    i = map_slot(m->keys, m->slots, key);
-    m->keys[i] = key;
+    i = map_slot(m->stored, m->slots, key);
+    m->stored[i] = ~key;
     m->values[i] = value;
     m->n++;
     return 0;
@@ -89,8 +88,8 @@ uint32_t *zb_map_find(const struct zb_map *m, uint64_t key)
 
     if (m->slots == 0)
         return NULL;
-    i = map_slot(m->keys, m->slots, key);
-    return m->keys[i] == key && key != ZB_MAP_NO_KEY ? &m->values[i] : NULL;
+    i = map_slot(m->stored, m->slots, key);
+    return m->stored[i] == ~key && key != ZB_MAP_NO_KEY ? &m->values[i] : NULL;
 }
 
 bool zb_map_remove(struct zb_map *m, uint64_t key)
@@ -102,24 +101,23 @@ bool zb_map_remove(struct zb_map *m, uint64_t key)
         return false;
     hole = (size_t)(have - m->values);
     /* entries whose probing passed the hole move up */
-    for (i = (hole + 1) & (m->slots - 1); m->keys[i] != ZB_MAP_NO_KEY;
-         i = (i + 1) & (m->slots - 1)) {
-        size_t home = map_home(m->slots, m->keys[i]);
+    for (i = (hole + 1) & (m->slots - 1); m->stored[i] != 0; i = (i + 1) & (m->slots - 1)) {
+        size_t home = map_home(m->slots, zb_map_key(m, i));
 
         if (((i - home) & (m->slots - 1)) >= ((i - hole) & (m->slots - 1))) {
-            m->keys[hole] = m->keys[i];
+            m->stored[hole] = m->stored[i];
             m->values[hole] = m->values[i];
             hole = i;
         }
     }
-    m->keys[hole] = ZB_MAP_NO_KEY;
+    m->stored[hole] = 0;
     m->n--;
     return true;
 }
 
 void zb_map_done(struct zb_map *m)
 {
-    free(m->keys);
+    free(m->stored);
     free(m->values);
     *m = (struct zb_map){ 0 };
 }

@@ -3,7 +3,8 @@
  *
  * MODEL. Open addressing, linear probing, at most three quarters full. A removal moves later
  * entries up, so there are no tombstones, and an old map is as fast as a new one. It takes 16 to 32
- * bytes per entry. Keys are mixed, so that multiples of large powers of two do not collide. One
+ * bytes per entry. Keys are mixed, so that multiples of large powers of two do not collide. Memory
+ * that no entry has used yet is not touched, so making room for many entries takes no time. One
  * thread at a time.
  */
 #ifndef ZB_MAP_H
@@ -17,11 +18,17 @@
 
 /** All zeros is an empty map. */
 struct zb_map {
-    uint64_t *keys;
+    uint64_t *stored; /* complements of the keys: 0 is a free slot, zb_map_key() */
     uint32_t *values;
     size_t slots; /* 0, or a power of two */
     size_t n;
 };
+
+/** The key in a slot; ZB_MAP_NO_KEY: the slot is free. */
+static inline uint64_t zb_map_key(const struct zb_map *m, size_t slot)
+{
+    return ~m->stored[slot];
+}
 
 /** Makes room for n entries in all, so that adding up to n cannot fail. 0; -ENOMEM: nothing has
  * changed. */

@@ -94,20 +94,28 @@ static bool space_gap(const struct zb_space *s, uint64_t from, uint64_t to, uint
     return false;
 }
 
+uint64_t zb_space_take_some(struct zb_space *s, uint64_t count, uint64_t most, uint64_t *ret_first)
+{
+    uint64_t first, all;
+
+    assert(count >= 1 && most >= 1);
+    if (count > s->free_units)
+        return 0;
+    if (!space_gap(s, s->next, s->units, count, &first) && !space_gap(s, 0, s->next, count, &first))
+        return 0;
+    most = zb_min_u64(most, (s->units - first) / count);
+    most = (space_find(s, first, first + most * count, true) - first) / count;
+    all = most * count;
+    space_mark(s, first, all, true);
+    s->free_units -= all;
+    s->next = first + all == s->units ? 0 : first + all;
+    *ret_first = first;
+    return most;
+}
+
 int zb_space_take(struct zb_space *s, uint64_t count, uint64_t *ret_first)
 {
-    uint64_t first;
-
-    assert(count >= 1);
-    if (count > s->free_units)
-        return -ENOSPC;
-    if (!space_gap(s, s->next, s->units, count, &first) && !space_gap(s, 0, s->next, count, &first))
-        return -ENOSPC;
-    space_mark(s, first, count, true);
-    s->free_units -= count;
-    s->next = first + count == s->units ? 0 : first + count;
-    *ret_first = first;
-    return 0;
+    return zb_space_take_some(s, count, 1, ret_first) == 1 ? 0 : -ENOSPC;
 }
 
 int zb_space_take_at(struct zb_space *s, uint64_t first, uint64_t count)

@@ -19,6 +19,11 @@ void zb_space_free(struct zb_space *s);
 /** Takes `count` (>= 1) units in a row: 0, or -ENOSPC when no gap is as long. */
 int zb_space_take(struct zb_space *s, uint64_t count, uint64_t *ret_first);
 
+/** Takes at most `most` (>= 1) ranges of `count` units, one after another, from the first gap: the
+ * same ones as zb_space_take() would, called as many times. Returns how many; 0: no gap is as
+ * long as one. */
+uint64_t zb_space_take_some(struct zb_space *s, uint64_t count, uint64_t most, uint64_t *ret_first);
+
 /** Takes exactly these units: 0; -ERANGE: not all are inside; -EBUSY: one is already taken. */
 int zb_space_take_at(struct zb_space *s, uint64_t first, uint64_t count);
 

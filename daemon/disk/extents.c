@@ -244,6 +244,15 @@ static uint64_t class_lacks(const struct place_class *c)
     return c->wanted > c->total ? c->wanted - c->total : 0;
 }
 
+/* Returns the last n free places of a class to the map. */
+static void class_give(struct zsd_core *core, struct place_class *c, uint64_t n)
+{
+    c->nfree -= n;
+    c->total -= n;
+    core->disk->places->total -= n;
+    zsd_map_give_many(core, c->bytes, n, c->free_at + c->nfree);
+}
+
 /* Returns surplus free places to the map, because another class may need their bytes. Their
  * addresses stay in free_at after nfree, for promise_undo(). */
 static void promise_give(struct zsd_core *core)
@@ -253,11 +262,7 @@ static void promise_give(struct zsd_core *core)
     for (uint32_t i = 0; i < e->n; i++) {
         struct place_class *c = &e->classes[i];
 
-        for (uint64_t n = class_surplus(c); n > 0; n--) {
-            zsd_map_give(core, c->free_at[--c->nfree], c->bytes);
-            c->total--;
-            e->total--;
-        }
+        class_give(core, c, class_surplus(c));
     }
 }
 
@@ -267,11 +272,8 @@ static void promise_undo(struct zsd_core *core, const struct place_class *before
     struct zsd_extents *e = core->disk->places;
 
     for (uint32_t i = 0; i < e->n; i++)
-        for (struct place_class *c = &e->classes[i]; c->nfree > before[i].nfree;) {
-            zsd_map_give(core, c->free_at[--c->nfree], c->bytes);
-            c->total--;
-            e->total--;
-        }
+        if (e->classes[i].nfree > before[i].nfree)
+            class_give(core, &e->classes[i], e->classes[i].nfree - before[i].nfree);
     for (uint32_t i = 0; i < e->n; i++)
         for (struct place_class *c = &e->classes[i]; c->nfree < before[i].nfree;) {
             int rc = zsd_map_take_at(core, c->free_at[c->nfree++], c->bytes);
@@ -301,20 +303,17 @@ static int promise_take(struct zsd_core *core, struct zb_err *err)
                        (unsigned long long)(least + lacks - left));
     for (uint32_t i = e->n; i-- > 0;) {
         struct place_class *c = &e->classes[i];
+        uint64_t want = class_lacks(c);
+        uint64_t took = zsd_map_take_many(core, c->bytes, want, c->free_at + c->nfree);
 
-        for (uint64_t n = class_lacks(c); n > 0; n--) {
-            uint64_t at = zsd_map_take(core, c->bytes);
-
-            if (at == ZB_NO_PLACE)
-                return zb_fail(err, -ENOSPC,
-                               "%s more of NVMe are needed, and %s are free, but in pieces: no "
-                               "place of %s for a page is left",
-                               zb_size_text(lacks).s, zb_size_text(left).s,
-                               zb_size_text(c->bytes).s);
-            c->free_at[c->nfree++] = at;
-            c->total++;
-            e->total++;
-        }
+        c->nfree += took;
+        c->total += took;
+        e->total += took;
+        if (took < want)
+            return zb_fail(err, -ENOSPC,
+                           "%s more of NVMe are needed, and %s are free, but in pieces: no "
+                           "place of %s for a page is left",
+                           zb_size_text(lacks).s, zb_size_text(left).s, zb_size_text(c->bytes).s);
     }
     return 0;
 }

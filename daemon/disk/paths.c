@@ -369,6 +369,87 @@ uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes)
     return ZB_NO_PLACE;
 }
 
+#define ON_PATH(path) (ZB_NO_PLACE - 1 - (path)) /* not yet a range: one of this path */
+
+/* Chooses the path of each range, as map_next() would. */
+static void many_choose(const struct zsd_core *core, uint64_t units, uint64_t n, uint64_t *ret)
+{
+    unsigned paths = zsd_paths(core->daemon);
+    uint64_t used[ZN_PATHS_MAX];
+    double load[ZN_PATHS_MAX], weight[ZN_PATHS_MAX];
+
+    for (unsigned p = 0; p < paths; p++) {
+        const struct zb_space *map = core->disk->maps[p];
+
+        used[p] = zb_space_total_units(map) - zb_space_free_units(map) + units;
+        weight[p] = (double)zsd_path_weight(core->daemon, p);
+        load[p] = (double)used[p] / weight[p];
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        unsigned best = 0;
+
+        for (unsigned p = 1; p < paths; p++)
+            if (load[p] < load[best])
+                best = p;
+        ret[i] = ON_PATH(best);
+        used[best] += units;
+        load[best] = (double)used[best] / weight[best];
+    }
+}
+
+/* Takes the ranges that were chosen for this path, until it has no gap left. */
+static void many_take(struct zsd_core *core, unsigned path, uint64_t units, uint64_t n,
+                      uint64_t *ret)
+{
+    uint64_t first = 0, have = 0, want = 0;
+
+    for (uint64_t i = 0; i < n; i++)
+        want += ret[i] == ON_PATH(path);
+    for (uint64_t i = 0; i < n && want > 0; i++) {
+        if (ret[i] != ON_PATH(path))
+            continue;
+        if (have == 0)
+            have = zb_space_take_some(core->disk->maps[path], units, want, &first);
+        if (have == 0)
+            return;
+        ret[i] = ZN_AT(path, first * ZB_PAGE_ALIGN);
+        first += units;
+        have--;
+        want--;
+    }
+}
+
+/* The same with a single path: there is nothing to choose. */
+static uint64_t many_single(struct zsd_core *core, uint64_t units, uint64_t n, uint64_t *ret)
+{
+    uint64_t took = 0, first, some;
+
+    while (took < n &&
+           (some = zb_space_take_some(core->disk->maps[0], units, n - took, &first)) > 0)
+        for (; some > 0; some--, first += units)
+            ret[took++] = ZN_AT(0, first * ZB_PAGE_ALIGN);
+    return took;
+}
+
+uint64_t zsd_map_take_many(struct zsd_core *core, uint64_t bytes, uint64_t n, uint64_t *ret)
+{
+    unsigned paths = zsd_paths(core->daemon);
+    uint64_t units = bytes / ZB_PAGE_ALIGN, took = 0;
+
+    if (paths == 1)
+        return many_single(core, units, n, ret);
+    many_choose(core, units, n, ret);
+    for (unsigned p = 0; p < paths; p++)
+        many_take(core, p, units, n, ret);
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t at = ret[i] >= ON_PATH(paths - 1) ? zsd_map_take(core, bytes) : ret[i];
+
+        if (at != ZB_NO_PLACE)
+            ret[took++] = at;
+    }
+    return took;
+}
+
 int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes)
 {
     if (ZN_AT_PATH(at) >= zsd_paths(core->daemon) || at % ZB_PAGE_ALIGN != 0)
@@ -381,6 +462,32 @@ void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes)
 {
     zb_space_give(core->disk->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
                   bytes / ZB_PAGE_ALIGN);
+}
+
+void zsd_map_give_many(struct zsd_core *core, uint64_t bytes, uint64_t n, const uint64_t *at)
+{
+    struct {
+        uint64_t at, bytes; /* a range that is to be given, and may still grow at both ends */
+    } runs[ZN_PATHS_MAX] = { 0 };
+
+    for (uint64_t i = 0; i < n; i++) {
+        unsigned p = ZN_AT_PATH(at[i]);
+
+        if (runs[p].bytes > 0 && at[i] == runs[p].at + runs[p].bytes) {
+            runs[p].bytes += bytes;
+        } else if (runs[p].bytes > 0 && at[i] + bytes == runs[p].at) {
+            runs[p].at = at[i];
+            runs[p].bytes += bytes;
+        } else {
+            if (runs[p].bytes > 0)
+                zsd_map_give(core, runs[p].at, runs[p].bytes);
+            runs[p].at = at[i];
+            runs[p].bytes = bytes;
+        }
+    }
+    for (unsigned p = 0; p < ZN_PATHS_MAX; p++)
+        if (runs[p].bytes > 0)
+            zsd_map_give(core, runs[p].at, runs[p].bytes);
 }
 
 uint64_t zsd_map_free_bytes(const struct zsd_core *core)

@@ -55,9 +55,14 @@ void zsd_map_done(struct zsd_core *core);
 
 /** Takes a free range, on the path whose turn it is; ZB_NO_PLACE: no gap is large enough. */
 uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes);
+/** Takes n such ranges, on the same paths as if each were taken in turn: ret[0..n). Returns how many
+ * it took: fewer if no gap is left. */
+uint64_t zsd_map_take_many(struct zsd_core *core, uint64_t bytes, uint64_t n, uint64_t *ret);
 /** Takes that range. 0; -EBUSY a part of it is taken; -ERANGE there is no such range. */
 int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes);
 void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes);
+/** Gives n ranges of `bytes` back. Faster than one by one if neighbours are close in at[]. */
+void zsd_map_give_many(struct zsd_core *core, uint64_t bytes, uint64_t n, const uint64_t *at);
 
 uint64_t zsd_map_free_bytes(const struct zsd_core *core);
 uint64_t zsd_map_total_bytes(const struct zsd_core *core);

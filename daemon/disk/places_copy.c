@@ -30,12 +30,14 @@ static struct zsd_place_copy place_of(uint64_t at, uint32_t value, bool changed)
 
 static void copy_slot(const struct zsd_extents *e, struct zsd_places_copy *c, size_t slot)
 {
-    if (e->held.keys[slot] == ZB_MAP_NO_KEY)
+    uint64_t at = zb_map_key(&e->held, slot);
+
+    if (at == ZB_MAP_NO_KEY)
         return;
     if (zb_grow(&c->places, &c->room, c->nplaces, 1) < 0)
         c->failed = true;
     else
-        c->places[c->nplaces++] = place_of(e->held.keys[slot], e->held.values[slot], false);
+        c->places[c->nplaces++] = place_of(at, e->held.values[slot], false);
 }
 
 void zsd_places_changes(struct zsd_extents *e, uint64_t at, uint32_t value)
@@ -55,7 +57,7 @@ void zsd_places_moves(struct zsd_extents *e, size_t slot)
 
     if (zb_list_empty(&e->copies))
         return;
-    for (size_t i = (slot + 1) & (m->slots - 1); m->keys[i] != ZB_MAP_NO_KEY;
+    for (size_t i = (slot + 1) & (m->slots - 1); zb_map_key(m, i) != ZB_MAP_NO_KEY;
          i = (i + 1) & (m->slots - 1))
         zb_list_each(pos, &e->copies)
         {
@@ -127,11 +129,13 @@ int zsd_places_copy_sort(struct zsd_places_copy *c)
             c->places[n++] = c->places[i];
     c->nplaces = n;
     for (size_t i = 0; i < c->changed.slots; i++) {
-        if (c->changed.keys[i] == ZB_MAP_NO_KEY || c->changed.values[i] == 0)
+        uint64_t at = zb_map_key(&c->changed, i);
+
+        if (at == ZB_MAP_NO_KEY || c->changed.values[i] == 0)
             continue;
         if (zb_grow(&c->places, &c->room, c->nplaces, 1) < 0)
             return -ENOMEM;
-        c->places[c->nplaces++] = place_of(c->changed.keys[i], c->changed.values[i], true);
+        c->places[c->nplaces++] = place_of(at, c->changed.values[i], true);
     }
     if (c->nplaces > 0)
         qsort(c->places, c->nplaces, sizeof(*c->places), place_by_at);

@@ -380,6 +380,7 @@ static void ready_tabled(struct zsd_job *job, const struct zb_err *err)
     }
     t->bytes = job->arena_bytes;
     t->memory_bytes = job->memory_bytes;
+    t->touch = job->from != NULL;
     zsd_arena_task_start(t);
 }
 

@@ -20,7 +20,7 @@ static void arena_memory(struct zsd_arena_task *t)
 
     t->memory = zsd_private_reserve(t->memory_bytes);
     for (uint32_t i = 0; t->memory && i < t->nranges && rc == 0; i++)
-        rc = zsd_private_make(t->memory + t->ranges[i].at, t->ranges[i].bytes, false);
+        rc = zsd_private_make(t->memory + t->ranges[i].at, t->ranges[i].bytes, t->touch);
     if (t->memory && rc == 0)
         return;
     zsd_private_free(t->memory, t->memory_bytes);

@@ -24,6 +24,9 @@ struct zsd_arena_task {
     uint64_t memory_bytes;
     struct zsd_range *ranges; /* ZSD_ARENA_OPEN: usable parts of the memory */
     uint32_t nranges;
+    /* ZSD_ARENA_OPEN: allocates the pages now, because the job is loaded: the first transfer into
+     * a piece of memory pins its pages, on the loop thread. Else the first step allocates them. */
+    bool touch;
     struct zk_gpu_mem *params; /* ZSD_ARENA_OPEN of a job with parameters on the GPU */
     struct zb_err gpu_err;     /* why these could not be made; then nothing else is allocated */
     struct zb_err pin_err;     /* why some of its memory could not be pinned */

@@ -65,27 +65,27 @@ static void map_of_places(void **state)
 {
     enum { N = 1000000 };
     struct zb_map m = { 0 };
-    const uint64_t *keys;
+    const uint64_t *stored;
     size_t probes = 0;
 
     (void)state;
     assert_int_equal(zb_map_reserve(&m, N), 0);
-    keys = m.keys;
+    stored = m.stored;
     for (uint64_t i = 0; i < N; i++)
         assert_int_equal(zb_map_put(&m, (i % 3) << 56 | i * 2621440, (uint32_t)i), 0);
-    assert_ptr_equal(m.keys, keys);
-    assert_true(m.slots * (sizeof(*m.keys) + sizeof(*m.values)) <= 32u * N);
+    assert_ptr_equal(m.stored, stored);
+    assert_true(m.slots * (sizeof(*m.stored) + sizeof(*m.values)) <= 32u * N);
     for (uint64_t i = 0; i < 4 * (uint64_t)N; i++) {
         uint64_t gone = (i % 3) << 56 | i * 2621440, j = i + N;
 
         assert_true(zb_map_remove(&m, gone));
         assert_int_equal(zb_map_put(&m, (j % 3) << 56 | j * 2621440, (uint32_t)j), 0);
     }
-    assert_ptr_equal(m.keys, keys);
+    assert_ptr_equal(m.stored, stored);
     for (uint64_t i = 4 * (uint64_t)N; i < 5 * (uint64_t)N; i++)
         assert_int_equal(*zb_map_find(&m, (i % 3) << 56 | i * 2621440), (uint32_t)i);
     for (size_t i = 0, run = 0; i < m.slots; i++) { /* free slots are spread: probes are short */
-        run = m.keys[i] == ZB_MAP_NO_KEY ? 0 : run + 1;
+        run = zb_map_key(&m, i) == ZB_MAP_NO_KEY ? 0 : run + 1;
         probes = run > probes ? run : probes;
     }
     assert_true(probes < 1000);

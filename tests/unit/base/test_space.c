@@ -55,6 +55,51 @@ static void space_against_model(void **state)
     zb_space_free(s);
 }
 
+/* A space takes some ranges at once, its twin the same ones singly, among gaps of random sizes. */
+static void space_some(void **state)
+{
+    enum { UNITS = 1000, ROUNDS = 4000, HELD = 300 };
+    struct {
+        uint64_t first, count;
+    } held[HELD];
+    struct zb_space *some, *single;
+    uint64_t seed = 7, most_at_once = 0;
+    unsigned n = 0;
+
+    (void)state;
+    assert_int_equal(zb_space_new(&some, UNITS), 0);
+    assert_int_equal(zb_space_new(&single, UNITS), 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        uint64_t count = 1 + ztest_random(&seed) % 9, most = 1 + ztest_random(&seed) % 12;
+        uint64_t first = 9999, at, took = zb_space_take_some(some, count, most, &first);
+
+        assert_true(took <= most);
+        if (took == 0)
+            assert_int_equal(zb_space_take(single, count, &at), -ENOSPC);
+        for (uint64_t i = 0; i < took; i++) {
+            assert_int_equal(zb_space_take(single, count, &at), 0);
+            assert_int_equal(at, first + i * count);
+        }
+        most_at_once = took > most_at_once ? took : most_at_once;
+        if (took > 0) {
+            held[n].first = first;
+            held[n++].count = took * count;
+        }
+        while (n == HELD || (n > 0 && (took == 0 || ztest_random(&seed) % 2 == 0))) {
+            unsigned i = ztest_random(&seed) % n;
+
+            zb_space_give(some, held[i].first, held[i].count);
+            zb_space_give(single, held[i].first, held[i].count);
+            held[i] = held[--n];
+            took = 1;
+        }
+        assert_int_equal(zb_space_free_units(some), zb_space_free_units(single));
+    }
+    assert_int_equal(most_at_once, 12);
+    zb_space_free(some);
+    zb_space_free(single);
+}
+
 static void space_whole(void **state)
 {
     static const uint64_t sizes[] = { 1, 63, 64, 65, 128, 1000 };
@@ -112,6 +157,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(space_against_model),
+        cmocka_unit_test(space_some),
         cmocka_unit_test(space_whole),
         cmocka_unit_test(space_at),
     };

@@ -97,6 +97,41 @@ static void spread_by_rate(void **state)
     paths_down(true);
 }
 
+/* Many ranges at once are those that would be taken singly, in the same order, also from a map with
+ * gaps and when paths become full. */
+static void many_at_once(void **state)
+{
+    static const uint64_t rates[PATHS] = { 3000, 2000, 1000 };
+    static uint64_t single[2000], many[2000];
+    uint64_t total, n = 0, gap;
+
+    (void)state;
+    paths_up(0);
+    for (unsigned i = 0; i < PATHS; i++)
+        d.path_rates[i].mixed = rates[i];
+    total = zsd_map_total_bytes(d.core);
+    for (unsigned i = 0; i < 20; i++) /* too short for a page */
+        assert_int_equal(zsd_map_take_at(d.core, ZN_AT(i % PATHS, (3 * i + 1) * 4096), 4096), 0);
+    gap = zsd_map_free_bytes(d.core);
+    while ((single[n] = zsd_map_take(d.core, PAGE_BYTES)) != ZB_NO_PLACE)
+        n++;
+    for (uint64_t i = 0; i < n; i++)
+        zsd_map_give(d.core, single[i], PAGE_BYTES);
+    assert_int_equal(zsd_map_free_bytes(d.core), gap);
+    assert_int_equal(zsd_map_take_many(d.core, PAGE_BYTES, 2000, many), n);
+    assert_true(n > 300 && n < 2000);
+    assert_memory_equal(many, single, 300 * sizeof(*many)); /* until a path is full */
+    for (uint64_t i = 0; i < n; i++)
+        assert_int_equal(zsd_map_take_at(d.core, many[i], PAGE_BYTES), -EBUSY);
+    zsd_map_give_many(d.core, PAGE_BYTES, n, many);
+    assert_int_equal(zsd_map_free_bytes(d.core), gap);
+    for (unsigned i = 0; i < 20; i++)
+        zsd_map_give(d.core, ZN_AT(i % PATHS, (3 * i + 1) * 4096), 4096);
+    assert_int_equal(zsd_map_free_bytes(d.core), total);
+    assert_int_equal(zsd_map_take_many(d.core, PAGE_BYTES, 0, many), 0);
+    paths_down(true);
+}
+
 static void places_by_name(void **state)
 {
     uint64_t last, at = ZN_AT(1, 5 * PAGE_BYTES);
@@ -300,10 +335,10 @@ static int dir_remove(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spread_by_rate),   cmocka_unit_test(places_by_name),
-        cmocka_unit_test(measured),         cmocka_unit_test(measured_in_vain),
-        cmocka_unit_test(each_to_its_file), cmocka_unit_test(some_to_all),
-        cmocka_unit_test(urgent_first),
+        cmocka_unit_test(spread_by_rate),   cmocka_unit_test(many_at_once),
+        cmocka_unit_test(places_by_name),   cmocka_unit_test(measured),
+        cmocka_unit_test(measured_in_vain), cmocka_unit_test(each_to_its_file),
+        cmocka_unit_test(some_to_all),      cmocka_unit_test(urgent_first),
     };
 
     return cmocka_run_group_tests(tests, dir_make, dir_remove);
