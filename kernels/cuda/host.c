@@ -13,6 +13,7 @@ void zk_cuda_host_run(const struct zk_gpu_work *w)
     struct warp_step step = { 0 };
     struct warp_sums of = { 0 };
     struct sums_kind sums_kind = { 0 };
+    struct quad32 tile[SUM_TILE_QUADS];
 
     if (w->op == ZK_GPU_STEP) {
         step = warp_step_of(&w->step);
@@ -26,7 +27,7 @@ void zk_cuda_host_run(const struct zk_gpu_work *w)
         if (w->op == ZK_GPU_STEP)
             warp_step(&step, &kind, chunk);
         else if (sums)
-            warp_sums(&of, &sums_kind, chunk);
+            warp_sums(&of, &sums_kind, chunk, tile);
         else
             warp_array(&w->array, w->op, warp_vector(w->op, &w->array), chunk);
     }

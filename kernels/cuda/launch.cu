@@ -2,11 +2,14 @@
  * launch.cu - the kernels of warp_work_priv.h on the device: which warp does which chunk, and
  * nothing else. No contraction, no flush to zero, and of C++ only templates.
  *
- * MODEL. A block of threads is 8 warps (2 for sums, whose chunks are long); warp number i of the
- * grid does chunk i, and there are as many warps as chunks. What a kernel would otherwise test for
- * every element (optimizer, dtype, moments, kind of work) is a template parameter. The dtype of
+ * MODEL. A block of threads is 8 warps (4 in steps); warp number i of the grid does chunk i, or the
+ * i-th span of an array, and there are as many warps as these. What a kernel would otherwise test
+ * for every element (optimizer, dtype, moments, kind of work) is a template parameter. The dtype of
  * gradients in a step, and of arrays, is not: that keeps the number of kernels small, and costs one
  * branch that all threads take alike.
+ *
+ * OCCUPANCY. Sizes of blocks, and how many of them a multiprocessor holds, were measured on an
+ * H200: bench/README.md, "zbench gpu".
  */
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -18,8 +21,10 @@ extern "C" {
 
 #define THREADS      256u
 #define WARPS        (THREADS / 32u)
-#define STEP_BLOCKS  3u /* resident on a multiprocessor: limits the registers */
-#define SUMS_THREADS 64u
+#define STEP_THREADS 128u
+#define STEP_WARPS   (STEP_THREADS / 32u)
+#define ARRAY_BLOCKS 6u /* resident on a multiprocessor: limits the registers */
+#define SUMS_THREADS 256u
 #define SUMS_WARPS   (SUMS_THREADS / 32u)
 
 static __device__ __forceinline__ uint64_t chunk_of_warp(void)
@@ -27,9 +32,16 @@ static __device__ __forceinline__ uint64_t chunk_of_warp(void)
     return (uint64_t)blockIdx.x * (blockDim.x / 32u) + threadIdx.x / 32u;
 }
 
+/* Blocks of a step that are resident on a multiprocessor. Two moments of fp32 are many bytes for
+ * each warp, so that fewer warps keep the memory busy. */
+static constexpr unsigned step_blocks(int optimizer, int moments)
+{
+    return (optimizer == ZB_ADAMW || optimizer == ZB_ADAM) && moments == ZB_MOMENTS_F32 ? 6 : 8;
+}
+
 template <int OPTIMIZER, int DTYPE, int MOMENTS>
-static __global__ __launch_bounds__(THREADS, STEP_BLOCKS) void step_kernel(const struct warp_step a,
-                                                                           uint64_t chunks)
+static __global__ __launch_bounds__(STEP_THREADS, step_blocks(OPTIMIZER, MOMENTS)) void step_kernel(
+    const struct warp_step a, uint64_t chunks)
 {
     const struct step_kind kind = { (enum zb_optimizer)OPTIMIZER, (enum zb_dtype)DTYPE,
                                     (enum zb_moments)MOMENTS,
@@ -40,8 +52,9 @@ static __global__ __launch_bounds__(THREADS, STEP_BLOCKS) void step_kernel(const
 }
 
 template <int OP>
-static __global__ __launch_bounds__(THREADS) void array_kernel(const struct zk_gpu_array a,
-                                                               bool vector, uint64_t chunks)
+static __global__ __launch_bounds__(THREADS,
+                                    ARRAY_BLOCKS) void array_kernel(const struct zk_gpu_array a,
+                                                                    bool vector, uint64_t chunks)
 {
     if (chunk_of_warp() < chunks)
         warp_array(&a, (enum zk_gpu_op)OP, vector, chunk_of_warp());
@@ -52,8 +65,10 @@ template <int FROM, int GRAD, bool INGEST, bool ADD>
 static __global__ __launch_bounds__(SUMS_THREADS) void sums_kernel(const struct warp_sums a)
 {
     const struct sums_kind kind = { (enum zb_dtype)FROM, (enum zb_dtype)GRAD, INGEST, ADD };
+    const unsigned bytes = SUM_TILE_QUADS * 4 * ((INGEST ? GRAD : FROM) == ZB_F32 ? 4 : 2);
+    static __shared__ struct quad32 tiles[SUMS_WARPS][bytes / sizeof(struct quad32)];
 
-    warp_sums(&a, &kind, chunk_of_warp());
+    warp_sums(&a, &kind, chunk_of_warp(), tiles[threadIdx.x / 32u]);
 }
 
 typedef void step_fn(const struct warp_step a, uint64_t chunks);
@@ -158,7 +173,7 @@ extern "C" int zk_cuda_launch(const struct zk_gpu_work *w, void *stream)
 {
     cudaStream_t on = (cudaStream_t)stream;
     bool sums = w->op == ZK_GPU_INGEST || w->op == ZK_GPU_NORM;
-    unsigned warps = sums ? SUMS_WARPS : WARPS;
+    unsigned warps = sums ? SUMS_WARPS : w->op == ZK_GPU_STEP ? STEP_WARPS : WARPS;
     uint64_t chunks = warp_chunks(w), blocks = (chunks + warps - 1) / warps;
     const struct zb_layout *layout = &w->step.layout;
 
@@ -168,8 +183,8 @@ extern "C" int zk_cuda_launch(const struct zk_gpu_work *w, void *stream)
         return cudaErrorInvalidConfiguration;
     if (w->op == ZK_GPU_STEP)
         steps[layout->optimizer - 1][layout->dtype - 1]
-             [layout->moments - 1]<<<(unsigned)blocks, THREADS, 0, on>>>(warp_step_of(&w->step),
-                                                                         chunks);
+             [layout->moments - 1]<<<(unsigned)blocks, STEP_THREADS, 0, on>>>(
+                 warp_step_of(&w->step), chunks);
     else if (sums) {
         const struct sums_kind kind = warp_sums_kind(w);
 

@@ -1,10 +1,30 @@
 /*
  * warp_array_priv.h - works on arrays, as what one warp does: warp_priv.h has the model.
+ *
+ * SPANS. A warp does a span of array_span() chunks, and reads all of it before it writes. The fewer
+ * bytes an element has, the more of them a warp must read at a time to keep the memory busy.
  */
 #ifndef ZK_WARP_ARRAY_PRIV_H
 #define ZK_WARP_ARRAY_PRIV_H
 
 #include "kernels/cuda/warp_priv.h"
+
+#define ARRAY_SPAN_MAX 4u /* chunks */
+
+/* Chunks that a warp does at a time. */
+WARP_BOTH unsigned array_span(enum zk_gpu_op op)
+{
+    switch (op) {
+    case ZK_GPU_DECODE_Q8:
+    case ZK_GPU_DEQUANTIZE_I8:
+        return 4;
+    case ZK_GPU_ENCODE_Q8:
+    case ZK_GPU_QUANTIZE_I8:
+        return 2;
+    default:
+        return 1;
+    }
+}
 
 /* Codes and scales are stored by block: the codes of the block that contains element i, and its
  * scale. */
@@ -25,8 +45,9 @@ struct array_raw {
     uint32_t scale;
 };
 
+/* The quad at element i. A chunk's scale is read with its first quad (half 0) only. */
 WARP_FN struct array_raw array_read(const struct zk_gpu_array *a, enum zk_gpu_op op, uint64_t i,
-                                    bool whole)
+                                    unsigned half, bool whole)
 {
     struct array_raw r;
 
@@ -49,12 +70,13 @@ WARP_FN struct array_raw array_read(const struct zk_gpu_array *a, enum zk_gpu_op
         break;
     case ZK_GPU_DECODE_Q8:
         r.code = quad_get8(a->from, i, a->n, whole);
-        if (i < a->n)
+        if (half == 0 && i < a->n)
             r.scale = ((const elem32 *)a->side)[i / ZB_Q8_GROUP];
         break;
     case ZK_GPU_DEQUANTIZE_I8:
         r.code = quad_get8(block_codes(a->from, i), i % WARP_B, WARP_B, whole);
-        r.scale = *block_scale(a->from, i);
+        if (half == 0)
+            r.scale = *block_scale(a->from, i);
         break;
     default: /* not element by element */
         break;
@@ -150,35 +172,35 @@ WARP_FN void array_write(const struct zk_gpu_array *a, enum zk_gpu_op op, const 
     }
 }
 
-/* A lane's two quads. */
-struct lane_quads {
+/* Of a lane in a group: its two quads, and their largest magnitude. */
+struct lane_group {
     struct quad half[2];
+    uint32_t most;
 };
 
-/* Handles a whole group, since its scale depends on all of it: 8-bit moments, or int8. */
-WARP_FN void warp_group(const struct zk_gpu_array *a, bool moments, bool whole, uint64_t chunk)
+WARP_FN void lane_group_read(enum zb_dtype dtype, bool moments, const struct raw *r,
+                             struct lane_group *st)
 {
-    enum zb_dtype dtype = moments ? ZB_F32 : a->from_dtype;
-    struct lane_quads st[WARP_STATES];
+    st->most = 0;
+    WARP_FOR (half, 2) {
+        st->half[half] = raw_values(dtype, r[half]);
+        WARP_FOR (k, 4) {
+            uint32_t b = elem_bits(st->half[half].x[k]);
+            uint32_t x = moments ? moment_finite(b) : b & 0x7fffffff;
+
+            st->most = x > st->most ? x : st->most;
+        }
+    }
+}
+
+WARP_FN void group_write(const struct zk_gpu_array *a, bool moments, bool whole, uint64_t chunk,
+                         const struct lane_group *st)
+{
     uint32_t most[WARP_STATES], largest;
     float scale;
 
-    WARP_EACH (w) {
-        struct raw r[2];
-
-        WARP_FOR (half, 2)
-            r[half] = raw_get(dtype, a->from, lane_at(chunk, WARP_LANE(w), half), a->n, whole);
-        most[w] = 0;
-        WARP_FOR (half, 2) {
-            st[w].half[half] = raw_values(dtype, r[half]);
-            WARP_FOR (k, 4) {
-                uint32_t b = elem_bits(st[w].half[half].x[k]);
-                uint32_t x = moments ? moment_finite(b) : b & 0x7fffffff;
-
-                most[w] = x > most[w] ? x : most[w];
-            }
-        }
-    }
+    WARP_EACH (w)
+        most[w] = st[w].most;
     largest = warp_most(most);
     scale = moments ? moment_scale(moment_pattern(largest)) : quantize_scale(largest);
     WARP_EACH (w) {
@@ -204,36 +226,67 @@ WARP_FN void warp_group(const struct zk_gpu_array *a, bool moments, bool whole, 
     }
 }
 
-WARP_FN void lane_array(const struct zk_gpu_array *a, enum zk_gpu_op op, uint64_t chunk,
-                        unsigned lane, bool whole)
+/* Handles whole groups, since the scale of one depends on all of it: 8-bit moments, or int8. */
+WARP_FN void warp_groups(const struct zk_gpu_array *a, bool moments, bool whole, uint64_t first,
+                         unsigned count)
 {
-    struct array_raw r[2];
+    enum zb_dtype dtype = moments ? ZB_F32 : a->from_dtype;
+    struct lane_group st[ARRAY_SPAN_MAX][WARP_STATES];
 
-    WARP_FOR (half, 2)
-        r[half] = array_read(a, op, lane_at(chunk, lane, half), whole);
-    WARP_FOR (half, 2)
-        array_write(a, op, &r[half], lane_at(chunk, lane, half), whole);
+    WARP_EACH (w) {
+        struct raw r[ARRAY_SPAN_MAX][2];
+
+        WARP_FOR (g, count)
+            WARP_FOR (half, 2)
+                r[g][half] =
+                    raw_get(dtype, a->from, lane_at(first + g, WARP_LANE(w), half), a->n, whole);
+        WARP_FOR (g, count)
+            lane_group_read(dtype, moments, r[g], &st[g][w]);
+    }
+    WARP_FOR (g, count)
+        group_write(a, moments, whole, first + g, st[g]);
 }
 
-/* Does one chunk of any work on arrays, except norms. */
-WARP_FN void warp_array(const struct zk_gpu_array *a, enum zk_gpu_op op, bool vector,
-                        uint64_t chunk)
+/* A lane's part of `count` chunks. */
+WARP_FN void lane_array(const struct zk_gpu_array *a, enum zk_gpu_op op, uint64_t first,
+                        unsigned count, unsigned lane, bool whole)
 {
-    bool whole = vector && (chunk + 1) * WARP_CHUNK <= a->n;
+    struct array_raw r[ARRAY_SPAN_MAX][2];
 
+    WARP_FOR (c, count)
+        WARP_FOR (half, 2)
+            r[c][half] = array_read(a, op, lane_at(first + c, lane, half), half, whole);
+    WARP_FOR (c, count) {
+        r[c][1].scale = r[c][0].scale;
+        WARP_FOR (half, 2)
+            array_write(a, op, &r[c][half], lane_at(first + c, lane, half), whole);
+    }
+}
+
+WARP_FN void warp_chunks_of(const struct zk_gpu_array *a, enum zk_gpu_op op, uint64_t first,
+                            unsigned count, bool whole)
+{
     if (op == ZK_GPU_ENCODE_Q8 || op == ZK_GPU_QUANTIZE_I8) {
-        if (whole)
-            warp_group(a, op == ZK_GPU_ENCODE_Q8, true, chunk);
-        else
-            warp_group(a, op == ZK_GPU_ENCODE_Q8, false, chunk);
+        warp_groups(a, op == ZK_GPU_ENCODE_Q8, whole, first, count);
         return;
     }
-    WARP_EACH (w) {
-        if (whole)
-            lane_array(a, op, chunk, WARP_LANE(w), true);
-        else
-            lane_array(a, op, chunk, WARP_LANE(w), false);
+    WARP_EACH (w)
+        lane_array(a, op, first, count, WARP_LANE(w), whole);
+}
+
+/* Does one span of any work on arrays, except norms. */
+WARP_FN void warp_array(const struct zk_gpu_array *a, enum zk_gpu_op op, bool vector, uint64_t span)
+{
+    unsigned count = array_span(op);
+    uint64_t first = span * count;
+
+    if (vector && (first + count) * WARP_CHUNK <= a->n) {
+        warp_chunks_of(a, op, first, count, true);
+        return;
     }
+    WARP_ONCE
+    for (unsigned c = 0; c < count && (first + c) * WARP_CHUNK < a->n; c++)
+        warp_chunks_of(a, op, first + c, 1, false);
 }
 
 #endif

@@ -6,9 +6,9 @@
  * all.
  *
  * MODEL. A launch is cut into chunks, and a warp of 32 lanes does one. Lanes meet only in
- * warp_most() and sums_down(). A lane's state between such meetings is in an array of WARP_STATES:
- * one element, for the lane itself, on a GPU; one per lane on a processor. WARP_EACH() walks it:
- * once on a GPU, 32 times on a processor.
+ * warp_meet(), warp_most() and sums_down(). A lane's state between such meetings is in an array of
+ * WARP_STATES: one element, for the lane itself, on a GPU; one per lane on a processor. WARP_EACH()
+ * walks it: once on a GPU, 32 times on a processor.
  *
  * A chunk of 256 elements is one group of 8-bit values, and two quads (4 elements) for each lane,
  * so that a warp's accesses are whole lines: 16 bytes a lane of fp32, 8 of 16 bits. Arrays may
@@ -34,12 +34,14 @@
 
 #ifdef __CUDACC__
 #define WARP_FN   static __device__ __forceinline__
+#define WARP_BOTH static __host__ __device__ __forceinline__
 #define WARP_RARE static __device__ __noinline__ /* compiled once, not in each kernel */
 #define WARP_ONCE _Pragma("unroll 1")
 #define WARP_FULL _Pragma("unroll") /* so that arrays of a lane stay in registers */
 #define MAY_ALIAS
 #else
 #define WARP_FN   static inline
+#define WARP_BOTH static inline
 #define WARP_RARE static
 #define WARP_ONCE
 #define WARP_FULL
@@ -280,6 +282,14 @@ WARP_FN struct quad quad_decode_q8(struct quad8 code, uint32_t scale, bool is_si
 WARP_FN uint64_t lane_at(uint64_t chunk, unsigned lane, unsigned half)
 {
     return chunk * WARP_CHUNK + half * (WARP_CHUNK / 2) + lane * 4;
+}
+
+/* What a lane has stored before this, the others see after it. */
+WARP_FN void warp_meet(void)
+{
+#ifdef __CUDA_ARCH__
+    __syncwarp();
+#endif
 }
 
 /* The maximum over all lanes, for each of them. */

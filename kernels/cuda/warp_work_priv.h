@@ -8,6 +8,7 @@
 #include "kernels/cuda/warp_step_priv.h"
 #include "kernels/cuda/warp_sums_priv.h"
 
+/* The number of warps that a work takes; of an array, spans. */
 static inline uint64_t warp_chunks(const struct zk_gpu_work *w)
 {
     if (w->op == ZK_GPU_STEP)
@@ -16,7 +17,7 @@ static inline uint64_t warp_chunks(const struct zk_gpu_work *w)
         return zb_div_up(w->ingest.page.count / WARP_B, WARP_BLOCKS);
     if (w->op == ZK_GPU_NORM)
         return zb_div_up(zb_div_up(w->array.n, WARP_B), WARP_BLOCKS);
-    return zb_div_up(w->array.n, WARP_CHUNK);
+    return zb_div_up(w->array.n, WARP_CHUNK * array_span(w->op));
 }
 
 static inline struct warp_step warp_step_of(const struct zk_gpu_step *w)

@@ -52,8 +52,13 @@ ELEM_FN float elem_canonical(float f)
 ELEM_FN uint16_t elem_to_bf16(float f)
 {
     uint32_t b = elem_bits(f);
-    uint32_t rounded = (b + 0x7fff + (b >> 16 & 1)) >> 16;
+#ifdef __CUDA_ARCH__
+    uint16_t rounded; /* the same, but for NaNs, in one instruction */
 
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(f));
+#else
+    uint32_t rounded = (b + 0x7fff + (b >> 16 & 1)) >> 16;
+#endif
     return (uint16_t)(elem_is_nan(b) ? ELEM_BF16_NAN : rounded);
 }
 

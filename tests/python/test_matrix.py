@@ -27,7 +27,7 @@ from pool import Pool, RankFailed
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "integ"))
 from harness import Daemon  # type: ignore[import-not-found]  # noqa: E402
 
-pytest.importorskip("zshard.torch")
+_memory = pytest.importorskip("zshard.torch._memory")
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
 MODELS = [name for name, entry in zoo.ZOO.items() if name != zoo.DEEP and (HAS_TRANSFORMERS or not entry.needs)]
@@ -257,9 +257,9 @@ def test_stores_alike(lab: Lab, world: int, dtype: str) -> None:
 def test_memory_alike(lab: Lab, checkpoint: str) -> None:
     """Swapped, copied and viewed parameters are the same bits."""
     cell = Cell(store="host", checkpoint=checkpoint, accumulate="3")
-    made = [lab.run(cell, mode, compare=False) for mode in ("swap", "copy", "view")]
-    assert made[0].losses == made[1].losses == made[2].losses
-    assert made[0].hashes == made[1].hashes == made[2].hashes
+    modes = [mode for mode in ("swap", "copy", "view") if mode != "swap" or _memory.best_mode() == "swap"]
+    made = [lab.run(cell, mode, compare=False) for mode in modes]
+    assert all(m.losses == made[0].losses and m.hashes == made[0].hashes for m in made[1:])
 
 
 # ---- processes that die

@@ -244,6 +244,7 @@ void gpt_dev_matmul(struct gpt_dev *d, const struct gpt_matmul *mm)
 
     assert(mm->m > 0 && mm->n > 0 && mm->k > 0 && mm->batch > 0 && !mm->d.t);
     assert(!mm->bias || mm->batch == 1);
+    assert(mm->beta == 0.0f || mm->d_dtype == GPT_DEV_F32);
     if (!mm->bias || (uintptr_t)mm->bias % BIAS_ALIGN == 0) {
         matmul(d, mm);
         return;

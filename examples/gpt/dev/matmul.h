@@ -6,7 +6,8 @@
  * matrix with `t` is stored transposed: a is [k, m], b is [n, k]. ld is the distance of rows,
  * `step` that of the batch's matrices, in elements. Products are summed in fp32, whatever
  * the dtypes. Matrices of one batch may interleave (heads are columns of one array), and share no
- * element of d.
+ * element of d. What is added to (beta is not 0) is fp32: cuBLASLt may round a product to 16 bits
+ * before it adds it to an array of 16 bits (seen with 13.0 on an H200).
  */
 #ifndef GPT_MATMUL_H
 #define GPT_MATMUL_H
@@ -25,7 +26,7 @@ struct gpt_matmul {
     const void *bias;           /* of d's dtype, or NULL; only where batch is 1 */
     enum gpt_dtype_dev dtype;   /* of a and b */
     enum gpt_dtype_dev d_dtype; /* fp32 where the dtype is */
-    float alpha, beta;
+    float alpha, beta;          /* beta: 0 unless d is fp32 */
     uint32_t m, n, k, batch;
 };
 

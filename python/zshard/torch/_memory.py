@@ -85,12 +85,14 @@ def best_mode() -> str:
 
 
 def choose_mode() -> str:
-    """The mode of this process. ValueError: ZSHARD_MEMORY is none."""
+    """The mode of this process. ValueError: ZSHARD_MEMORY is none, or not possible with this torch."""
     wish = os.environ.get("ZSHARD_MEMORY", "")
     if not wish:
         return best_mode()
     if wish not in MODES:
         raise ValueError(f"ZSHARD_MEMORY={wish}: one of {', '.join(MODES)}")
+    if wish == "swap" and best_mode() != "swap":
+        raise ValueError(f"ZSHARD_MEMORY=swap: not with torch {torch.__version__}, which cannot exchange a storage's memory")
     return wish
 
 

@@ -661,8 +661,10 @@ static void products_on(struct fixture *x)
 {
     for (size_t i = 0; i < ZB_COUNT(products); i++) {
         product_on(x, &products[i], F32, F32);
-        product_on(x, &products[i], BF16, BF16);
-        product_on(x, &products[i], F16, F16);
+        if (products[i].beta == 0.0f) { /* products of 16 bits are not added to */
+            product_on(x, &products[i], BF16, BF16);
+            product_on(x, &products[i], F16, F16);
+        }
         if (!products[i].bias) { /* biases have the product's dtype */
             product_on(x, &products[i], BF16, F32);
             product_on(x, &products[i], F16, F32);
