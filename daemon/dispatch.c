@@ -229,5 +229,6 @@ static int dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena, uint16
 const struct zsd_conn_ops zsd_dispatch_ops = {
     .request = dispatch_request,
     .oneway = dispatch_oneway,
+    .others = zsd_core_others,
     .gone = zsd_core_gone,
 };

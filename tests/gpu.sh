@@ -380,8 +380,9 @@ stage_pytorch() {
         return
     fi
     [ "$device" != cuda ] || export ZSHARD_TEST_DEVICE=cuda
+    if "$python" -c 'import xdist' 2>/dev/null; then export PYTEST_ADDOPTS="-n 6"; fi # most of the time is start-up
     ZSHARD_TEST_PYTHON=$python checks gpu-torch
-    unset ZSHARD_TEST_DEVICE
+    unset ZSHARD_TEST_DEVICE PYTEST_ADDOPTS
 }
 stage_memory() { checks gpu-memory; }
 

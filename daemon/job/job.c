@@ -137,6 +137,7 @@ void zsd_job_hold(struct zsd_job *job)
 {
     job->inflight++;
     job->core->in_progress++;
+    job->core->job_holds++;
 }
 
 void zsd_job_unhold(struct zsd_job *job)
@@ -144,6 +145,7 @@ void zsd_job_unhold(struct zsd_job *job)
     assert(job->inflight > 0);
     job->inflight--;
     job->core->in_progress--;
+    job->core->job_holds--;
     if (job->inflight == 0 && job->state == ZSD_ENDED)
         zsd_defer(job->core, &job->over);
 }

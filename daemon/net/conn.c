@@ -9,7 +9,8 @@
  * over all of its links. The next half continues, first with links that got nothing. So a client
  * that floods the daemon delays others by at most that much, however many connections it has. All
  * links stop when the requests of a turn have used their part of its work (run/turn.h), or its time
- * (ZSD_NET_NS). The links that are left wait in server->hungry, in order.
+ * (ZSD_NET_NS). The links that are left wait in server->hungry, in order. Over many turns, pace.c
+ * limits the time of a process while the jobs of others work.
  *
  * BACK-PRESSURE. A link is full if any of these is reached: ZSD_REQS_MAX unanswered requests;
  * ZSD_OUT_HIGH bytes that its client has not read; the maximum of a stream for the answers that are
@@ -133,6 +134,7 @@ void zsd_link_end(struct zsd_link *l)
     zb_list_remove(&l->todo_node);
     zb_list_remove(&l->node);
     zb_list_remove(&l->later_node);
+    zb_list_remove(&l->rest_node);
     link_not_silent(l);
     zsd_quota_leave(&l->conn.quota);
     if (l->refusal)
@@ -238,15 +240,6 @@ static void link_on_hello(uv_timer_t *timer)
     }
 }
 
-/** The number of frames of the link's process that this half of the turn has handled. */
-static uint8_t *link_handled(const struct zsd_link *l)
-{
-    uint32_t key = (uint32_t)l->conn.pid * UINT32_C(0x9e3779b1) ^
-                   l->conn.uid * UINT32_C(0x85ebca6b);
-
-    return &l->server->frames[(key >> 16) % ZSD_FRAMES_PLACES];
-}
-
 /** Lets zsd_server_turn() handle the link before those that have had frames. */
 static void link_hungry(struct zsd_link *l)
 {
@@ -258,7 +251,7 @@ static void link_hungry(struct zsd_link *l)
  * while there is room for answers. False: the link has ended. */
 static bool link_frames(struct zsd_link *l)
 {
-    uint8_t *handled = link_handled(l);
+    uint8_t *handled = &l->server->frames[zsd_link_place(l)]; /* in this half of the turn */
     unsigned n = 0;
     struct zb_err err = { 0 };
     struct zp_frame frame;
@@ -308,6 +301,17 @@ static bool link_read(struct zsd_link *l)
     return false;
 }
 
+/** Reads, or handles frames that have arrived, and charges the time to the process. False: the link
+ * has ended. */
+static bool link_handle(struct zsd_link *l, bool read)
+{
+    uint64_t *ready_ns = &l->server->ready_ns[zsd_link_place(l)], begin_ns = zb_now_ns();
+    bool there = read ? link_read(l) : link_frames(l);
+
+    zsd_pace_charge(ready_ns, begin_ns);
+    return there;
+}
+
 /** Whether the socket has unread bytes. */
 static bool link_more(const struct zsd_link *l)
 {
@@ -323,7 +327,7 @@ static void link_on_poll(uv_poll_t *poll, int status, int events);
 /** Sets the events to poll for. A link in server->todo or hungry is left to zsd_link_turn(). */
 static void link_arm(struct zsd_link *l)
 {
-    int events = UV_DISCONNECT;
+    int events = l->hung_up ? 0 : UV_DISCONNECT;
     int rc;
 
     if (!zb_list_empty(&l->todo_node))
@@ -335,7 +339,7 @@ static void link_arm(struct zsd_link *l)
     if (events == l->events)
         return;
     l->events = events;
-    rc = uv_poll_start(&l->poll, events, link_on_poll);
+    rc = events ? uv_poll_start(&l->poll, events, link_on_poll) : uv_poll_stop(&l->poll);
     assert(rc == 0); /* cannot fail: it only records the events for the next poll */
 }
 
@@ -368,12 +372,19 @@ static void link_on_poll(uv_poll_t *poll, int status, int events)
         l->events = 0; /* libuv has stopped the poll */
     if ((events & UV_WRITABLE) || status < 0)
         zsd_link_touch(l);
+    if (in && l->state == LINK_OPEN && (!l->stalled || l->unread) && zsd_link_must_rest(l)) {
+        l->stalled = l->unread = true;
+        l->hung_up |= gone;
+        zsd_link_rest(l);
+        link_arm(l);
+        return;
+    }
     if (in && !zsd_server_has_time(l->server)) {
         link_postpone(l, gone);
         return;
     }
     if (l->state == LINK_OPEN && !l->stalled) {
-        if (in && !link_read(l))
+        if (in && !link_handle(l, true))
             return;
     } else if (link_lost(l, gone)) {
         link_log(l, ZB_LOG_DEBUG, "client-gone", "hung up");
@@ -392,6 +403,8 @@ static void link_on_death(uv_poll_t *poll, int status, int events)
     (void)status;
     (void)events;
     l->dead = true;
+    if (!zb_list_empty(&l->rest_node) && l->unread)
+        l->stalled = l->unread = false;
     while (l->state == LINK_OPEN && !l->stalled && link_more(l))
         if (!link_read(l))
             return;
@@ -415,11 +428,14 @@ bool zsd_link_turn(struct zsd_link *l)
     zsd_link_book(l);
     if (l->blocked || l->booked_fds > 0 || (l->stalled && !link_full_of_bytes(l) && link_full(l)))
         link_later(l);
-    if (l->stalled && !link_full(l)) {
+    if (l->stalled && !link_full(l) && zsd_link_must_rest(l)) {
+        zsd_link_rest(l);
+    } else if (l->stalled && !link_full(l)) {
         bool unread = l->unread;
 
-        l->stalled = l->unread = false;
-        if (unread ? link_read(l) : link_frames(l))
+        zb_list_remove(&l->rest_node);
+        l->stalled = l->unread = l->hung_up = false;
+        if (link_handle(l, unread))
             link_arm(l);
         return true;
     }
@@ -499,6 +515,7 @@ int zsd_link_new(struct zsd_server *server, int fd, bool *ret_refused)
     zb_list_init(&l->todo_node);
     zb_list_init(&l->silent_node);
     zb_list_init(&l->later_node);
+    zb_list_init(&l->rest_node);
     *ret_refused = l->refusal != NULL;
     zb_list_push_back(l->refusal ? &server->refused : &server->links, &l->node);
     if (l->refusal)

@@ -65,6 +65,8 @@ struct zsd_conn_ops {
      * disconnected: err has the message. */
     int (*oneway)(struct zsd_conn *conn, struct zp_arena *arena, uint16_t method,
                   const uint8_t *body, size_t body_bytes, struct zb_err *err);
+    /* Whether jobs other than the connection's own have operations in progress. conn NULL: any job. */
+    bool (*others)(const struct zsd *daemon, const struct zsd_conn *conn);
     /* The connection ends: called once, and never from inside a handler. */
     void (*gone)(struct zsd_conn *conn);
 };

@@ -1,5 +1,6 @@
 /*
- * conn_priv.h - a connection with its socket: shared by server.c, conn.c, admit.c and answer.c.
+ * conn_priv.h - a connection with its socket: shared by server.c, conn.c, admit.c, answer.c and
+ * pace.c.
  */
 #ifndef ZSD_CONN_PRIV_H
 #define ZSD_CONN_PRIV_H
@@ -15,14 +16,20 @@
 #define ZSD_OUT_HIGH (UINT32_C(256) << 10)
 /** Frames of one process that each half of a turn handles, over all of its connections. */
 #define ZSD_FRAMES_TURN 8u
-/** Size of the hash table that counts frames by process; processes in one slot share its frames. */
-#define ZSD_FRAMES_PLACES 256u
+/** Size of the hash tables of processes; those in one slot share its frames and its pace. */
+#define ZSD_PROCESS_PLACES 256u
 /** A turn has two halves: what the poll reports, and zsd_server_turn(). In each half connections
  * are served for this long. The frame, or the connection, that is being handled at its end is still
  * finished. */
 #define ZSD_NET_NS UINT64_C(100000)
 /** Interval of checks of connections that wait for something that no poll reports. */
 #define ZSD_LATER_MS 20u
+/** While operations of other jobs are in progress, a process gets one part in ZSD_PACE of the loop's
+ * time, after a burst of ZSD_PACE_AHEAD_NS / ZSD_PACE (pace.c). */
+#define ZSD_PACE          8u
+#define ZSD_PACE_AHEAD_NS UINT64_C(8000000)
+/** Interval of checks of links that rest. */
+#define ZSD_PACE_MS 1u
 /** Time after the last client has left until free memory is returned to the system. */
 #define ZSD_TRIM_MS 1000u
 
@@ -42,6 +49,7 @@ struct zsd_server {
     uv_timer_t hello;       /* runs while there are silent links */
     uv_timer_t later;       /* runs while there are links in `waiting` */
     uv_timer_t trim;        /* runs after the last client has left */
+    uv_timer_t pace;        /* runs while there are links in `resting`, or accepting rests */
     unsigned handles;       /* of libuv, not yet closed */
     bool pausing;           /* the last accept failed, and that was logged */
     struct zb_list links;   /* every zsd_link that is not refused, oldest first */
@@ -52,9 +60,13 @@ struct zsd_server {
     struct zb_list todo;    /* links that zsd_server_turn() has to handle */
     struct zb_list
         hungry; /* handled before `todo`, in order: links that got nothing in the last turn */
-    uint8_t frames[ZSD_FRAMES_PLACES]; /* handled in this half of the turn, by process */
-    uint64_t most_ns;                  /* ZSD_NET_NS; tests set another */
-    uint64_t end_ns;                   /* of this half of the turn; 0: it has not begun */
+    struct zb_list resting; /* links whose process has had its part of the loop's time */
+    uint8_t frames[ZSD_PROCESS_PLACES];    /* handled in this half of the turn, by process */
+    uint64_t ready_ns[ZSD_PROCESS_PLACES]; /* when more may be handled, by process (pace.c) */
+    uint64_t accept_ready_ns;              /* the same for accepting */
+    bool accept_rests;                     /* accepting waits for the timer `pace` */
+    uint64_t most_ns;                      /* ZSD_NET_NS; tests set another */
+    uint64_t end_ns;                       /* of this half of the turn; 0: it has not begun */
 };
 
 /**
@@ -68,7 +80,7 @@ struct zsd_server {
  * INVARIANTS
  *     L1  A link that has bytes to send and is not polled for that, that is stalled and can
  *         continue, or that is LOST, is in server->todo or hungry; or in server->waiting, if no
- *         event wakes it.
+ *         event wakes it, or in server->resting.
  *     L2  ops->gone() runs once, before ENDED, and never from inside a call of the core.
  *     L3  conn.quota counts the requests in conn.reqs, and the connection unless it is refused.
  */
@@ -87,12 +99,14 @@ struct zsd_link {
     struct zb_err *refusal; /* why it is in the waiting room; NULL: it is not there */
     bool stalled; /* not read from: it is full, or has had its part of a turn; frames may be left */
     bool unread;  /* stalled, and the socket must be read first: there was no time for it */
+    bool hung_up; /* while it rested: not polled for that again */
     bool dead;    /* its process has died: frames that it sent are handled without a time limit */
     struct zb_list node;      /* in server->links or refused */
     struct zb_list todo_node; /* in server->todo or hungry */
     uint64_t since_ns;        /* time of arrival */
     struct zb_list silent_node;
     struct zb_list later_node; /* in server->waiting */
+    struct zb_list rest_node;  /* in server->resting */
     uint64_t booked_bytes;     /* of queued answers, as charged to conn.quota */
     unsigned booked_fds;       /* the same for descriptors */
     bool blocked;              /* the system has no memory for sending */
@@ -109,6 +123,17 @@ void zsd_link_book(struct zsd_link *link);
 struct zsd_req *zsd_req_new(struct zsd_link *link, const struct zp_frame *frame);
 /** Ends it now: not from inside a call of the core. */
 void zsd_link_end(struct zsd_link *link);
+/** Charges the time since begin_ns to a process: ready_ns is its place in server->ready_ns, or
+ * &server->accept_ready_ns. */
+void zsd_pace_charge(uint64_t *ready_ns, uint64_t begin_ns);
+/** Whether the link's process has had its part of the loop's time, and others need the rest. */
+bool zsd_link_must_rest(const struct zsd_link *link);
+/** Looks at the link, which is stalled, after ZSD_PACE_MS. */
+void zsd_link_rest(struct zsd_link *link);
+/** The same two for accepting: true, and no client is accepted for a while. */
+bool zsd_accept_rests(struct zsd_server *server);
+/** Accepts clients from now on. server.c */
+void zsd_server_listen(struct zsd_server *server);
 /** admit.c: a pidfd of the process at the other end of fd, which is readable when the process is
  * dead. -1: there is none (a process of another name space), or no room for it. */
 int zsd_link_pidfd(int fd, pid_t pid);
@@ -118,6 +143,14 @@ int zsd_link_admit(struct zsd_link *link);
 /** One link's part of zsd_server_turn(). True: the core may have new work, or the link has
  * ended. */
 bool zsd_link_turn(struct zsd_link *link);
+/** The slot of the link's process in the tables of processes. */
+static inline unsigned zsd_link_place(const struct zsd_link *link)
+{
+    uint32_t key = (uint32_t)link->conn.pid * UINT32_C(0x9e3779b1) ^
+                   link->conn.uid * UINT32_C(0x85ebca6b);
+
+    return (key >> 16) % ZSD_PROCESS_PLACES;
+}
 /** Whether this half of the turn has time for connections; its first call begins it. */
 static inline bool zsd_server_has_time(struct zsd_server *server)
 {

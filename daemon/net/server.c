@@ -159,7 +159,7 @@ static int server_bind(struct zsd_server *s, const struct sockaddr_un *address, 
 
 static void server_on_poll(uv_poll_t *poll, int status, int events);
 
-static void server_listen(struct zsd_server *s)
+void zsd_server_listen(struct zsd_server *s)
 {
     int rc = uv_poll_start(&s->poll, UV_READABLE, server_on_poll);
 
@@ -168,7 +168,7 @@ static void server_listen(struct zsd_server *s)
 
 static void server_on_pause(uv_timer_t *timer)
 {
-    server_listen(timer->data);
+    zsd_server_listen(timer->data);
 }
 
 /** Stops accepting for a while after a failure. Clients wait in the kernel's queue. */
@@ -203,12 +203,16 @@ static int server_accept(struct zsd_server *s)
 static void server_on_poll(uv_poll_t *poll, int status, int events)
 {
     struct zsd_server *s = poll->data;
+    uint64_t begin_ns = zb_now_ns();
     int rc = 0;
 
     (void)events;
     assert(status == 0); /* our own listening socket */
+    if (zsd_accept_rests(s))
+        return;
     for (unsigned i = 0; i == 0 || (i < ZSD_ACCEPT_MAX && rc == 0 && zsd_server_has_time(s)); i++)
         rc = server_accept(s);
+    zsd_pace_charge(&s->accept_ready_ns, begin_ns);
     if (rc < 0 && rc != -EAGAIN)
         server_pause(s, rc);
     else
@@ -230,9 +234,10 @@ static int server_watch(struct zsd_server *s, struct zb_err *err)
     (void)uv_timer_init(s->uv, &s->hello);
     (void)uv_timer_init(s->uv, &s->later);
     (void)uv_timer_init(s->uv, &s->trim);
-    s->handles = 5;
-    s->poll.data = s->pause.data = s->hello.data = s->later.data = s->trim.data = s;
-    server_listen(s);
+    (void)uv_timer_init(s->uv, &s->pace);
+    s->handles = 6;
+    s->poll.data = s->pause.data = s->hello.data = s->later.data = s->trim.data = s->pace.data = s;
+    zsd_server_listen(s);
     return 0;
 }
 
@@ -293,6 +298,7 @@ int zsd_server_open(struct zsd *daemon, struct uv_loop_s *uv, const struct zsd_c
     zb_list_init(&s->hungry);
     zb_list_init(&s->silent);
     zb_list_init(&s->waiting);
+    zb_list_init(&s->resting);
     daemon->server = s;
     rc = server_build(s, err);
     if (rc < 0)
@@ -321,6 +327,7 @@ void zsd_server_drain(struct zsd *daemon)
     if (s->handles > 0) {
         (void)uv_poll_stop(&s->poll);
         (void)uv_timer_stop(&s->pause);
+        s->accept_rests = false;
     }
     server_leave(s);
     zb_close_fd(&s->listen_fd);
@@ -351,6 +358,7 @@ void zsd_server_close(struct zsd *daemon)
     uv_close((uv_handle_t *)&s->hello, server_on_closed);
     uv_close((uv_handle_t *)&s->later, server_on_closed);
     uv_close((uv_handle_t *)&s->trim, server_on_closed);
+    uv_close((uv_handle_t *)&s->pace, server_on_closed);
 }
 
 /* ---- the turn */

@@ -71,6 +71,13 @@ void zsd_jobs_forget_all(struct zsd_core *core)
 
 /* ---- with the connection */
 
+bool zsd_core_others(const struct zsd *daemon, const struct zsd_conn *conn)
+{
+    const struct zsd_member *member = conn ? conn->member : NULL;
+
+    return daemon->core->job_holds > (member ? member->job->inflight : 0);
+}
+
 void zsd_core_gone(struct zsd_conn *conn)
 {
     struct zsd_member *m = conn->member;

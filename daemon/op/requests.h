@@ -9,6 +9,8 @@
 /** Call when the connection has ended. Its rank leaves the job, which ends, too, if it is not kept
  * or not READY yet. */
 void zsd_core_gone(struct zsd_conn *conn);
+/** Whether jobs other than the connection's own have operations in progress. conn NULL: any job. */
+bool zsd_core_others(const struct zsd *daemon, const struct zsd_conn *conn);
 
 zsd_handler zsd_job_open, zsd_unit_define, zsd_shard_register, zsd_ready, zsd_job_close,
     zsd_job_destroy, zsd_job_share;

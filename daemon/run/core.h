@@ -54,6 +54,7 @@ struct zsd_core {
     struct zb_list works;   /* deferred */
     struct zsd_wheel wheel; /* deadlines */
     unsigned in_progress;   /* operations in progress: an orderly end waits for them */
+    unsigned job_holds;     /* those of jobs: the sum of their `inflight` */
     struct zsd_work room;   /* deferred by zsd_room_changed(); op/open.c sets its function */
     struct zsd_tiers tiers;
     struct zsd_payer house; /* the house: payer for work without a job (readers, scrub, catalog) */

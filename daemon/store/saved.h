@@ -60,12 +60,11 @@ struct zsd_saved {
     uint64_t epoch;
     struct zsd_unit **units; /* the manifest, without shards */
     uint32_t nunits;
-    struct zsd_version *committed,
-        *prepared; /* both NULL before the first commit: the job is not in
-                                                 the catalog yet */
-    struct zsd_version
-        *doubt; /* its change failed, but the catalog may have it: its places stay held
-                                  until the daemon is restarted */
+    /* both NULL before the first commit: the job is not in the catalog yet */
+    struct zsd_version *committed, *prepared;
+    /* its change failed, but the catalog may have it: its places stay held until the daemon is
+     * restarted */
+    struct zsd_version *doubt;
     struct zb_list snaps;
     struct zb_needs held; /* by the distinct rows of its versions */
     struct zb_needs promise;

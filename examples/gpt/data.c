@@ -23,6 +23,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/util.h"
 #include "examples/gpt/model/rng.h"
 
 #define BIN_HEADER_BYTES 1024u
@@ -41,6 +42,7 @@ struct gpt_data {
     struct gpt_data_info info;
     uint32_t window;
     uint8_t *text;
+    uint64_t text_bytes;    /* allocated */
     struct gpt_paths paths; /* copies, for messages */
     struct segment *segments;
     size_t nsegments;
@@ -194,10 +196,25 @@ static int file_open(const char *path, int *ret_fd, uint64_t *ret_bytes, struct 
     return 0;
 }
 
+/* Doubles the text's memory until it has room: there are many small files. */
+static int text_room(struct gpt_data *d, uint64_t bytes)
+{
+    uint64_t room = zb_max_u64(bytes, 2 * d->text_bytes);
+    uint8_t *more;
+
+    if (bytes <= d->text_bytes)
+        return 0;
+    more = realloc(d->text, room);
+    if (!more)
+        return -ENOMEM;
+    d->text = more;
+    d->text_bytes = room;
+    return 0;
+}
+
 static int text_append(struct gpt_data *d, const char *path, struct zb_err *err)
 {
     uint64_t bytes = 0;
-    uint8_t *more;
     int fd = -1;
     int rc = file_open(path, &fd, &bytes, err);
 
@@ -209,13 +226,9 @@ static int text_append(struct gpt_data *d, const char *path, struct zb_err *err)
                      "into tokens first (.bin files are read piece by piece)",
                      GPT_TEXT_BYTES_MAX, path);
     } else if (bytes > 0) {
-        more = realloc(d->text, d->info.tokens + bytes);
-        if (more) {
-            d->text = more;
-            rc = read_all(fd, more + d->info.tokens, bytes, 0);
-        } else {
-            rc = -ENOMEM;
-        }
+        rc = text_room(d, d->info.tokens + bytes);
+        if (rc == 0)
+            rc = read_all(fd, d->text + d->info.tokens, bytes, 0);
         if (rc != 0)
             (void)zb_fail(err, rc, "data file '%s': %m", path);
         else

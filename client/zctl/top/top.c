@@ -145,6 +145,8 @@ static int top(struct zctl *z, int argc, char **argv)
         rc = top_run(&t);
     screen_close();
     zc_rows_free(t.last.jobs);
+    if (rc == -ENOMEM && z->err.code == 0)
+        return zb_fail(&z->err, rc, "no memory for the jobs of this interval");
     return rc < 0 && z->err.code == 0 ? zb_fail(&z->err, rc, "write the output: %m") : rc;
 }
 

@@ -83,6 +83,13 @@ void zsd_core_tick(struct zsd *daemon, uint64_t now_ns)
     core_double.ticks++;
 }
 
+bool zsd_core_others(const struct zsd *daemon, const struct zsd_conn *conn)
+{
+    (void)daemon;
+    (void)conn;
+    return core_double.others;
+}
+
 unsigned zsd_core_busy(const struct zsd *daemon)
 {
     (void)daemon;
