@@ -31,7 +31,7 @@ struct core_double {
     bool answer_when_gone; /* zsd_core_gone() answers that connection's held requests */
     int new_rc;            /* what zsd_core_new() returns */
     unsigned busy, jobs;
-    bool others; /* what zsd_core_others() returns */
+    bool others;            /* what zsd_core_others() returns */
     unsigned farewell_busy; /* operations that zsd_core_farewell() begins; it answers all */
     unsigned farewells;
     bool draining;
