@@ -23,7 +23,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/util.h"
 #include "examples/gpt/model/rng.h"
 
 #define BIN_HEADER_BYTES 1024u
@@ -199,7 +198,7 @@ static int file_open(const char *path, int *ret_fd, uint64_t *ret_bytes, struct 
 /* Doubles the text's memory until it has room: there are many small files. */
 static int text_room(struct gpt_data *d, uint64_t bytes)
 {
-    uint64_t room = zb_max_u64(bytes, 2 * d->text_bytes);
+    uint64_t room = bytes > 2 * d->text_bytes ? bytes : 2 * d->text_bytes;
     uint8_t *more;
 
     if (bytes <= d->text_bytes)
