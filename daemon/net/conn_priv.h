@@ -49,7 +49,7 @@ struct zsd_server {
     uv_timer_t hello;       /* runs while there are silent links */
     uv_timer_t later;       /* runs while there are links in `waiting` */
     uv_timer_t trim;        /* runs after the last client has left */
-    uv_timer_t pace;        /* runs while there are links in `resting`, or accepting rests */
+    uv_timer_t pace;        /* runs while there are links in `resting` */
     unsigned handles;       /* of libuv, not yet closed */
     bool pausing;           /* the last accept failed, and that was logged */
     struct zb_list links;   /* every zsd_link that is not refused, oldest first */
@@ -64,7 +64,6 @@ struct zsd_server {
     uint8_t frames[ZSD_PROCESS_PLACES];    /* handled in this half of the turn, by process */
     uint64_t ready_ns[ZSD_PROCESS_PLACES]; /* when more may be handled, by process (pace.c) */
     uint64_t accept_ready_ns;              /* the same for accepting */
-    bool accept_rests;                     /* accepting waits for the timer `pace` */
     uint64_t most_ns;                      /* ZSD_NET_NS; tests set another */
     uint64_t end_ns;                       /* of this half of the turn; 0: it has not begun */
 };
@@ -128,12 +127,10 @@ void zsd_link_end(struct zsd_link *link);
 void zsd_pace_charge(uint64_t *ready_ns, uint64_t begin_ns);
 /** Whether the link's process has had its part of the loop's time, and others need the rest. */
 bool zsd_link_must_rest(const struct zsd_link *link);
+/** The same for accepting. */
+bool zsd_accept_must_rest(const struct zsd_server *server);
 /** Looks at the link, which is stalled, after ZSD_PACE_MS. */
 void zsd_link_rest(struct zsd_link *link);
-/** The same two for accepting: true, and no client is accepted for a while. */
-bool zsd_accept_rests(struct zsd_server *server);
-/** Accepts clients from now on. server.c */
-void zsd_server_listen(struct zsd_server *server);
 /** admit.c: a pidfd of the process at the other end of fd, which is readable when the process is
  * dead. -1: there is none (a process of another name space), or no room for it. */
 int zsd_link_pidfd(int fd, pid_t pid);

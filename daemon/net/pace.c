@@ -13,7 +13,7 @@
  * is lost, and an end of the connection is handled after them. A timer looks at the list each
  * ZSD_PACE_MS.
  *
- * ACCEPTING is paced like one process, because nobody knows who connects.
+ * ACCEPTING is paced like one process, because nobody knows who connects (server.c).
  */
 #include "daemon/net/conn_priv.h"
 
@@ -48,19 +48,9 @@ void zsd_link_rest(struct zsd_link *l)
     pace_start(l->server);
 }
 
-static bool accept_must_rest(const struct zsd_server *s)
+bool zsd_accept_must_rest(const struct zsd_server *s)
 {
     return zb_now_ns() < s->accept_ready_ns && s->ops->others(s->daemon, NULL);
-}
-
-bool zsd_accept_rests(struct zsd_server *s)
-{
-    s->accept_rests = accept_must_rest(s);
-    if (s->accept_rests) {
-        (void)uv_poll_stop(&s->poll);
-        pace_start(s);
-    }
-    return s->accept_rests;
 }
 
 /** Lets links that need not rest any longer continue in the next zsd_server_turn(). */
@@ -79,10 +69,6 @@ static void pace_on_timer(uv_timer_t *timer)
         else
             zsd_link_touch(l);
     }
-    if (s->accept_rests && !accept_must_rest(s)) {
-        s->accept_rests = false;
-        zsd_server_listen(s);
-    }
-    if (s->accept_rests || !zb_list_empty(&s->resting))
+    if (!zb_list_empty(&s->resting))
         pace_start(s);
 }

@@ -159,7 +159,7 @@ static int server_bind(struct zsd_server *s, const struct sockaddr_un *address, 
 
 static void server_on_poll(uv_poll_t *poll, int status, int events);
 
-void zsd_server_listen(struct zsd_server *s)
+static void server_listen(struct zsd_server *s)
 {
     int rc = uv_poll_start(&s->poll, UV_READABLE, server_on_poll);
 
@@ -168,18 +168,24 @@ void zsd_server_listen(struct zsd_server *s)
 
 static void server_on_pause(uv_timer_t *timer)
 {
-    zsd_server_listen(timer->data);
+    server_listen(timer->data);
 }
 
-/** Stops accepting for a while after a failure. Clients wait in the kernel's queue. */
+/** Stops accepting for a while. Clients wait in the kernel's queue. */
+static void server_stop(struct zsd_server *s, unsigned ms)
+{
+    (void)uv_poll_stop(&s->poll);
+    (void)uv_timer_start(&s->pause, server_on_pause, ms, 0);
+}
+
+/** After a failure. */
 static void server_pause(struct zsd_server *s, int rc)
 {
     if (!s->pausing)
         zb_log(ZB_LOG_WARN, "accept-paused", "clients=%u why=\"%s\"", s->daemon->clients,
                strerror(-rc));
     s->pausing = true;
-    (void)uv_poll_stop(&s->poll);
-    (void)uv_timer_start(&s->pause, server_on_pause, ZSD_ACCEPT_PAUSE_MS, 0);
+    server_stop(s, ZSD_ACCEPT_PAUSE_MS);
 }
 
 /** Accepts one client. 0; -EAGAIN: none waits; or another negative errno. */
@@ -208,8 +214,10 @@ static void server_on_poll(uv_poll_t *poll, int status, int events)
 
     (void)events;
     assert(status == 0); /* our own listening socket */
-    if (zsd_accept_rests(s))
+    if (zsd_accept_must_rest(s)) {
+        server_stop(s, ZSD_PACE_MS);
         return;
+    }
     for (unsigned i = 0; i == 0 || (i < ZSD_ACCEPT_MAX && rc == 0 && zsd_server_has_time(s)); i++)
         rc = server_accept(s);
     zsd_pace_charge(&s->accept_ready_ns, begin_ns);
@@ -237,7 +245,7 @@ static int server_watch(struct zsd_server *s, struct zb_err *err)
     (void)uv_timer_init(s->uv, &s->pace);
     s->handles = 6;
     s->poll.data = s->pause.data = s->hello.data = s->later.data = s->trim.data = s->pace.data = s;
-    zsd_server_listen(s);
+    server_listen(s);
     return 0;
 }
 
@@ -327,7 +335,6 @@ void zsd_server_drain(struct zsd *daemon)
     if (s->handles > 0) {
         (void)uv_poll_stop(&s->poll);
         (void)uv_timer_stop(&s->pause);
-        s->accept_rests = false;
     }
     server_leave(s);
     zb_close_fd(&s->listen_fd);
