@@ -92,7 +92,7 @@ def choose_mode() -> str:
     if wish not in MODES:
         raise ValueError(f"ZSHARD_MEMORY={wish}: one of {', '.join(MODES)}")
     if wish == "swap" and best_mode() != "swap":
-        raise ValueError(f"ZSHARD_MEMORY=swap: not with torch {torch.__version__}, which cannot exchange a storage's memory")
+        raise ValueError(f"ZSHARD_MEMORY=swap: torch {torch.__version__} cannot exchange the memory of a storage")
     return wish
 
 
