@@ -415,6 +415,7 @@ static void link_on_death(uv_poll_t *poll, int status, int events)
 
 bool zsd_link_turn(struct zsd_link *l)
 {
+    bool again;
     int rc = l->state == LINK_LOST ? -ECONNRESET : zp_stream_write(l->stream);
 
     if (rc < 0 || (l->state == LINK_LAST && zp_stream_pending(l->stream) == 0)) {
@@ -428,9 +429,10 @@ bool zsd_link_turn(struct zsd_link *l)
     zsd_link_book(l);
     if (l->blocked || l->booked_fds > 0 || (l->stalled && !link_full_of_bytes(l) && link_full(l)))
         link_later(l);
-    if (l->stalled && !link_full(l) && zsd_link_must_rest(l)) {
+    again = l->stalled && !link_full(l);
+    if (again && zsd_link_must_rest(l)) {
         zsd_link_rest(l);
-    } else if (l->stalled && !link_full(l)) {
+    } else if (again) {
         bool unread = l->unread;
 
         zb_list_remove(&l->rest_node);

@@ -37,8 +37,8 @@ bool zsd_link_must_rest(const struct zsd_link *l)
 {
     const struct zsd_server *s = l->server;
 
-    return !l->dead && zb_now_ns() < s->ready_ns[zsd_link_place(l)] &&
-           s->ops->others(s->daemon, &l->conn);
+    return !l->dead && s->ops->others(s->daemon, &l->conn) &&
+           zb_now_ns() < s->ready_ns[zsd_link_place(l)];
 }
 
 void zsd_link_rest(struct zsd_link *l)
@@ -50,7 +50,7 @@ void zsd_link_rest(struct zsd_link *l)
 
 bool zsd_accept_must_rest(const struct zsd_server *s)
 {
-    return zb_now_ns() < s->accept_ready_ns && s->ops->others(s->daemon, NULL);
+    return s->ops->others(s->daemon, NULL) && zb_now_ns() < s->accept_ready_ns;
 }
 
 /** Lets links that need not rest any longer continue in the next zsd_server_turn(). */

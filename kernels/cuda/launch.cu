@@ -24,8 +24,6 @@ extern "C" {
 #define STEP_THREADS 128u
 #define STEP_WARPS   (STEP_THREADS / 32u)
 #define ARRAY_BLOCKS 6u /* resident on a multiprocessor: limits the registers */
-#define SUMS_THREADS 256u
-#define SUMS_WARPS   (SUMS_THREADS / 32u)
 
 static __device__ __forceinline__ uint64_t chunk_of_warp(void)
 {
@@ -62,11 +60,11 @@ static __global__ __launch_bounds__(THREADS,
 
 /* Warps beyond the last chunk run, too: they find no block of theirs. */
 template <int FROM, int GRAD, bool INGEST, bool ADD>
-static __global__ __launch_bounds__(SUMS_THREADS) void sums_kernel(const struct warp_sums a)
+static __global__ __launch_bounds__(THREADS) void sums_kernel(const struct warp_sums a)
 {
     const struct sums_kind kind = { (enum zb_dtype)FROM, (enum zb_dtype)GRAD, INGEST, ADD };
     const unsigned bytes = SUM_TILE_QUADS * 4 * ((INGEST ? GRAD : FROM) == ZB_F32 ? 4 : 2);
-    static __shared__ struct quad32 tiles[SUMS_WARPS][bytes / sizeof(struct quad32)];
+    static __shared__ struct quad32 tiles[WARPS][bytes / sizeof(struct quad32)];
 
     warp_sums(&a, &kind, chunk_of_warp(), tiles[threadIdx.x / 32u]);
 }
@@ -173,7 +171,7 @@ extern "C" int zk_cuda_launch(const struct zk_gpu_work *w, void *stream)
 {
     cudaStream_t on = (cudaStream_t)stream;
     bool sums = w->op == ZK_GPU_INGEST || w->op == ZK_GPU_NORM;
-    unsigned warps = sums ? SUMS_WARPS : w->op == ZK_GPU_STEP ? STEP_WARPS : WARPS;
+    unsigned warps = w->op == ZK_GPU_STEP ? STEP_WARPS : WARPS;
     uint64_t chunks = warp_chunks(w), blocks = (chunks + warps - 1) / warps;
     const struct zb_layout *layout = &w->step.layout;
 
@@ -188,7 +186,7 @@ extern "C" int zk_cuda_launch(const struct zk_gpu_work *w, void *stream)
     else if (sums) {
         const struct sums_kind kind = warp_sums_kind(w);
 
-        sums_of(&kind)<<<(unsigned)blocks, SUMS_THREADS, 0, on>>>(warp_sums_of(w));
+        sums_of(&kind)<<<(unsigned)blocks, THREADS, 0, on>>>(warp_sums_of(w));
     } else
         array_of(w->op)<<<(unsigned)blocks, THREADS, 0, on>>>(
             w->array, warp_vector(w->op, &w->array), chunks);

@@ -41,7 +41,7 @@ struct lane_sums {
 #define SUM_TILE_QUADS (WARP_BLOCKS * SUM_TILE_BLOCK)
 
 /* The dtype of what is summed. */
-WARP_BOTH enum zb_dtype sums_dtype(const struct sums_kind *kind)
+WARP_FN enum zb_dtype sums_dtype(const struct sums_kind *kind)
 {
     return kind->ingest ? kind->grad : kind->from;
 }

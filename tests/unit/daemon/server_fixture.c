@@ -60,6 +60,19 @@ void sf_close(struct server_fixture *x)
     assert_int_equal(rmdir(x->dir), 0); /* nothing is left in it */
 }
 
+int sf_setup(void **state)
+{
+    sf_open(*state);
+    sf_listen(*state);
+    return 0;
+}
+
+int sf_teardown(void **state)
+{
+    sf_close(*state);
+    return 0;
+}
+
 unsigned sf_files(const struct server_fixture *x)
 {
     DIR *d = opendir(x->dir);

@@ -29,6 +29,10 @@ void sf_listen(struct server_fixture *x);
 /** Closes everything; the directory must then be empty. */
 void sf_close(struct server_fixture *x);
 
+/** Setup and teardown of tests whose prestate is the fixture: a server that listens; and its end. */
+int sf_setup(void **state);
+int sf_teardown(void **state);
+
 /** Turns the loop until nothing is left to do. */
 void sf_pump(struct server_fixture *x);
 /** Turns it, and waits, until *value is wanted; false: not within two seconds. */

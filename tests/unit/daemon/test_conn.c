@@ -12,20 +12,10 @@
 static struct server_fixture x;
 static struct zsd_quota others; /* charges of other, absent connections */
 
-static int setup(void **state)
-{
-    (void)state;
-    sf_open(&x);
-    sf_listen(&x);
-    return 0;
-}
-
 static int teardown(void **state)
 {
-    (void)state;
     zsd_quota_leave(&others);
-    sf_close(&x);
-    return 0;
+    return sf_teardown(state);
 }
 
 /* ---- fatal errors and answered ones: PROTOCOL.md, section 2 */
@@ -1082,7 +1072,7 @@ static void who_may(void **state)
     }
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_prestate_setup_teardown(name, sf_setup, teardown, &x)
 
 int main(void)
 {

@@ -16,21 +16,6 @@
 static struct server_fixture x;
 static uv_timer_t timer;
 
-static int setup(void **state)
-{
-    (void)state;
-    sf_open(&x);
-    sf_listen(&x);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    sf_close(&x);
-    return 0;
-}
-
 static uint64_t now_ms(void)
 {
     return zb_now_ns() / 1000000;
@@ -59,7 +44,7 @@ static void nothing_in_progress(void **state)
         uint64_t begin = now_ms();
 
         if (i > 0)
-            setup(state);
+            (void)sf_setup(state);
         watch(60000);
         assert_int_equal(raise(signals[i]), 0);
         assert_true(zsd_loop_run(&x.daemon));
@@ -68,7 +53,7 @@ static void nothing_in_progress(void **state)
         assert_int_equal(core_double.farewells, 1);
         assert_int_equal(sf_files(&x), 0); /* no client finds it any more */
         if (i + 1 < ZB_COUNT(signals))
-            teardown(state);
+            (void)sf_teardown(state);
     }
 }
 
@@ -336,7 +321,7 @@ static void tasks_come_back(void **state)
     assert_true(sf_pump_until(&x, &tasks_done, TASKS));
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_prestate_setup_teardown(name, sf_setup, sf_teardown, &x)
 
 int main(void)
 {

@@ -13,21 +13,6 @@
 
 static struct server_fixture x;
 
-static int setup(void **state)
-{
-    (void)state;
-    sf_open(&x);
-    sf_listen(&x);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    sf_close(&x);
-    return 0;
-}
-
 static struct zsd_link *newest(void)
 {
     return zb_container_of(x.daemon.server->links.prev, struct zsd_link, node);
@@ -217,7 +202,7 @@ static void charges(void **state)
     }
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_prestate_setup_teardown(name, sf_setup, sf_teardown, &x)
 
 int main(void)
 {

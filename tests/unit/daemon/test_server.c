@@ -29,13 +29,6 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    (void)state;
-    sf_close(&x);
-    return 0;
-}
-
 static const char *in_dir(const char *name)
 {
     static char path[128];
@@ -630,7 +623,7 @@ static void drained(void **state)
     assert_int_equal(close(late), 0);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_prestate_setup_teardown(name, setup, sf_teardown, &x)
 
 int main(void)
 {
