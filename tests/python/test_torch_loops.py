@@ -562,3 +562,42 @@ def test_a_write_after_create_graph() -> None:
     assert model(batch(0)).abs().sum() == 0
     assert all(u.holds == 0 for u in handle.runtime.units)
     handle.close()
+
+
+def test_writes_to_data_inside_of_gathered() -> None:
+    """`p.data` has a version of its own: what is written to it is sent all the same, or refused."""
+    model = Net()
+    handle = zt.shard(model, adamw(model.parameters()), offload="none")
+    weight = model.head.weight
+    with zt.gathered(weight, write_rank=0):
+        weight.data.fill_(0.25)
+        with zt.gathered(weight, write_rank=0), zt.gathered(weight):
+            weight.data[0] = 0.5
+    assert bool((zt.full_state_dict(model)["head.weight"][0] == 0.5).all())
+    assert bool((zt.full_state_dict(model)["head.weight"][1] == 0.25).all())
+    with pytest.raises(RuntimeError, match="without write_rank"), zt.gathered(weight):
+        weight.data.zero_()
+    assert bool((zt.full_state_dict(model)["head.weight"][1] == 0.25).all())
+    with zt.gathered(weight), zt.gathered(weight, write_rank=0):
+        weight.data.fill_(0.75)
+    assert bool((zt.full_state_dict(model)["head.weight"] == 0.75).all())
+    with pytest.raises(ValueError, match="name the same rank"), zt.gathered(weight, write_rank=-1):
+        with zt.gathered(weight, write_rank=0):
+            pass
+    handle.close()
+
+
+@pytest.mark.parametrize(("stage", "offload"), [(0, "auto"), (1, "host"), (2, "host"), (2, "auto")])
+def test_stages_that_offload_no_parameters(stage: int, offload: str) -> None:
+    """Stages 1 and 2 offload the optimizer's state alone, stage 0 nothing."""
+    compare(Net(), steps=3, stage=stage, offload=offload).close()
+
+
+def test_a_dropped_model_ends_its_engine() -> None:
+    """Without close(): when the model is collected."""
+    model = Net()
+    engine = zt.shard(model, adamw(model.parameters()), offload="none").engine
+    assert not engine.closed
+    del model
+    gc.collect()
+    assert engine.closed

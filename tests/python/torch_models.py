@@ -125,7 +125,7 @@ def compare(model: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer]
     opt = make(plain)
     want = [step(plain, opt, i) for i in range(steps)]
     opt = make(model)
-    handle = zt.shard(model, opt, offload="none", **shard)
+    handle = zt.shard(model, opt, **{"offload": "none", **shard})
     got = [step(model, opt, i) for i in range(steps)]
     assert_close(want, got, plain, model, **(within or {}))
     assert all(u.holds == 0 for u in handle.runtime.units)

@@ -19,14 +19,37 @@ import threading
 import torch
 
 STEP = 2 << 20  # bytes of the memfd
-_PROT_NONE, _PROT_READ = 0, 1
+_PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
 _FAILED = ctypes.c_void_p(-1).value
 
 _lock = threading.Lock()
-_address = 0
-_bytes = 0
-_fd = -1
+
+
+class _Range:
+    """A range of addresses in which one memfd is mapped again and again. It grows by being made anew."""
+
+    def __init__(self, name: str, prot: int) -> None:
+        self.name, self.prot = name, prot
+        self.address = self.nbytes = 0
+        self.fd = -1
+
+    def grown(self, nbytes: int) -> int:
+        """Its address, with room for so many bytes."""
+        if nbytes <= self.nbytes:
+            return self.address
+        length = -(-nbytes // STEP) * STEP
+        if self.fd < 0:
+            self.fd = _memfd(self.name)
+        base = _mmap(0, length, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+        for at in range(base, base + length, STEP):
+            _mmap(at, STEP, self.prot, _MAP_SHARED | _MAP_FIXED, self.fd)
+        self.address, self.nbytes = base, length
+        return base
+
+
+_nan = _Range("zshard-nan", _PROT_READ)
+_sink = _Range("zshard-sink", _PROT_READ | _PROT_WRITE)
 
 
 def _mmap(address: int, nbytes: int, prot: int, flags: int, fd: int) -> int:
@@ -40,8 +63,8 @@ def _mmap(address: int, nbytes: int, prot: int, flags: int, fd: int) -> int:
     return int(got)
 
 
-def _memfd() -> int:
-    fd = os.memfd_create("zshard-nan", os.MFD_CLOEXEC)
+def _memfd(name: str) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
     os.ftruncate(fd, STEP)
     with mmap.mmap(fd, STEP) as page:
         page[:] = b"\xff" * STEP  # all bits set is a NaN in every floating-point dtype
@@ -50,18 +73,15 @@ def _memfd() -> int:
 
 def address(nbytes: int) -> int:
     """The address of at least `nbytes` read-only bytes of NaN. OSError: there is no address space."""
-    global _address, _bytes, _fd
     with _lock:
-        if nbytes <= _bytes:
-            return _address
-        length = -(-nbytes // STEP) * STEP
-        if _fd < 0:
-            _fd = _memfd()
-        base = _mmap(0, length, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
-        for at in range(base, base + length, STEP):
-            _mmap(at, STEP, _PROT_READ, _MAP_SHARED | _MAP_FIXED, _fd)
-        _address, _bytes = base, length
-        return base
+        return _nan.grown(nbytes)
+
+
+def sink_address(nbytes: int) -> int:
+    """The address of at least `nbytes` bytes that may be written, and whose contents mean nothing. They take 2 MiB of
+    memory, however many they are. OSError: there is no address space."""
+    with _lock:
+        return _sink.grown(nbytes)
 
 
 def scalar(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

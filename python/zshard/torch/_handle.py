@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import errno
 import os
+import sys
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,6 @@ from ._runtime import Runtime
 from ._unit_state import UnitState
 from ._units import Leaf, Plan, Wish, plan
 
-_open: weakref.WeakSet[Handle] = weakref.WeakSet()
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -56,6 +55,7 @@ class Handle:
             runtime.fail("closed: it could not be resumed")
             raise
         self._pid = os.getpid()
+        self._end = weakref.finalize(self, _end, self.engine)  # also at the end of the process
 
     @property
     def step_number(self) -> int:
@@ -210,8 +210,8 @@ class Handle:
 
             materialize(runtime)
         runtime.closed = "closed"
+        self._end.detach()
         _step.unregister(runtime, gone=not gather)
-        _open.discard(self)
         if gather:
             self._hooks.remove()
             _restore_module(self.model)
@@ -224,10 +224,10 @@ class Handle:
         self.close(kind is None)
 
 
-@atexit.register
-def _close_all() -> None:
-    for handle in list(_open):
-        handle.close(clean=False)
+def _end(engine: Engine) -> None:
+    """A model was dropped without close(), or the process ends: by an exception, or in good order. Then the other ranks
+    can finish the step in progress. Engine.close() does nothing in a child of fork."""
+    engine.close(clean=getattr(sys, "last_value", None) is None)
 
 
 def shard(
@@ -256,7 +256,8 @@ def shard(
             optimizer that steps these parameters determines it.
         units: which modules are gathered together: "auto", names, classes or modules, or a predicate of (name, module).
         stage: 3 shards parameters, gradients and state; 2 state and gradients; 1 state; 0 nothing.
-        offload: "auto", "none" (this process), "host" (the daemon's memory), "nvme".
+        offload: "auto", "none" (this process), "host" (the daemon's memory), "nvme". Parameters are offloaded in stage
+            3, the state of the optimizer in stages 1 to 3.
         device: where the model computes; None: where its parameters are.
         prefetch: units gathered ahead.
         accumulate: "reduce" exchanges gradients in each backward pass, "local" once per step (see `no_sync`,
@@ -320,7 +321,6 @@ def shard(
     _plain.install()
     for one in optimizers:
         runtime.steppers.append(_plain.stepper_of(one, runtime))
-    _open.add(handle)
     if compile:
         _compile(runtime, compile if isinstance(compile, dict) else {})
     return handle
@@ -392,7 +392,11 @@ def _start(
         options.update({k: v for k, v in group.items() if k not in ("lr", "weight_decay")})
         options["weight_decay"] = group["weight_decay"]
     trained = sum(u.elems for u in planned.units if not u.frozen)
+    if stage == 0 and offload == "auto":
+        offload = "none"  # there is nothing to offload
     options.update(context().store(offload, state_bytes=16 * trained, device=str(place)))
+    if stage < 3:
+        options["offload_param"] = "none"  # each rank has all parameters
     if stage == 3 and options["offload_optimizer"] != "none" and context().one_node(str(place)):
         options["gather_alone"] = True  # ranks may differ in what they gather
     options.update(more)

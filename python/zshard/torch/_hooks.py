@@ -8,6 +8,7 @@ needs a gradient, and a post-accumulate hook on each trained parameter. Compiler
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
@@ -109,12 +110,16 @@ class Hooks:
         return post_forward
 
     def _accumulated(self, state: UnitState, i: int) -> Callable[[torch.Tensor], None]:
-        runtime = self.runtime
+        """Holds nothing of the model's: Python's collector does not see what hooks of parameters refer to."""
+        of_model, unit = weakref.ref(self.runtime), state.index
 
         def accumulated(param: torch.Tensor) -> None:
+            runtime = of_model()
+            if runtime is None:
+                return
             start = perf_counter_ns() - runtime.c_ns
             with runtime.lock:
-                runtime.accumulated(state, i)
+                runtime.accumulated(runtime.units[unit], i)
             runtime.busy_ns += perf_counter_ns() - runtime.c_ns - start
 
         return accumulated

@@ -62,6 +62,7 @@ class Runtime:
             None  # marks the job: weights are written that belong to the next step
         )
         self.last: Any = None  # the last step's Stepped
+        self.step_clip = 0.0  # limit of the gradient's norm for the steps that begin now; 0: none
         self.spent = False  # the last step's gradients were not cleared yet
         self.norms: list[Any] | None = None  # of this step's gradient so far
         self.closed = ""

@@ -153,10 +153,20 @@ class _Shown:
     def __init__(self, runtime: Runtime, state: UnitState, p: nn.Parameter, value: torch.Tensor) -> None:
         self.runtime, self.state, self.p, self.value = runtime, state, p, value
         self.depth = 0
-        self.version = 0
+        self.root: int | None = None  # the rank whose values count at the end; None: nothing may be written
+        self.version, self.steps = p._version, runtime.steps
 
     def written(self) -> bool:
-        return self.p._version != self.version
+        """Whether the parameter shows other bits than it did: writes to `p.data` do not change `p._version`."""
+        if self.steps != self.runtime.steps:  # the unit's memory is of another step
+            return self.p._version != self.version
+        return not _same_bits(self.p.detach(), _views(self.state)[_place(self.state, self.p)])
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+        return False
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 _shown: dict[int, _Shown] = {}
@@ -209,10 +219,12 @@ def gathered(what: Params, write_rank: int | None = None) -> Iterator[None]:
         write_rank: the values that this rank writes inside are those of all ranks afterwards, and the optimizer
             continues from them (its moments stay). -1: all ranks write the same. None: nothing may be written.
 
-    Values are copies, so each rank needs memory for them. Forward passes inside use them.
+    Values are copies, so each rank needs memory for them. Forward passes inside use them. What is written in a block
+    inside of another one is sent at the end of the outer one.
 
     Raises:
         RuntimeError: a parameter was written inside without write_rank (the change is dropped), or the model is closed.
+        ValueError: two blocks, one inside of the other, name different ranks for one parameter.
     """
     entries: list[_Shown] = []
     for p in parameters_of(what):
@@ -236,16 +248,23 @@ def _leave(entry: _Shown) -> torch.Tensor | None:
 
 
 def _write_back(entries: Sequence[_Shown], write_rank: int | None) -> None:
-    """At the end of a block: what was written goes to the engine, or is refused."""
-    lost = [e for e in entries if write_rank is None and e.depth == 1 and e.written()]
-    changed = _changed(entries, write_rank)
-    values = [(e, e.p.detach(), e.depth == 1) for e in entries]
+    """At the end of a block: what was written goes to the engine, or is refused; inside of another block later."""
+    mixed = _take_root(entries, write_rank)
+    last = [e for e in entries if e.depth == 1]
+    lost = [e for e in last if e.root is None and e.written()]
+    changed = _changed(last)
+    values = [e.p.detach() for e in last]
     for entry in entries:
         _leave(entry)
-    for (entry, value, _), yes in zip(values, changed, strict=True):
+    for entry, value, yes in zip(last, values, changed, strict=True):
         if yes:
-            write_param(entry.runtime, entry.p, value, _ALL if write_rank is None else write_rank)
-            entry.version = entry.p._version
+            assert entry.root is not None
+            write_param(entry.runtime, entry.p, value, entry.root)
+    if mixed is not None:
+        raise ValueError(
+            f"'{_found(mixed.runtime, mixed.p)[1].name}': gathered(write_rank={write_rank}) around or inside of "
+            f"gathered(write_rank={mixed.root}): both name the same rank"
+        )
     if lost:
         name = _found(lost[0].runtime, lost[0].p)[1].name
         raise RuntimeError(
@@ -254,22 +273,34 @@ def _write_back(entries: Sequence[_Shown], write_rank: int | None) -> None:
         )
 
 
-def _changed(entries: Sequence[_Shown], write_rank: int | None) -> list[bool]:
+def _take_root(entries: Sequence[_Shown], write_rank: int | None) -> _Shown | None:
+    """Remembers whose values count. Returns an entry of which another block has named another rank."""
+    mixed = None
+    for entry in entries:
+        if write_rank is None:
+            continue
+        if entry.root is None:
+            entry.root = write_rank
+        elif entry.root != write_rank:
+            mixed = entry
+    return mixed
+
+
+def _changed(entries: Sequence[_Shown]) -> list[bool]:
     """Which parameters are written back: what the writing rank says, alike on all ranks."""
-    if write_rank is None:
-        return [False] * len(entries)
-    mine = [e.written() for e in entries]
+    mine = [e.root is not None and e.written() for e in entries]
     by_runtime: dict[int, list[int]] = {}
     for i, entry in enumerate(entries):
-        by_runtime.setdefault(id(entry.runtime), []).append(i)
+        if entry.root is not None:
+            by_runtime.setdefault(id(entry.runtime), []).append(i)
     for places in by_runtime.values():
         engine = entries[places[0]].runtime.engine
         if engine.world == 1:
             continue
         for at in range(0, len(places), 4096):
             some = places[at : at + 4096]
-            says = write_rank in (_ALL, engine.rank)
-            for i, n in zip(some, engine.sum([float(mine[i] and says) for i in some]), strict=True):
+            says = [mine[i] and entries[i].root in (_ALL, engine.rank) for i in some]
+            for i, n in zip(some, engine.sum([float(s) for s in says]), strict=True):
                 mine[i] = n > 0
     return mine
 

@@ -244,10 +244,10 @@ class Merged:
         self.runtime.waiting = None
         array = (ctypes.c_uint32 * len(self.group_of))(*self.group_of)
         factors = (ctypes.c_float * len(self.factors))(*self.factors)
-        return _make(self.runtime, self.groups, array, factors, 1.0, 0.0)
+        return _make(self.runtime, self.groups, array, factors, 1.0, self.runtime.step_clip)
 
 
-def apply(stepper: Stepper, scale: float = 1.0, clip: float = 0.0) -> Any:
+def apply(stepper: Stepper, scale: float = 1.0) -> Any:
     """A step of one optimizer on one model. None: there was no gradient, or other optimizers of the model that
     have gradients are waited for: then the last of them steps all.
 
@@ -257,12 +257,12 @@ def apply(stepper: Stepper, scale: float = 1.0, clip: float = 0.0) -> Any:
     start = perf_counter_ns() - runtime.c_ns
     with runtime.lock:
         try:
-            return _apply(stepper, scale, clip)
+            return _apply(stepper, scale)
         finally:
             runtime.busy_ns += perf_counter_ns() - runtime.c_ns - start
 
 
-def _apply(stepper: Stepper, scale: float, clip: float) -> Any:
+def _apply(stepper: Stepper, scale: float) -> Any:
     runtime = stepper.runtime
     if runtime.closed:
         raise RuntimeError(f"optimizer.step(): the model is {runtime.closed}")
@@ -306,8 +306,8 @@ def _apply(stepper: Stepper, scale: float, clip: float) -> Any:
         factors, common = (ctypes.c_float * len(runtime.trainable))(), 1.0
     if host is not None:
         with host(runtime, group_of, factors, common):
-            return _make(runtime, stepper.groups(), group_of, factors, 1.0 / common, clip)
-    return _make(runtime, stepper.groups(), group_of, factors, 1.0 / common, clip)
+            return _make(runtime, stepper.groups(), group_of, factors, 1.0 / common, runtime.step_clip)
+    return _make(runtime, stepper.groups(), group_of, factors, 1.0 / common, runtime.step_clip)
 
 
 def become(runtime: Runtime, kind: str) -> None:
