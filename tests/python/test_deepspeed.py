@@ -1,0 +1,409 @@
+# ctest: LABELS full COST 60 TIMEOUT 900
+"""zshard.deepspeed: programs as DeepSpeed's documents have them, under both names, against plain torch; and what
+differs or is refused."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zoo
+
+pytest.importorskip("transformers")
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SECONDS = 240
+STEPS = 6
+
+
+def port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def run(tmp_path: Path, case: str, world: int, words: list[str], **more: str) -> list[dict[str, Any]]:
+    """What each rank wrote. words: before the program's own arguments."""
+    out, at = str(tmp_path / case), str(port())
+    ranks = []
+    for rank in range(world):
+        env = os.environ | more | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": at, "GLOO_SOCKET_IFNAME": "lo",
+        }  # fmt: skip
+        ranks.append(
+            subprocess.Popen([sys.executable, "-B", *words, out, case], env=env, stderr=subprocess.PIPE, text=True)
+        )
+    try:
+        errors = [process.communicate(timeout=SECONDS)[1] for process in ranks]
+        failed = [err[-2500:] for process, err in zip(ranks, errors, strict=True) if process.returncode != 0]
+        assert not failed, "\n".join(failed)
+    finally:
+        for process in ranks:
+            process.kill()
+    return [json.loads(Path(f"{out}.{rank}").read_text(encoding="utf-8")) for rank in range(world)]
+
+
+PROGRAM = os.path.join(HERE, "deepspeed_program.py")
+ONE_CHANGED = [PROGRAM, "zshard.deepspeed"]
+UNCHANGED = ["-m", "zshard.run", PROGRAM, "deepspeed"]
+
+
+def plain(world: int, steps: int, accumulation: int = 1, lr: float = 1e-3, decay: float = 0.01, clip: float = 0.0,
+          lrs: Any = None) -> list[list[float]]:  # fmt: skip
+    """Losses of plain torch, of each micro-step and rank."""
+    model = zoo.build("gpt2")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)
+    data = [zoo.batches("gpt2", r) for r in range(world)]
+    losses = []
+    for step in range(steps):
+        for _ in range(accumulation):
+            row = []
+            for source in data:
+                loss = zoo.loss_of(model, next(source))
+                (loss / (accumulation * world)).backward()
+                row.append(loss.item())
+            losses.append(row)
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        if lrs is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = lrs[step]
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def same(got: list[dict[str, Any]], want: list[list[float]], rel: float = 2e-6) -> None:
+    for rank, made in enumerate(got):
+        assert len(made["losses"]) == len(want)
+        for i, loss in enumerate(made["losses"]):
+            assert loss == pytest.approx(want[i][rank], rel=rel), f"rank {rank}, micro-step {i}"
+
+
+@pytest.mark.parametrize(
+    ("case", "world", "words"),
+    [("zero1", 2, ONE_CHANGED), ("zero2", 2, UNCHANGED), ("zero3", 2, UNCHANGED), ("zero3", 1, ONE_CHANGED),
+     ("stage0", 1, ONE_CHANGED)],
+)  # fmt: skip
+def test_the_documents_programs(tmp_path: Path, case: str, world: int, words: list[str]) -> None:
+    """ZeRO-1, ZeRO-2 with optimizer offload and ZeRO-3, with one import changed, and unchanged."""
+    same(run(tmp_path, case, world, words), plain(world, STEPS))
+
+
+def test_accumulation_clipping_and_schedule(tmp_path: Path) -> None:
+    """Micro-steps are averaged, the step is clipped, the learning rate is DeepSpeed's."""
+    import math
+
+    gammas = [math.log(max(i - 1, 0) + 1) / math.log(4) if i - 1 < 4 else (9 - (i - 1)) / (9 - 4) for i in range(STEPS)]
+    lrs = [1e-3 * g for g in gammas]
+    got = run(tmp_path, "steps", 2, ONE_CHANGED)
+    same(got, plain(2, STEPS, accumulation=3, clip=0.05, lrs=lrs))
+    assert [row[0] for row in got[0]["seen"]] == [i // 3 for i in range(1, 3 * STEPS + 1)]
+    assert got[0]["seen"][-1][3] > 0.05  # the norm before clipping
+
+
+def test_bare_backward_divides_by_the_micro_steps(tmp_path: Path) -> None:
+    same(run(tmp_path, "bare", 1, ONE_CHANGED), plain(1, STEPS, accumulation=2))
+
+
+def test_bf16_has_fp32_masters(tmp_path: Path) -> None:
+    """Against plain torch with fp32 masters of weights that were rounded first."""
+    model = zoo.build("gpt2", dtype=torch.bfloat16)
+    masters = zoo.fp32_masters(model)
+    optimizer = torch.optim.AdamW(masters, lr=1e-3, weight_decay=0.01)
+    want = zoo.train_plain(model, [zoo.batches("gpt2", 0)], optimizer, STEPS, masters=True)
+    same(run(tmp_path, "bf16", 1, ONE_CHANGED), want.losses, rel=2e-3)
+
+
+def test_fp16_skips_steps_until_the_scale_fits(tmp_path: Path) -> None:
+    """A first scale of 2^40 overflows: steps are skipped, the scheduler and the weights stay, and the scale halves."""
+    (got,) = run(tmp_path, "fp16", 1, ONE_CHANGED)
+    steps, skipped = got["seen"][-1][:2]
+    assert steps == STEPS and skipped == STEPS
+    assert got["losses"][0] == pytest.approx(zoo.loss_of(zoo.build("gpt2", dtype=torch.float16),
+                                                         next(zoo.batches("gpt2", 0))).item(), rel=1e-2)  # fmt: skip
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_init_and_gathered_parameters(tmp_path: Path, world: int) -> None:
+    """A model that was built under zero.Init, and given its values by rank 0, trains as one that was built whole."""
+    same(run(tmp_path, "init", world, ONE_CHANGED), plain(world, STEPS))
+
+
+def test_an_optimizer_and_a_scheduler_of_ones_own(tmp_path: Path) -> None:
+    lrs = [2e-3 * 0.5 ** (i // 2) for i in range(STEPS)]
+    same(run(tmp_path, "own", 2, ONE_CHANGED), plain(2, STEPS, lr=2e-3, decay=0.01, lrs=lrs))
+
+
+GROWS = """
+import re, threading, time, torch, zshard.deepspeed as ds
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) >> 10
+most = [0]
+def watch():
+    while True:
+        most[0] = max(most[0], anonymous())
+        time.sleep(0.002)
+ds.init_distributed()
+before = anonymous()
+threading.Thread(target=watch, daemon=True).start()
+with ds.zero.Init(dtype=torch.float32):
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(64)])
+with ds.zero.GatheredParameters(model[7].weight, modifier_rank=0):
+    model[7].weight.data.fill_(7)
+print(most[0] - before, anonymous() - before)
+"""
+
+
+def test_a_model_under_init_is_never_in_memory() -> None:
+    """256 MiB of parameters: neither while it is built nor afterwards."""
+    made = subprocess.run([sys.executable, "-B", "-c", GROWS], capture_output=True, text=True, timeout=120, check=False)
+    assert made.returncode == 0, made.stderr[-2000:]
+    most, after = map(int, made.stdout.split())
+    assert most < 96 and after < 48, made.stdout
+
+
+# ---- the finder
+
+ASKS = """
+import importlib.metadata, importlib.util, sys
+from zshard._finder import install
+assert importlib.util.find_spec("deepspeed") is None
+install(); install()
+import deepspeed
+import deepspeed.runtime.zero.partition_parameters as pp
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+import zshard.deepspeed
+assert deepspeed is zshard.deepspeed and pp is zshard.deepspeed.runtime.zero.partition_parameters
+assert deepspeed.zero.Init is pp.Init and deepspeed.__spec__.name == "zshard.deepspeed"
+assert importlib.metadata.version("deepspeed") == deepspeed.__version__
+assert deepspeed.runtime.lr_schedules.VALID_LR_SCHEDULES
+try:
+    import deepspeed.inference
+except ModuleNotFoundError as e:
+    assert "zshard has no 'deepspeed.inference'" in str(e), e
+else:
+    raise AssertionError("deepspeed.inference")
+from transformers.integrations.deepspeed import is_deepspeed_available
+assert is_deepspeed_available()
+"""
+
+
+def test_the_finder_answers_for_deepspeed() -> None:
+    """The same modules under both names, a distribution of DeepSpeed's version, and a clear refusal."""
+    if importlib.util.find_spec("deepspeed") is not None:
+        pytest.skip("DeepSpeed itself is installed here")
+    made = subprocess.run([sys.executable, "-B", "-c", ASKS], capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stderr[-3000:]
+    assert made.stderr.count("gives zshard.deepspeed") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [([], 2, "usage"), (["nowhere.py"], 2, "there is no file 'nowhere.py'"), (["-h"], 0, "")],
+)  # fmt: skip
+def test_run_says_how_it_is_used(words: list[str], code: int, says: str) -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "zshard.run", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert made.returncode == code and says in made.stderr
+
+
+def test_children_of_run_find_it_too(tmp_path: Path) -> None:
+    """A process that the script starts; a sitecustomize of the user's runs as well."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "sitecustomize.py").write_text("import os; os.environ['MINE'] = 'ran'")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import subprocess, sys\n"
+        "code = 'import deepspeed, os; print(deepspeed.__name__, os.environ[\"MINE\"])'\n"
+        "subprocess.run([sys.executable, '-c', code], check=True)\n"
+    )
+    path = os.pathsep.join([str(tmp_path / "mine"), os.environ.get("PYTHONPATH", "")])
+    made = subprocess.run(
+        [sys.executable, "-m", "zshard.run", str(script)],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": path}, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr[-2000:]
+    assert made.stdout.split() == ["zshard.deepspeed", "ran"]
+
+
+# ---- in this process
+
+
+@pytest.fixture
+def ds() -> Any:
+    import zshard.deepspeed as module
+    import zshard.torch as zt
+
+    zt.init()
+    return module
+
+
+def tiny() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+
+
+CONFIG = {"train_batch_size": 4, "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+          "zero_optimization": {"stage": 3}, "gradient_clipping": 0}  # fmt: skip
+
+
+def engine_of(ds: Any, **more: Any) -> Any:
+    return ds.initialize(model=tiny(), config=CONFIG | more)[0]
+
+
+def step(engine: Any, seed: int = 0) -> float:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
+    loss = engine(x).pow(2).mean()
+    engine.backward(loss)
+    engine.step()
+    return float(loss)
+
+
+def test_values_states_and_gradients(ds: Any) -> None:
+    """safe_get_full_* and safe_set_full_*."""
+    engine = engine_of(ds)
+    weight = engine.module[0].weight
+    assert hasattr(weight, "ds_id") and torch.isnan(weight).all()
+    engine.backward(engine(torch.ones(4, 8)).pow(2).mean())
+    grad = ds.utils.safe_get_full_grad(weight)
+    assert grad.shape == weight.shape and bool(grad.abs().sum() > 0)
+    engine.step()
+    moment = ds.utils.safe_get_full_optimizer_state(weight, "exp_avg")
+    assert torch.allclose(moment, 0.1 * grad, atol=1e-7)
+    ds.utils.safe_set_full_optimizer_state(weight, torch.zeros(8, 8), "exp_avg")
+    assert not ds.utils.safe_get_full_optimizer_state(weight, "exp_avg").any()
+    ds.utils.safe_set_full_fp32_param(weight, torch.full((8, 8), 0.5))
+    assert bool((ds.utils.safe_get_full_fp32_param(weight) == 0.5).all())
+    with ds.zero.GatheredParameters(weight, modifier_rank=0):
+        assert bool((weight == 0.5).all()) and weight.ds_status == ds.zero.ZeroParamStatus.AVAILABLE
+        weight.data.zero_()
+    with ds.zero.GatheredParameters([weight]):
+        assert not weight.any()
+    with pytest.raises(NotImplementedError, match="safe_get_full_grad"):
+        ds.utils.safe_get_local_grad(weight)
+    engine.destroy()
+
+
+def test_a_checkpoint_continues_exactly(ds: Any, tmp_path: Path) -> None:
+    """Losses after a load are those of the run that went on; counts, scheduler and client_state come back."""
+    pytest.importorskip("zshard.convert")
+    more = {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 5}}}
+    engine = engine_of(ds, **more)
+    for i in range(3):
+        step(engine, i)
+    assert engine.save_checkpoint(str(tmp_path), client_state={"epoch": 7})
+    assert (tmp_path / "latest").read_text() == "global_step3" and (tmp_path / "global_step3").is_dir()
+    want = [step(engine, i) for i in range(3, 6)]
+    engine.destroy()
+    again = engine_of(ds, **more)
+    path, client = again.load_checkpoint(str(tmp_path))
+    assert path == str(tmp_path / "global_step3") and client == {"epoch": 7}
+    assert (again.global_steps, again.global_samples) == (3, 12)
+    assert [step(again, i) for i in range(3, 6)] == want
+    assert again.load_checkpoint(str(tmp_path / "nowhere")) == (None, None)
+    again.destroy()
+
+
+def test_weights_alone(ds: Any, tmp_path: Path) -> None:
+    engine = engine_of(ds)
+    assert engine.save_16bit_model(str(tmp_path)) and engine.save_16bit_model(str(tmp_path), "model.safetensors")
+    state = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    for name, p in tiny().named_parameters():
+        assert torch.equal(state[name], p.detach()), name
+    from safetensors.torch import load_file
+
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["0.weight"], state["0.weight"])
+    engine.load_module_state_dict({k: v * 2 for k, v in state.items()})
+    assert torch.equal(engine.module_state_dict()["0.weight"], state["0.weight"] * 2)
+    engine.destroy()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda ds: ds.initialize(model=tiny(), config={"zero_optimization": {"stag": 3}}), ValueError, "stag"),
+        (lambda ds: ds.initialize(model=tiny(), config={"zero_optimization": {"stage": 7}}), ValueError, "stage"),
+        (lambda ds: ds.initialize(model=tiny()), ValueError, "configuration"),
+        (lambda ds: ds.initialize(config=CONFIG), ValueError, "model="),
+        (lambda ds: ds.initialize(model=tiny(), config=CONFIG, mpu=object()), NotImplementedError, "mpu"),
+        (lambda ds: ds.initialize(model=tiny(), config="/nowhere/ds.json"), ValueError, "nowhere"),
+        (lambda ds: ds.init_inference, NotImplementedError, "init_inference"),
+        (lambda ds: ds.PipelineModule, NotImplementedError, "PipelineModule"),
+        (lambda ds: ds.ops.adam.DeepSpeedCPUAdam([torch.zeros(1)], amsgrad=True), NotImplementedError, "amsgrad"),
+        (lambda ds: ds.utils.set_z3_leaf_modules(tiny(), [torch.nn.GRU]), ValueError, "no modules"),
+        (lambda ds: ds.initialize(model=tiny(), config=CONFIG | {"scheduler": {"type": "OneCycle", "params": {}}}),
+         ValueError, "scheduler"),
+    ],
+)  # fmt: skip
+def test_mistakes(ds: Any, call: Any, error: type[Exception], says: str) -> None:
+    """Each says what is wrong by name."""
+    with pytest.raises(error, match=says):
+        call(ds)
+
+
+def test_what_is_not_given_is_said(ds: Any, capfd: Any) -> None:
+    """The default optimizer and the default clipping."""
+    model, config = tiny(), {"train_batch_size": 4, "zero_optimization": {"stage": 2}}
+    engine = ds.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+    said = capfd.readouterr().err
+    assert "AdamW, lr 1e-3, weight decay 0.01" in said and "clipped at 1" in said
+    group = engine.optimizer.param_groups[0]
+    assert (group["lr"], group["weight_decay"], engine.gradient_clipping()) == (1e-3, 1e-2, 1.0)
+    engine.destroy()
+
+
+def test_a_model_for_inference_gets_an_optimizer_when_it_trains(ds: Any) -> None:
+    """Without an optimizer and model_parameters: no state, until a forward pass has gradients."""
+    engine = ds.initialize(model=tiny(), config={"train_batch_size": 4, "zero_optimization": {"stage": 3}})[0]
+    with torch.no_grad():
+        want = engine(torch.ones(4, 8))
+    assert ds.utils.safe_get_full_fp32_param(engine.module[0].weight) is None  # frozen
+    assert torch.equal(engine(torch.ones(4, 8)), want)
+    assert ds.utils.safe_get_full_fp32_param(engine.module[0].weight) is not None
+    assert step(engine, 1) > step(engine, 1)
+    again = ds.initialize(model=engine.module, config=CONFIG)[0]  # the first engine gives its model up
+    assert engine.handle.runtime.closed and step(again, 1) > 0
+    again.destroy()
+
+
+def test_schedules_are_those_of_the_library(ds: Any) -> None:
+    """Python's classes against zc_lr_at()."""
+    import ctypes
+
+    import zshard
+
+    lib = zshard.load()
+    for kind, args in [
+        ("WarmupLR", {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": 7, "warmup_type": "linear"}),
+        ("WarmupLR", {"warmup_min_lr": 0.0, "warmup_max_lr": 1e-3, "warmup_num_steps": 7}),
+        ("WarmupDecayLR", {"total_num_steps": 20, "warmup_max_lr": 1e-3, "warmup_num_steps": 5}),
+        ("WarmupCosineLR", {"total_num_steps": 20, "warmup_min_ratio": 0.1, "warmup_num_steps": 5}),
+    ]:
+        config = json.dumps(
+            {
+                "train_batch_size": 1,
+                "optimizer": {"type": "SGD", "params": {"lr": 1e-3}},
+                "scheduler": {"type": kind, "params": args},
+            }  # fmt: skip
+        ).encode()
+        ret, why = ctypes.POINTER(zshard.zc_zero_config)(), ctypes.create_string_buffer(256)
+        assert lib.zc_zero_config_parse(ctypes.byref(ret), config, len(config), 1, why, 256) == 0, why.value
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-3)
+        schedule = getattr(ds.runtime.lr_schedules, kind)(optimizer, **args)
+        for applied in range(25):
+            want = lib.zc_lr_at(ctypes.byref(ret.contents.schedule), 1e-3, applied)
+            assert optimizer.param_groups[0]["lr"] == want, (kind, applied)
+            schedule.step()
+        lib.zc_zero_config_free(ret)
