@@ -1,0 +1,557 @@
+# ctest: LABELS full COST 40 TIMEOUT 900
+"""zshard.convert: forms that are read and written, into and out of models, and what is wrong with files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import zero_files  # noqa: E402
+from convert_program import adamw, make  # noqa: E402
+from torch_models import Net, batch, loss_of, values  # noqa: E402
+
+import zshard.convert as zc  # noqa: E402
+import zshard.torch as zt  # noqa: E402
+from zshard.convert import _content, _dcp, _live, _pickle  # noqa: E402
+from zshard.convert._folder import open_  # noqa: E402
+
+HOW: list[dict[str, Any]] = [
+    {"form": "portable"},
+    {"form": "universal"},
+    {"form": "dcp"},
+    {"form": "dcp", "model_key": "app.model", "optim_key": "app.optim"},
+    {"form": "zero", "stage": 1, "ranks": 2},
+    {"form": "zero", "stage": 2, "ranks": 3},
+    {"form": "zero", "stage": 3, "ranks": 1},
+    {"form": "zero", "stage": 3, "ranks": 3, "sub_group": 300},
+]
+
+
+def name_of(how: dict[str, Any]) -> str:
+    return "-".join(str(v) for v in how.values())
+
+
+@pytest.fixture(params=["whole", "pieces"])
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors as a whole, and in pieces that fit no row."""
+    if request.param == "pieces":
+        for module in (_content, _live):
+            monkeypatch.setattr(module, "PIECE", 37)
+        monkeypatch.setattr(_dcp, "CHUNK", 100)
+
+
+def same(a: zc._folder.Content, b: zc._folder.Content) -> None:  # type: ignore[name-defined]
+    """The same tensors, bit for bit, with the same counts."""
+    assert set(a.tensors) == set(b.tensors)
+    for name, t in a.tensors.items():
+        u = b.tensors[name]
+        assert (u.shape, u.step) == (t.shape, t.step), name
+        assert set(u.planes) == set(t.planes), name
+        for plane, source in t.planes.items():
+            assert torch.equal(source.tensor().double(), u.planes[plane].tensor().double()), (name, plane)
+
+
+def state(model: Any, optimizer: Any) -> dict[str, Any]:
+    """Everything that a checkpoint is about."""
+    made: dict[str, Any] = {}
+    for unit in model.__dict__["_zshard"].runtime.plan.units:
+        for p in unit.pieces:
+            if unit.frozen:
+                made[p.name] = values(model)[p.name]
+                continue
+            words = ["master", "step", *optimizer.state[p.param]]
+            made |= {f"{p.name}.{w}": zt.state_of(p.param, w).clone() for w in words}
+    return made
+
+
+def train(model: Any, optimizer: Any, first: int, steps: int) -> list[float]:
+    losses = []
+    for i in range(first, first + steps):
+        loss = loss_of(model, batch(i))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+# ---- into a model, and out of it
+
+
+@pytest.mark.parametrize("how", HOW, ids=name_of)
+@pytest.mark.usefixtures("pieces")
+def test_there_and_back(tmp_path: Path, how: dict[str, Any]) -> None:
+    """Another model continues as the first one does, bit for bit; a hyperparameter that was changed comes along."""
+    model = make()
+    optimizer = adamw(model)
+    with zt.shard(model, optimizer, offload="none"):
+        train(model, optimizer, 0, 3)
+        optimizer.param_groups[1]["lr"] = 0.25
+        path = zc.save(model, optimizer, tmp_path / "out", client_state={"epoch": 3, "keep": [1, "x"]}, **how)
+        want = state(model, optimizer)
+        losses = train(model, optimizer, 3, 2)
+    other = make(seed=1)
+    optimizer = adamw(other)
+    with zt.shard(other, optimizer, offload="none"):
+        train(other, optimizer, 9, 1)  # moments that must go
+        loaded = zc.load(other, optimizer, path)
+        assert (loaded.form, loaded.step) == (how["form"], 3)
+        assert loaded.client_state == {"epoch": 3, "keep": [1, "x"]} and loaded.lr_scheduler is None
+        got = state(other, optimizer)
+        assert want.keys() == got.keys()
+        assert all(torch.equal(want[k], got[k]) for k in want), [k for k in want if not torch.equal(want[k], got[k])]
+        assert optimizer.param_groups[1]["lr"] == 0.25 and optimizer.param_groups[0]["lr"] == 1e-2
+        assert other.seen.tolist() == [3, 1 << 40]
+        assert train(other, optimizer, 3, 2) == losses
+    assert os.listdir(tmp_path) == ["out"]
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "adam": lambda p: zt.Adam(p, lr=1e-2, eps=1e-4),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
+    "lion": lambda p: zt.Lion(p, lr=1e-3),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+}
+
+
+@pytest.mark.parametrize("form", ["portable", "dcp", "zero"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers(tmp_path: Path, kind: str, form: str) -> None:
+    model = Net()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    with zt.shard(model, optimizer, offload="none"):
+        train(model, optimizer, 0, 2)
+        path = zc.save(model, optimizer, tmp_path / "out", form)
+        losses = train(model, optimizer, 2, 2)
+    other = Net()
+    optimizer = OPTIMIZERS[kind](other.parameters())
+    with zt.shard(other, optimizer, offload="none"):
+        zc.load(other, optimizer, path)
+        assert train(other, optimizer, 2, 2) == losses
+
+
+def test_own_step_counts(tmp_path: Path) -> None:
+    """Tensors that were stepped at other times keep that; DeepSpeed's forms cannot, and say so."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with zt.shard(model, optimizer, offload="none") as handle:
+        model.blocks[1].requires_grad_(False)
+        train(model, optimizer, 0, 1)
+        model.blocks[1].requires_grad_(True)
+        train(model, optimizer, 1, 1)
+        for form in ("universal", "zero"):
+            with pytest.raises(zc.ConvertError, match="one step count for a group"):
+                zc.save(handle, optimizer, tmp_path / form, form)
+            assert not os.path.exists(tmp_path / form) or os.listdir(tmp_path / form) == []
+        for form in ("portable", "dcp"):
+            found = open_(zc.save(handle, optimizer, tmp_path / form, form))
+            assert found.tensors["blocks.1.up.weight"].step == 1 and found.tensors["blocks.0.up.weight"].step == 2
+
+
+def test_weights_alone(tmp_path: Path) -> None:
+    """Without an optimizer: of what has state, and of what has none; bf16 parameters get fp32 masters."""
+    model = make()
+    optimizer = adamw(model)
+    with zt.shard(model, optimizer, offload="none"):
+        train(model, optimizer, 0, 2)
+        full = zc.save(model, optimizer, tmp_path / "full", "dcp")
+        bare = zc.save(model, None, tmp_path / "bare", "dcp")
+        want = values(model)
+    for path in (full, bare):
+        other = make(seed=3).to(torch.bfloat16)
+        optimizer = adamw(other)
+        with zt.shard(other, optimizer, offload="none"):
+            zc.load(other, None, path)
+            assert torch.equal(zt.state_of(other.embed.weight, "master"), want["embed.weight"])
+            assert torch.equal(values(other)["embed.weight"], want["embed.weight"].to(torch.bfloat16).float())
+            if path == bare:
+                with pytest.raises(zc.ConvertError, match="no state of an optimizer: give optimizer=None"):
+                    zc.load(other, optimizer, path)
+
+
+# ---- files of DeepSpeed's layout
+
+
+def synthetic(**more: Any) -> zero_files.Zero:
+    """Groups of odd sizes, a frozen parameter, a buffer and an alias."""
+    made = torch.Generator().manual_seed(5)
+
+    def planes(*shape: int) -> dict[str, torch.Tensor]:
+        return {p: torch.randn(shape, generator=made) for p in ("fp32", "exp_avg", "exp_avg_sq")}
+
+    trained = [{"a.weight": planes(5, 3), "b.weight": planes(7), "c": planes(2, 2)}, {"a.bias": planes(3)}]
+    frozen = {"f.weight": torch.randn(3, 3, generator=made).to(torch.bfloat16)}
+    buffers = {"n.count": torch.tensor([1 << 40, 3]), "n.mean": torch.randn(4, generator=made)}
+    return zero_files.Zero(trained=trained, frozen=frozen, buffers=buffers, aliases={"d": "c"}, **more)
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    **{f"stage {s}, {r} ranks": {"stage": s, "ranks": r} for s in (1, 2, 3) for r in (1, 2, 3, 8)},
+    "elastic": {"stage": 2, "ranks": 3, "elastic": True},
+    "skipped": {"stage": 2, "ranks": 2, "skipped": 2},
+    "bf16": {"stage": 3, "ranks": 2, "prefix": "bf16_", "dtype": torch.bfloat16},
+    "bf16 optimizer": {"stage": 1, "ranks": 3, "bf16_optimizer": True, "prefix": "bf16_", "dtype": torch.bfloat16},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(tmp_path: Path, layout: str) -> None:
+    """Every element of every plane comes out of the ranks' vectors, and what is beside them."""
+    files = synthetic(**LAYOUTS[layout], client={"epoch": 2, "own": pickle.PickleBuffer})
+    files.write(tmp_path)
+    found = open_(tmp_path)
+    assert (found.form, found.tag, found.step) == ("zero", "global_step5", 5)
+    trained = {n: p for g in files.trained for n, p in g.items()}
+    assert set(found.tensors) == {*trained, *files.frozen, *files.buffers} and found.aliases == {"d": "c"}
+    for name, planes in trained.items():
+        t = found.tensors[name]
+        assert (t.kind, t.step, t.dtype) == ("trained", 5 - files.skipped, files.dtype)
+        assert {p: s.tensor().equal(planes[p]) for p, s in t.planes.items()} == dict.fromkeys(planes, True), name
+    for name, value in (files.frozen | files.buffers).items():
+        assert found.tensors[name].planes["fp32"].tensor().equal(value), name
+        assert found.tensors[name].dtype == value.dtype
+    if not files.elastic:
+        assert [g["params"] for g in found.groups] == [["a.weight", "b.weight", "c"], ["a.bias"]]
+        assert found.groups[1]["weight_decay"] == 0.1 and found.groups[0]["betas"] == (0.8, 0.9)
+    assert found.client_state["epoch"] == 2 and issubclass(found.client_state["own"], zc.Foreign)
+    assert found.lr_scheduler == {"last_batch_iteration": 4}
+
+
+def universal_files(folder: Path, three: bool) -> Path:
+    """A universal checkpoint as DeepSpeed converts the synthetic files: of stage 3 flat tensors."""
+    files = synthetic(stage=3 if three else 2, ranks=1)
+    path = Path(files.write(folder))
+    for planes in files.trained:
+        for name, tensors in planes.items():
+            (path / "zero" / name).mkdir(parents=True)
+            for plane, value in tensors.items():
+                what: Any = value.reshape(-1) if three else {"param": value, "cat_dim": 0}
+                torch.save(what, path / "zero" / name / f"{plane}.pt")
+            if not three:
+                torch.save(torch.tensor(5.0), path / "zero" / name / "step.pt")
+    base = files.optimizer(0)
+    common = {"optimizer_state_dict": base} if three else {"ds_version": "0.19.8"}
+    torch.save({**common, "param_groups": base["param_groups"]}, path / "zero" / "optimizer_state.pt")
+    for file in path.glob("*optim_states.pt"):
+        file.unlink()
+    return path
+
+
+@pytest.mark.parametrize("three", [False, True])
+def test_universal_files(tmp_path: Path, three: bool) -> None:
+    found = open_(universal_files(tmp_path / "universal", three))
+    assert found.form == "universal" and found.step == 5
+    synthetic(stage=2, ranks=2).write(tmp_path / "zero")
+    same(open_(tmp_path / "zero"), found)
+    assert found.groups == open_(tmp_path / "zero").groups
+
+
+def test_between_files(tmp_path: Path) -> None:
+    """All forms, one after the other: the same tensors, groups and client state at the end."""
+    synthetic(stage=3, ranks=3, client={"rng": torch.arange(5), "pair": (1, 2)}).write(tmp_path / "0")
+    first = open_(tmp_path / "0")
+    source = str(tmp_path / "0")
+    for i, how in enumerate(HOW):
+        more = {k: v for k, v in how.items() if k != "form"}
+        source = zc.convert(source, tmp_path / str(i + 1), how["form"], **more)
+        found = open_(source)
+        assert found.form == how["form"]
+        same(first, found)
+        assert torch.equal(found.client_state["rng"], torch.arange(5)) and found.client_state["pair"] == (1, 2)
+        assert [sorted(g["params"]) for g in found.groups] == [sorted(g["params"]) for g in first.groups]
+        assert [g["lr"] for g in found.groups] == [0.5, 0.5] and found.lr_scheduler == {"last_batch_iteration": 4}
+        assert not [n for n in os.listdir(tmp_path / str(i + 1)) if ".tmp-" in n]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """info, and a conversion to 16-bit weights; a failure is one message, and leaves nothing."""
+    synthetic(stage=2, ranks=2).write(tmp_path / "in")
+    env = os.environ | {"PYTHONPATH": str(Path(zc.__file__).parents[2]), "ZSHARD_SOCKET": "/nowhere"}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "zshard.convert", *words]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+    info = run("info", str(tmp_path / "in"))
+    assert info.returncode == 0 and "form       zero, deepspeed 0.19.8, stage 2, ranks 2" in info.stdout, info.stderr
+    out = tmp_path / "out"
+    done = run("convert", str(tmp_path / "in"), str(out), "--to", "safetensors16")
+    assert done.returncode == 0, done.stderr
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    found, want = load_file(out / "model.safetensors"), synthetic(stage=2, ranks=2)
+    assert found["a.weight"].equal(want.trained[0]["a.weight"]["fp32"].to(torch.bfloat16))
+    assert found["n.count"].equal(want.buffers["n.count"]) and "d" not in found
+    os.unlink(tmp_path / "in" / "global_step5" / "mp_rank_00_model_states.pt")
+    failed = run("convert", str(tmp_path / "in"), str(tmp_path / "no"))
+    assert failed.returncode == 1 and "mp_rank_00_model_states.pt is missing" in failed.stderr
+    assert "Traceback" not in failed.stderr and sorted(os.listdir(tmp_path)) == ["in", "out"]
+
+
+def test_no_code_runs(tmp_path: Path) -> None:
+    """What a pickle names is not called."""
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "evil"),)
+
+    torch.save({"x": Evil(), "t": torch.ones(2)}, tmp_path / "a.pt")
+    found = _pickle.load_pt(str(tmp_path / "a.pt"))
+    assert found["t"].tolist() == [1, 1] and not (tmp_path / "evil").exists()
+    assert (found["x"].name, found["x"].args) == ("mkdir", (str(tmp_path / "evil"),))
+    again = pickle.loads(pickle.dumps(found["x"]))
+    assert (again.module, again.args) == (found["x"].module, found["x"].args)
+
+
+# ---- DCP as torch writes it
+
+
+def test_dcp_of_torch(tmp_path: Path) -> None:
+    """A plain model's, also with a flattened state, and chunks that are cut in columns."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    model = make(tied=False)
+    optimizer = adamw(model)
+    train(model, optimizer, 0, 2)
+    for flat in (False, True):
+        path = tmp_path / f"flat-{flat}"
+        options = StateDictOptions(flatten_optimizer_state_dict=flat)
+        own, state_ = get_state_dict(model, optimizer, options=options)
+        dcp.save({"m": own, "o": state_, "epoch": 4}, checkpoint_id=path, no_dist=True)
+        other = make(seed=1, tied=False)
+        mine = adamw(other, lr=0.5)
+        with zt.shard(other, mine, offload="none"):
+            loaded = zc.load(other, mine, path)
+            assert loaded.step == 2 and loaded.client_state == {"epoch": 4}
+            for name, p in model.named_parameters():
+                assert torch.equal(values(other)[name], p.detach())
+            p = dict(model.named_parameters())["head.weight"]
+            assert torch.equal(zt.state_of(other.head.weight, "exp_avg"), optimizer.state[p]["exp_avg"])
+            assert mine.param_groups[0]["lr"] == 1e-2
+
+
+def test_dcp_is_loaded_by_torch(tmp_path: Path) -> None:
+    """torch reads every tensor of what is written, in chunks, by a state dict of its own."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    _dcp.CHUNK, before = 40, _dcp.CHUNK
+    try:
+        model = make(tied=True)
+        optimizer = adamw(model)
+        with zt.shard(model, optimizer, offload="none"):
+            train(model, optimizer, 0, 2)
+            path = zc.save(model, optimizer, tmp_path / "out", "dcp", client_state={"inner": {"epoch": 4}})
+            losses = train(model, optimizer, 2, 2)
+    finally:
+        _dcp.CHUNK = before
+    other = make(seed=1, tied=True)
+    mine = adamw(other, lr=0.5)
+    own, state_ = get_state_dict(other, mine)
+    words = {"model": own, "optim": state_, "inner": {"epoch": 0}}
+    dcp.load(words, checkpoint_id=path, no_dist=True)
+    set_state_dict(other, mine, model_state_dict=own, optim_state_dict=state_)
+    assert words["inner"] == {"epoch": 4} and mine.param_groups[0]["lr"] == 1e-2
+    assert train(other, mine, 2, 2) == pytest.approx(losses, rel=1e-6)
+
+
+# ---- what is wrong
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def other_version(path: Path) -> None:
+    whole = torch.load(path, weights_only=False, pickle_module=_pickle._MODULE)
+    whole["ds_version"] = "0.9.0"
+    whole["optimizer_state_dict"].pop("loss_scaler")
+    whole["optimizer_state_dict"]["zero_stage"] = 2
+    torch.save(whole, path, pickle_module=pickle)
+
+
+def rank_of(step: str, rank: int) -> str:
+    return f"global_step{step}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+
+
+WRONG: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+    "missing ranks": (
+        lambda p: [os.unlink(p / rank_of("5", r)) for r in (0, 2)],  # type: ignore[func-returns-value,return-value]
+        ["3 ranks saved it", r"ranks \[0, 2\] are missing"],
+    ),
+    "no model states": (
+        lambda p: os.unlink(p / "global_step5" / "mp_rank_00_model_states.pt"),
+        ["states.pt is missing"],
+    ),
+    "truncated": (lambda p: cut(p / rank_of("5", 1)), [r"rank_1_mp_rank_00_optim_states.pt' is truncated"]),
+    "a rank more": (
+        lambda p: shutil.copy(p / rank_of("5", 0), p / rank_of("5", 3)),  # type: ignore[return-value]
+        [r"files of ranks \[3\]: of an older checkpoint"],
+    ),
+    "no such tag": (
+        lambda p: (p / "latest").write_text("global_step9"),
+        ["global_step9' is no", "there are global_step5"],
+    ),  # type: ignore[return-value]
+    "several tags": (
+        lambda p: [os.unlink(p / "latest"), shutil.copytree(p / "global_step5", p / "global_step6")],  # type: ignore[func-returns-value,return-value]
+        ["several checkpoints", "give tag=, one of global_step5, global_step6"],
+    ),
+    "versions": (
+        lambda p: other_version(p / rank_of("5", 1)),
+        ["different versions of DeepSpeed: 0.19.8, 0.9.0"],
+    ),
+    "nothing": (lambda p: shutil.rmtree(p / "global_step5"), ["is no checkpoint of a known form"]),
+}
+
+
+def like(model: Any) -> zero_files.Zero:
+    """Files that fit a model."""
+    groups = []
+    for group in adamw(model).param_groups:
+        names = [n for n, p in model.named_parameters() if any(p is q for q in group["params"])]
+        sizes = dict(model.named_parameters())
+        groups.append({n: {p: torch.rand(sizes[n].shape) for p in ("fp32", "exp_avg", "exp_avg_sq")} for n in names})
+    frozen = {n: torch.rand(p.shape) for n, p in model.named_parameters() if not p.requires_grad}
+    return zero_files.Zero(2, 3, groups, frozen=frozen, buffers={"seen": torch.tensor([1, 2])})
+
+
+def refused(folder: Path, texts: list[str], **more: Any) -> str:
+    """load() refuses, with all of these texts, and changes nothing."""
+    model = make()
+    optimizer = adamw(model)
+    with zt.shard(model, optimizer, offload="none"):
+        train(model, optimizer, 0, 1)
+        before = state(model, optimizer)
+        with pytest.raises(zc.ConvertError) as error:
+            zc.load(model, optimizer, folder, **more)
+        after = state(model, optimizer)
+        assert all(torch.equal(before[k], after[k]) for k in before)
+        assert optimizer.param_groups[0]["lr"] == 1e-2
+        for text in texts:
+            assert error.match(text)
+        return str(error.value)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_files(tmp_path: Path, case: str) -> None:
+    like(make()).write(tmp_path / "c")
+    harm, texts = WRONG[case]
+    harm(tmp_path / "c")
+    refused(tmp_path / "c", texts)
+
+
+def test_all_that_is_wrong_in_one_message(tmp_path: Path) -> None:
+    """Names, shapes, groups and state."""
+    files = like(make())
+    files.trained[0]["embed.weight"] = {p: torch.rand(3, 4) for p in ("fp32", "exp_avg", "exp_avg_sq")}
+    files.trained[1]["more.bias"] = files.trained[1].pop("norm.bias")
+    files.write(tmp_path)
+    text = refused(tmp_path, [])
+    assert "'embed.weight': [3, 4] in the checkpoint, [29, 16] in the model" in text
+    assert "the checkpoint lacks 'norm.bias'" in text and "the model lacks 'more.bias'" in text
+    assert "hold other parameters" in text
+    model = make()
+    optimizer = torch.optim.SGD(adamw(model).param_groups, lr=1.0, momentum=0.9)
+    with zt.shard(model, optimizer, offload="none"), pytest.raises(zc.ConvertError) as error:
+        zc.load(model, optimizer, tmp_path)
+    assert error.match("has state exp_avg, exp_avg_sq, which SGD .sgd. does not keep")
+    assert error.match("has no state momentum_buffer in the checkpoint")
+
+
+def test_not_strict(tmp_path: Path) -> None:
+    """What is missing keeps its value; names are told."""
+    files = like(make())
+    files.trained[1]["more.bias"] = files.trained[1].pop("norm.bias")
+    files.write(tmp_path)
+    model = make()
+    optimizer = adamw(model)
+    with zt.shard(model, optimizer, offload="none"):
+        loaded = zc.load(model, optimizer, tmp_path, strict=False, hyperparameters=False)
+        assert loaded.missing == ["norm.bias"] and loaded.unexpected == ["more.bias"]
+        assert values(model)["norm.bias"].abs().max() == 0
+        assert torch.equal(values(model)["norm.weight"], files.trained[1]["norm.weight"]["fp32"])
+        train(model, optimizer, 0, 1)
+
+
+def test_dcp_files(tmp_path: Path) -> None:
+    model = make()
+    optimizer = adamw(model)
+    with zt.shard(model, optimizer, offload="none"):
+        train(model, optimizer, 0, 1)
+        path = Path(zc.save(model, optimizer, tmp_path / "c", "dcp"))
+    cut(path / "__0_0.distcp")
+    refused(path, ["__0_0.distcp is truncated"])
+    os.unlink(path / "__0_0.distcp")
+    refused(path, ["__0_0.distcp is missing"])
+    (path / ".metadata").write_bytes(b"no pickle")
+    refused(path, [".metadata' cannot be read"])
+
+
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    """A save that fails leaves the old checkpoint; a folder of something else is not replaced."""
+    model = make()
+    optimizer = adamw(model)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "precious").write_text("x")
+    with zt.shard(model, optimizer, offload="none") as handle:
+        path = zc.save(handle, optimizer, tmp_path / "c")
+        train(model, optimizer, 0, 1)
+        with pytest.raises(zc.ConvertError, match="names that DeepSpeed's files have themselves: module"):
+            zc.save(handle, optimizer, tmp_path / "c", "universal", tag="x", client_state={"module": 1})
+        with pytest.raises(zc.ConvertError, match="is no checkpoint: it is not replaced"):
+            zc.save(handle, optimizer, tmp_path / "other")
+        with pytest.raises(pickle.PicklingError):
+            zc.save(handle, optimizer, path, client_state={"f": lambda: 0})
+        assert open_(path).step == 0 and sorted(os.listdir(tmp_path)) == ["c", "other"]
+        loss_of(model, batch(0)).backward()
+        for call in (lambda: zc.save(handle, optimizer, path), lambda: zc.load(handle, optimizer, path)):
+            with pytest.raises(RuntimeError, match="in the middle of a step"):
+                call()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert zc.save(handle, optimizer, path, step=7) == path and open_(path).step == 7
+    with pytest.raises(ValueError, match="the model is not sharded"):
+        zc.load(Net(), None, path)
+
+
+def test_a_file_that_ends_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values are written already: the model cannot be used any more."""
+    like(make()).write(tmp_path)
+    model = make()
+    optimizer = adamw(model)
+    handle = zt.shard(model, optimizer, offload="none")
+    read, calls = _content.Joined.read, []
+
+    def fails(self: Any, first: int, out: Any) -> None:
+        calls.append(first)
+        if len(calls) == 9:
+            raise OSError("unplugged")
+        read(self, first, out)
+
+    monkeypatch.setattr(_content.Joined, "read", fails)
+    with pytest.raises(zc.ConvertError, match="could not be read to its end.*unplugged"):
+        zc.load(model, optimizer, tmp_path)
+    with pytest.raises(RuntimeError, match="closed"):
+        model(batch(0))
+    handle.close(clean=False)
+
+
+def test_json_holds_it() -> None:
+    from zshard.convert._portable import exact
+
+    for value in ({"a": [1, 2.5, None, {"b": True}]}, "x", []):
+        assert exact(value) and json.loads(json.dumps(value)) == value
+    for value in ((1, 2), {1: 2}, float("nan"), torch.ones(1)):
+        assert not exact(value)
