@@ -76,6 +76,11 @@ def deepspeed_case(case: dict[str, Any]) -> list[float]:
     if case.get("load"):
         path, client = engine.load_checkpoint(case["load"], tag=case.get("tag"))
         assert path is not None and client.get("note") == [1, "two"], client
+        if case.get("universal") and case["stage"] == 3:  # what DeepSpeed makes the same for all groups
+            for group, decay_ in zip(engine.optimizer.param_groups, (0.1, 0.0), strict=True):
+                group["weight_decay"] = decay_
+            for entry in engine.optimizer.optimizer.state.values():
+                entry["step"] = entry["step"].clone()
     losses = []
     for step in range(case.get("first", 0), case.get("first", 0) + case["before"] + case["after"]):
         if case.get("save") and step == case.get("first", 0) + case["before"]:

@@ -97,16 +97,17 @@ def test_deepspeed(tmp_path: Path) -> None:
         }  # fmt: skip
         offload = "host" if s["stage"] == 3 else "none"
         cases.append(
-            {"load": str(tmp_path / f"ds{s['stage']}"), "first": BEFORE, "before": AFTER, "after": 0, "saves": saves,
-             "offload": offload}
+            {"load": str(tmp_path / f"ds{s['stage']}"), "first": BEFORE, "before": AFTER, "after": AFTER,
+             "saves": saves, "offload": offload}
         )  # fmt: skip
-        cases[-1]["after"] = AFTER
     ours = run(tmp_path, "zshard", cases)
     for a, b in zip(theirs, ours, strict=True):
         near(b, a[BEFORE:])
     back = []
     for s in STAGES:
         common = {**s, "seed": 9, "first": BEFORE + AFTER, "before": 0, "after": AFTER}
+        if s["stage"] == 2:  # it would ask for another order of parameters
+            common["zero"] = {"round_robin_gradients": False}
         back.append({**common, "load": str(tmp_path / f"z{s['stage']}")})
         back.append({**common, "load": str(tmp_path / f"u{s['stage']}"), "universal": True})
     again = run(tmp_path, "deepspeed", back, python)

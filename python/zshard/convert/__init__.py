@@ -127,7 +127,8 @@ def save(
         client_state: a dict of what else is to be kept.
         lr_scheduler: a scheduler, or its state_dict().
         **options: of "zero": stage= (3), ranks= (1), sub_group= (elements; DeepSpeed's sub_group_size); of "dcp":
-            model_key=, optim_key=, the names above theirs ("model", "optim").
+            model_key=, optim_key=, the names above theirs ("model", "optim"); of "universal": step_as=, "tensor" for
+            torch's optimizers, or "int" for DeepSpeed's own.
 
     Returns:
         The path of the checkpoint. A folder that was there is replaced when the new one is complete.

@@ -50,12 +50,17 @@ class _Spec:
     stride: tuple[int, ...]
 
 
+def _spec(storage: tuple[torch.dtype, str], offset: int, size: Sequence[int], stride: Sequence[int], *_: Any) -> _Spec:
+    """torch._utils._rebuild_tensor_v2."""
+    return _Spec(storage[0], storage[1], offset, tuple(size), tuple(stride))
+
+
 class _SpecUnpickler(Unpickler):
     """Reads what a tensor is, and not its elements."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_tensor"):
-            return lambda storage, offset, size, stride, *_: _Spec(*storage, offset, tuple(size), tuple(stride))
+            return _spec
         if name.endswith("Storage"):
             return name
         return super().find_class(module, name)
@@ -397,10 +402,8 @@ def _put(target: dict[Any, Any], path: Sequence[Any], value: Any) -> None:
 # ---- writing
 
 
-def write(
-    content: Content, folder: str | None, model_key: str = "model", optim_key: str = "optim"
-) -> Writing:
-    """Writes a folder of DCP's; folder None: only says what is read, in the same order. `model_key`, `optim_key`: the roots."""
+def write(content: Content, folder: str | None, model_key: str = "model", optim_key: str = "optim") -> Writing:
+    """Writes a folder of DCP's; folder None: only says what is read, in the same order. The keys are the roots."""
     out = _Out(folder) if folder is not None else None
     for t in content.tensors.values():
         key = (*model_key.split("."), t.name)

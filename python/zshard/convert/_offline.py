@@ -18,11 +18,11 @@ SAFETENSORS = "safetensors16"
 
 
 def writing(content: Content, form: str, folder: str | None, how: dict[str, Any]) -> Writing:
-    """The writer of a form. `how`: ranks, stage, sub_group of "zero"; model_key, optim_key of "dcp"."""
+    """The writer of a form. `how`: its options, of options_of()."""
     if form == "portable":
         return _portable.write(content, folder)
     if form == "universal":
-        return _universal.write(content, folder)
+        return _universal.write(content, folder, **how)
     if form == "dcp":
         return _dcp.write(content, folder, **how)
     return _zero_write.write(content, folder, _zero_write.Zero(**how))
@@ -32,7 +32,9 @@ def options_of(form: str, given: dict[str, Any]) -> dict[str, Any]:
     """The options that a form has. TypeError: another one was given; ValueError: no such form."""
     if form not in FORMS:
         raise ValueError(f"form={form!r}: one of {', '.join(FORMS)}")
-    known = {"zero": ("stage", "ranks", "sub_group"), "dcp": ("model_key", "optim_key")}.get(form, ())
+    known = {"zero": ("stage", "ranks", "sub_group"), "dcp": ("model_key", "optim_key"), "universal": ("step_as",)}.get(
+        form, ()
+    )
     for name in given:
         if name not in known:
             raise TypeError(f"form '{form}' has no option {name}=; it has {', '.join(known) or 'none'}")

@@ -89,7 +89,8 @@ def stand_in(module: str, name: str) -> type[Foreign]:
     """The class that stands for another one, which is not looked up."""
     key = (module, name)
     if key not in _made:
-        _made[key] = _Meta(name.rpartition(".")[2] or "Foreign", (Foreign,), {"module": module, "name": name})
+        made: Any = _Meta(name.rpartition(".")[2] or "Foreign", (Foreign,), {"module": module, "name": name})
+        _made[key] = made
     return _made[key]
 
 
@@ -97,7 +98,7 @@ def _pickle_class(cls: Any) -> Any:
     return (stand_in, (cls.module, cls.name)) if cls is not Foreign else "Foreign"
 
 
-copyreg.pickle(_Meta, _pickle_class)  # type: ignore[arg-type]
+copyreg.pickle(_Meta, _pickle_class)
 
 
 def _reconstruct(cls: type, base: type, state: Any) -> Any:
@@ -245,7 +246,10 @@ class Named:
         self.module, self.name, self.state = module, name, state
 
 
-class _Pickler(pickle._Pickler):  # type: ignore[name-defined, misc]
+_PythonPickler: Any = pickle._Pickler  # type: ignore[attr-defined, unused-ignore]
+
+
+class _Pickler(_PythonPickler):
     """Writes `Named`; the C pickler would look its class up."""
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> Any:

@@ -177,8 +177,13 @@ def hyper_groups(content: Content, groups: list[tuple[dict[str, Any], list[Tenso
     return made
 
 
-def write(content: Content, folder: str | None) -> Writing:
-    """Writes a universal checkpoint; folder None: only says what is read, in the same order."""
+def write(content: Content, folder: str | None, step_as: str = "tensor") -> Writing:
+    """Writes a universal checkpoint; folder None: only says what is read, in the same order.
+
+    step_as: "tensor", as torch's optimizers keep their counts, or "int", as DeepSpeed's do.
+    """
+    if step_as not in ("tensor", "int"):
+        raise ValueError(f"step_as={step_as!r}: 'tensor' or 'int'")
     groups = content.grouped()
     check_client(content)
     uneven = [t.name for _, mine in groups for t in mine if len({u.step for u in mine}) > 1 and t.step != mine[0].step]
@@ -194,7 +199,7 @@ def write(content: Content, folder: str | None) -> Writing:
             place = None if folder is None else os.path.join(folder, "zero", t.name)
             if place is not None:
                 os.makedirs(place)
-                save_pt(torch.tensor(float(t.step)), os.path.join(place, "step.pt"))
+                save_pt(_count(t.step, step_as), os.path.join(place, "step.pt"))
             for plane, source in t.planes.items():
                 yield from _write_plane(t, source, None if place is None else os.path.join(place, f"{plane}.pt"))
     for t in content.of_kind("frozen"):
@@ -203,7 +208,7 @@ def write(content: Content, folder: str | None) -> Writing:
             os.makedirs(place)
         yield from _write_plane(t, t.planes[FP32], None if place is None else os.path.join(place, "fp32.pt"), t.dtype)
     if folder is not None:
-        _write_common(content, folder, groups)
+        _write_common(content, folder, groups, step_as)
 
 
 def _write_plane(t: Tensor, source: Source, file: str | None, dtype: torch.dtype = torch.float32) -> Writing:
@@ -220,9 +225,15 @@ def _write_plane(t: Tensor, source: Source, file: str | None, dtype: torch.dtype
         target[first : first + n] = values.to(dtype)
 
 
-def _write_common(content: Content, folder: str, groups: list[tuple[dict[str, Any], list[Tensor]]]) -> None:
+def _count(step: int, step_as: str) -> Any:
+    return step if step_as == "int" else torch.tensor(float(step))
+
+
+def _write_common(
+    content: Content, folder: str, groups: list[tuple[dict[str, Any], list[Tensor]]], step_as: str
+) -> None:
     hyper = hyper_groups(content, groups)
-    states = {i: {"step": torch.tensor(float(g["step"]))} for i, g in enumerate(hyper)}
+    states = {i: {"step": _count(g["step"], step_as)} for i, g in enumerate(hyper)}
     optimizer = {
         "ds_version": VERSION,
         "param_groups": hyper,

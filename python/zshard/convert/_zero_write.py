@@ -133,8 +133,8 @@ class _Writer:
         hyper = hyper_groups(self.content, self.groups)
         for group in hyper:
             group["params"] = []
-        for number, (group, mine) in enumerate(self.sets):
-            hyper[group]["params"].append(number)
+        for number, (place, mine) in enumerate(self.sets):
+            hyper[place]["params"].append(number)
             planes = [m for m in moments if all(m in t.planes for t in mine)]
             state[number] = {m: hollow(self.sizes[number]) for m in planes}
             if planes:
