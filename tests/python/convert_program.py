@@ -137,6 +137,14 @@ def zshard_case(case: dict[str, Any]) -> list[float]:
     optimizer = adamw(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, decay)
     handle = zt.shard(model, optimizer, offload=case.get("offload", "none"))
+    if case.get("refused"):
+        try:
+            zc.load(model, optimizer, case["load"])
+        except zc.ConvertError as e:
+            assert case["refused"] in str(e), e
+            handle.close()
+            return []
+        raise AssertionError("it was loaded")
     loaded = zc.load(model, optimizer, case["load"])
     assert loaded.step == case["first"] and loaded.client_state["note"] == [1, "two"], loaded
     scheduler.load_state_dict(loaded.lr_scheduler)
