@@ -471,16 +471,24 @@ def test_all_that_is_wrong_in_one_message(tmp_path: Path) -> None:
 
 
 def test_not_strict(tmp_path: Path) -> None:
-    """What is missing keeps its value; names are told."""
+    """What is missing stays, with its state; what has no state begins with zeros; names are told."""
     files = like(make())
     files.trained[1]["more.bias"] = files.trained[1].pop("norm.bias")
+    files.frozen["blocks.1.norm.bias"] = files.trained[1].pop("blocks.1.norm.bias")["fp32"]
     files.write(tmp_path)
     model = make()
     optimizer = adamw(model)
     with zt.shard(model, optimizer, offload="none"):
+        train(model, optimizer, 0, 2)
+        before = state(model, optimizer)
         loaded = zc.load(model, optimizer, tmp_path, strict=False, hyperparameters=False)
         assert loaded.missing == ["norm.bias"] and loaded.unexpected == ["more.bias"]
-        assert values(model)["norm.bias"].abs().max() == 0
+        after = state(model, optimizer)
+        for word in ("master", "exp_avg", "exp_avg_sq", "step"):
+            assert torch.equal(after[f"norm.bias.{word}"], before[f"norm.bias.{word}"])
+        assert torch.equal(after["blocks.1.norm.bias.master"], files.frozen["blocks.1.norm.bias"])
+        assert all(after[f"blocks.1.norm.bias.{w}"].abs().sum() == 0 for w in ("exp_avg", "exp_avg_sq", "step"))
+        assert int(after["norm.weight.step"]) == 5
         assert torch.equal(values(model)["norm.weight"], files.trained[1]["norm.weight"]["fp32"])
         train(model, optimizer, 0, 1)
 

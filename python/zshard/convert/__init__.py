@@ -71,8 +71,8 @@ def load(
         optimizer: the one that steps it; None: weights and buffers alone.
         folder: the checkpoint's folder, or one with a file `latest` (as DeepSpeed has it), or with one checkpoint.
         tag: the checkpoint's name in the folder.
-        strict: names must be those of the model, and each trained parameter must have its state. False: what is missing
-            keeps its value, with state of zeros; what is not expected is left.
+        strict: names must be those of the model, and each trained parameter must have its state. False: a tensor that
+            is missing stays as it is; one without state begins with zeros; what is not expected is left.
         hyperparameters: the optimizer's groups get the checkpoint's lr, betas, eps, weight decay and momentum.
 
     Raises:

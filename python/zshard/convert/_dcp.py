@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from ..torch._sources import Source, _cached
-from ._content import FP32, MOMENTS, Content, ConvertError, Problems, Tensor, Writing, number, ranges, settings
+from ._content import FP32, MOMENTS, Content, ConvertError, Problems, Tensor, Writing, number, settings
 from ._pickle import Foreign, Unpickler, load_plain, loads_pt
 
 METADATA = ".metadata"
-CHUNK = 1 << 24  # elements of a chunk that is written: 64 MiB of fp32
+CHUNK = 1 << 23  # elements of a chunk that is written: 32 MiB of fp32
 SLOTS = (*MOMENTS, "step", "max_exp_avg_sq")
 
 
@@ -449,13 +449,14 @@ def _write_plane(key: tuple[Any, ...], t: Tensor, plane: str, out: _Out | None) 
     total = t.shape[0] if t.shape else 1
     for begin in range(0, total, rows):
         n = min(rows, total - begin)
-        parts = []
-        for first, count in ranges_of(begin * row, n * row) if t.shape else ranges(source):
-            values = yield source, first, count
+        at = begin * row if t.shape else 0
+        count = n * row if t.shape else source.numel
+        flat = torch.empty(count if out is not None else 0, dtype=dtype)
+        for first, m in ranges_of(at, count):
+            values = yield source, first, m
             if out is not None and values is not None:
-                parts.append(values.to(dtype, copy=True))
+                flat[first - at : first - at + m] = values
         if out is not None:
-            flat = torch.cat(parts) if parts else torch.empty(0, dtype=dtype)
             sizes = (n, *t.shape[1:]) if t.shape else ()
             out.chunk(key, t.shape, dtype, (begin, *[0] * (len(t.shape) - 1)) if t.shape else (), flat.view(sizes))
 
@@ -483,9 +484,8 @@ class _Out:
     def _save(self, value: Any) -> Any:
         from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-        at, buffer = self.file.tell(), io.BytesIO()
-        torch.save(value, buffer)
-        self.file.write(buffer.getbuffer())
+        at = self.file.tell()
+        torch.save(value, self.file)
         return _StorageInfo(self.name, at, self.file.tell() - at)
 
     def _key(self, path: tuple[Any, ...]) -> str:

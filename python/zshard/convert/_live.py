@@ -246,7 +246,7 @@ class Target:
         self.problems = Problems(f"'{found.path}' ({found.form}) does not fit the model")
         self.values: list[tuple[int, int, Tensor]] = []  # unit, piece
         self.moments: dict[tuple[int, int], dict[str, Source]] = {}
-        self.steps: dict[int, list[int]] = {}
+        self.steps: dict[int, list[int | None]] = {}  # None: as it is
         self.buffers: dict[str, Tensor] = {}
         used = self._match()
         self._left(used)
@@ -261,7 +261,7 @@ class Target:
         if self.bare and self.strict:
             self.problems.add("it has no state of an optimizer: give optimizer=None to load the weights alone")
         for unit in runtime.plan.units:
-            steps = [0] * len(unit.pieces)
+            steps: list[int | None] = [None] * len(unit.pieces)
             for i, piece in enumerate(unit.pieces):
                 names = names_of(runtime, piece)
                 t = self.found.find(names)
@@ -392,7 +392,9 @@ class Filler:
                 if name in names or steps or runtime.steps:
                     self._put(unit, runtime.plan.units[unit].pieces[i], _step._WHATS[name], moments.get(name))
         for unit, steps in self.plan["steps"].items():
-            runtime.call(runtime.engine.set_tensor_steps, unit, steps)
+            own = runtime.call(runtime.engine.tensor_steps, unit)
+            made = [o if s is None else s for s, o in zip(steps, own, strict=True)]
+            runtime.call(runtime.engine.set_tensor_steps, unit, made)
         self._buffers()
         self._hyperparameters(rule)
         self._check()
