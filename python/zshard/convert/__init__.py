@@ -112,6 +112,7 @@ def save(
     step: int | None = None,
     client_state: dict[str, Any] | None = None,
     lr_scheduler: Any = None,
+    frozen: bool = True,
     **options: Any,
 ) -> str:
     """Saves a sharded model and its optimizer in one of the forms. Collective; rank 0 writes, piece by piece.
@@ -126,6 +127,7 @@ def save(
         step: the run's step; None: the largest number of steps that a parameter was given.
         client_state: a dict of what else is to be kept.
         lr_scheduler: a scheduler, or its state_dict().
+        frozen: False leaves frozen parameters out, such as the base of an adapter; load() then needs strict=False.
         **options: of "zero": stage= (3), ranks= (1), sub_group= (elements; DeepSpeed's sub_group_size); of "dcp":
             model_key=, optim_key=, the names above theirs ("model", "optim"); of "universal": step_as=, "tensor" for
             torch's optimizers, or "int" for DeepSpeed's own.
@@ -142,7 +144,7 @@ def save(
     options = options_of(form, options)
     with runtime.lock:
         _live.check_ready(runtime, "save()")
-        found = _live.content(handle, optimizer, step, client_state, lr_scheduler)
+        found = _live.content(handle, optimizer, step, client_state, lr_scheduler, frozen)
         path, tag = target_of(folder, form, tag, found.step)
         plan = writing(found, form, None, options)
         place: list[Place] = []

@@ -153,8 +153,9 @@ def content(
     step: int | None,
     client_state: dict[str, Any] | None,
     lr_scheduler: Any,
+    frozen: bool = True,
 ) -> Content:
-    """The model as it is now. Collective; its sources are, too."""
+    """The model as it is now, with frozen parameters or without them. Collective; its sources are, too."""
     runtime, rule = handle.runtime, rule_of(optimizer)
     made = Content("live", "", client_state=dict(client_state or {}))
     if lr_scheduler is not None:
@@ -162,6 +163,8 @@ def content(
     there = rule is not None and rule.kind == runtime.kind
     momentum = rule is not None and _keeps_momentum(rule, optimizer)
     for unit in runtime.plan.units:
+        if unit.frozen and not frozen:
+            continue
         steps = [0] * len(unit.pieces)
         if not unit.frozen:
             steps = runtime.call(runtime.engine.tensor_steps, unit.index)
@@ -174,7 +177,7 @@ def content(
     for name, t in others(handle.model, runtime).items():
         value = t.detach().cpu()
         made.tensors[name] = Tensor(name, tuple(value.shape), value.dtype, "buffer", {FP32: Real(value)})
-    made.aliases = dict(runtime.plan.aliases)
+    made.aliases = {a: n for a, n in runtime.plan.aliases.items() if n in made.tensors}
     if optimizer is not None:
         made.groups, made.optimizer = _groups(runtime, optimizer), rule.kind if rule is not None else ""
     made.step = step if step is not None else max((t.step for t in made.tensors.values()), default=0)

@@ -1,9 +1,8 @@
 """Checkpoints of DeepSpeedEngine.
 
-    DIR/latest                      the newest tag
-    DIR/TAG/                        global_stepN, or the tag that was given
-        ...                         weights, optimizer state, counts, scheduler, client_state: the portable form of
-                                    zshard.convert
+    DIR/latest      the newest tag
+    DIR/TAG/        global_stepN, or the tag that was given: weights, optimizer state, counts, scheduler and client_state,
+                    in the portable form of zshard.convert
 
 A folder is written beside its place and renamed when it is whole. It loads on any number of ranks. Checkpoints that
 DeepSpeed wrote load as well: zshard.convert recognises them.
@@ -23,6 +22,7 @@ from .. import torch as zt
 if TYPE_CHECKING:
     from ._engine import DeepSpeedEngine
 
+_OURS = "zshard_engine"  # in the client state: this engine's counts
 _COUNTS = ("global_steps", "skipped_steps", "micro_steps", "global_samples")
 
 
@@ -47,40 +47,17 @@ def save(
     tag = str(tag) if tag is not None else f"global_step{engine.global_steps}"
     if os.path.basename(tag) != tag or tag in ("", ".", ".."):
         raise ValueError(f"save_checkpoint(tag='{tag}'): a name, not a path")
-    target = os.path.join(save_dir, tag)
-    if engine.global_rank == 0:
-        os.makedirs(save_dir, exist_ok=True)
-    _wait()
     convert.save(
         engine.module,
         engine.optimizer,
-        target,
-        form="portable",
-        client_state=_state(engine, client_state),
-        exclude_frozen=exclude_frozen,
+        save_dir if save_latest else os.path.join(save_dir, tag),
+        tag=tag if save_latest else None,
+        step=engine.global_steps,
+        client_state={_OURS: {name: getattr(engine, name) for name in _COUNTS}, **client_state},
+        lr_scheduler=engine.lr_scheduler,
+        frozen=not exclude_frozen,
     )
-    if engine.global_rank == 0 and save_latest:
-        _write(os.path.join(save_dir, "latest"), tag.encode())
-    _wait()
     return True
-
-
-def _state(engine: DeepSpeedEngine, client_state: dict[str, Any]) -> dict[str, Any]:
-    scheduler = engine.lr_scheduler
-    return {
-        "counts": {name: getattr(engine, name) for name in _COUNTS},
-        "lr_scheduler": scheduler.state_dict() if scheduler is not None else None,
-        "lr": [float(g["lr"]) for g in engine.optimizer.param_groups],
-        "client_state": dict(client_state),
-    }
-
-
-def _write(path: str, data: bytes) -> None:
-    with open(f"{path}.tmp", "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(f"{path}.tmp", path)
 
 
 def load(
@@ -107,15 +84,14 @@ def load(
         engine_log(f"load_checkpoint: there is no '{folder}', so nothing was loaded")
         return None, None
     loaded = convert.load(engine.module, engine.optimizer if with_optimizer else None, folder, strict=strict)
-    state = loaded.client_state or {}
-    client = state.get("client_state", state) if "counts" in state else state
+    client = dict(loaded.client_state)
+    counts = client.pop(_OURS, {})
     if not module_only:
-        _counts(engine, state, loaded)
-        if with_scheduler:
-            _scheduler(engine, state.get("lr_scheduler") or getattr(loaded, "lr_scheduler", None), state)
+        _counts(engine, counts, client, loaded.step)
+        if with_scheduler and engine.lr_scheduler is not None and loaded.lr_scheduler is not None:
+            engine.lr_scheduler.load_state_dict(loaded.lr_scheduler)
     engine.loaded_checkpoint_tag = str(tag)
-    _wait()
-    return folder, dict(client)
+    return folder, client
 
 
 def engine_log(message: str) -> None:
@@ -125,25 +101,13 @@ def engine_log(message: str) -> None:
     logger.warning(message)
 
 
-def _counts(engine: DeepSpeedEngine, state: dict[str, Any], loaded: Any) -> None:
-    counts = state.get("counts") or {}
+def _counts(engine: DeepSpeedEngine, counts: dict[str, Any], client: dict[str, Any], step: int) -> None:
+    """Counts as this engine saved them; of DeepSpeed's checkpoints as far as they are in the client state."""
+    made = {"global_steps": step} | {name: client[name] for name in _COUNTS if name in client} | counts
     for name in _COUNTS:
-        value = counts.get(name, state.get(name))
-        if value is not None:
-            setattr(engine, name, int(value))
-    if "global_steps" not in counts and loaded.step is not None and "global_steps" not in state:
-        engine.global_steps = int(loaded.step)
+        if name in made:
+            setattr(engine, name, int(made[name]))
     engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
-
-
-def _scheduler(engine: DeepSpeedEngine, saved: Any, state: dict[str, Any]) -> None:
-    if engine.lr_scheduler is not None and saved is not None:
-        engine.lr_scheduler.load_state_dict(saved)
-    for group, lr in zip(engine.optimizer.param_groups, state.get("lr") or (), strict=False):
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
 
 
 # ---- weights alone
