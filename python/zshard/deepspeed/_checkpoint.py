@@ -1,7 +1,7 @@
 """Checkpoints of DeepSpeedEngine.
 
     DIR/latest      the newest tag
-    DIR/TAG/        global_stepN, or the tag that was given: weights, optimizer state, counts, scheduler and client_state,
+    DIR/TAG/        global_stepN, or the tag that was given: weights, optimizer state, counts, scheduler, client_state,
                     in the portable form of zshard.convert
 
 A folder is written beside its place and renamed when it is whole. It loads on any number of ranks. Checkpoints that
