@@ -601,3 +601,11 @@ def test_a_dropped_model_ends_its_engine() -> None:
     del model
     gc.collect()
     assert engine.closed
+
+
+def test_frozen_behind_a_trained_head() -> None:
+    """The head's gradient comes first; what is frozen beside it is still needed, for the blocks' gradients."""
+    model = Net()
+    model.embed.requires_grad_(False)
+    model.norm.requires_grad_(False)
+    compare(model, lambda m: adamw([p for p in m.parameters() if p.requires_grad])).close()

@@ -42,6 +42,9 @@ def build(runtime: Runtime, model: nn.Module, external: Mapping[nn.Module, Itera
                     f"external: module '{names.get(id(module), '?')}' names a parameter that is not sharded"
                 )
             group_of(module).add(runtime.units[found[0].index])
+    for group in made.values():
+        inside = [made[id(m)] for m in group.module.modules() if m is not group.module and id(m) in made]
+        group.encloses = any(u.trainable and u not in group.units for g in inside for u in g.units)
     return [made[id(m)] for m in model.modules() if id(m) in made]
 
 

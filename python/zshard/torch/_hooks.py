@@ -177,7 +177,8 @@ class Hooks:
         runtime = self.runtime
         leaves, spec = pytree.tree_flatten((args, kwargs))
         at = [i for i, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.requires_grad]
-        if not at:
+        if not at:  # gradients of groups inside of it may come after its own, and need what is frozen in it
+            group.late = group.late or group.encloses
             return None
         if task_id() == -1 or group.inputs == 0:
             group.inputs += 1

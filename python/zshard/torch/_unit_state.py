@@ -79,7 +79,8 @@ class Group:
         self.backward = False  # holds its units for a backward pass
         self.inputs = 0  # gradients of inputs that have not come, where that is watched
         self.detached = False  # a parameter was seen detached in a forward call
-        self.late = False  # that was in a call whose inputs are not watched
+        self.late = False  # its backward pass is over with the whole one: no input tells when
+        self.encloses = False  # other groups with trained parameters are inside of the module
 
     def add(self, state: UnitState) -> None:
         if state not in self.units:
