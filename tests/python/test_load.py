@@ -301,3 +301,14 @@ def test_joined_and_cut_sources() -> None:
             assert torch.equal(out, want.reshape(-1)[first : first + n])
     with pytest.raises(ValueError, match="cannot be joined"):
         _sources.Cat([_sources.Real(torch.zeros(2, 3)), _sources.Real(torch.zeros(2, 4))], 0)
+
+
+def test_a_numbered_cpu() -> None:
+    """Accelerate's device of a rank is "cpu:0"."""
+    from zshard.torch import shard
+
+    with torch.device("meta"):
+        model = torch.nn.Linear(4, 4)
+    handle = shard(model, offload="none", device="cpu:0")
+    assert model.weight.device == torch.device("cpu") and model(torch.ones(1, 4)).isfinite().all()
+    handle.close()

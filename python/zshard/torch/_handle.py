@@ -360,7 +360,8 @@ def _device(planned: Plan, wish: str | torch.device | None) -> torch.device:
     """The device that the model computes on."""
     found = {p.param.device for u in planned.units for p in u.pieces if p.param.device.type != "meta"}
     if wish is not None:
-        return torch.device(wish)
+        made = torch.device(wish)
+        return torch.device("cpu") if made.type == "cpu" else made  # a number, as Accelerate gives it, says nothing
     if len(found) > 1:
         raise ValueError(f"parameters are on several devices: {', '.join(sorted(map(str, found)))}")
     return found.pop() if found else torch.device("cpu")

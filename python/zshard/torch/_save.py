@@ -328,18 +328,26 @@ def _write_config(model: Any, folder: str) -> None:
         model.generation_config.save_pretrained(folder)
 
 
+def _link(source: str, there: str) -> None:
+    """A second name for a file, so that who writes to it goes on; a copy where file systems have no second names."""
+    try:
+        os.link(source, there, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, there, follow_symlinks=False)
+
+
 def _put_in_place(made: str, target: str) -> None:
-    """Renames a whole folder to its place. What another program keeps there (a tokenizer) stays."""
+    """Renames a whole folder to its place. What others keep there (a tokenizer, checkpoints, logs) stays."""
     if not os.path.exists(target):
         os.rename(made, target)
         return
     for name in os.listdir(target):
         if not os.path.exists(os.path.join(made, name)) and not _WEIGHTS.fullmatch(name):
             source, there = os.path.join(target, name), os.path.join(made, name)
-            if os.path.isdir(source):
-                shutil.copytree(source, there, symlinks=True)
+            if os.path.isdir(source) and not os.path.islink(source):
+                shutil.copytree(source, there, symlinks=True, copy_function=_link)
             else:
-                shutil.copy2(source, there, follow_symlinks=False)
+                _link(source, there)
     old = f"{target}.old-{secrets.token_hex(4)}"
     os.rename(target, old)
     os.rename(made, target)

@@ -118,12 +118,11 @@ def write_param(runtime: Runtime, p: torch.Tensor, value: torch.Tensor | None, r
         if value.shape != piece.shape:
             raise ValueError(f"'{piece.name}' has shape {list(piece.shape)}, not {list(value.shape)}")
         flat = value.detach().to("cpu", torch.float32).contiguous().view(-1)
-    what = "param" if unit.frozen else "master"
     runtime.call(
         runtime.engine.write_on,
         root,
         unit.index,
-        what,
+        "master",
         piece.first,
         piece.numel,
         kind,
