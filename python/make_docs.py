@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import re
@@ -54,6 +55,32 @@ def section(name: str, thing: Any, level: int) -> list[str]:
     return lines
 
 
+def parsed(name: str, module: str) -> list[str]:
+    """A class that is imported only where other libraries are there: the same from its source."""
+    path = os.path.join(HERE, "zshard", "torch", f"{module}.py")
+    with open(path, encoding="utf-8") as f:
+        tree = ast.parse(f.read())
+    (cls,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    functions = [node for node in cls.body if isinstance(node, ast.FunctionDef)]
+    inits = [node for node in functions if node.name == "__init__"]
+    lines = [f"## `{name}{written(inits[0], False)}`", "", *body(ast.get_docstring(cls) or ""), ""]
+    for node in functions:
+        text = ast.get_docstring(node)
+        if text and not node.name.startswith("_"):
+            lines += [f"### `{name}.{node.name}{written(node)}`", "", *body(text), ""]
+    return lines
+
+
+def written(node: ast.FunctionDef, result: bool = True) -> str:
+    """The arguments in the source, without self."""
+    node.args.args = [a for a in node.args.args if a.arg != "self"]
+    for arg in (*node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg):
+        if arg is not None and isinstance(arg.annotation, ast.Name) and arg.annotation.id == "Any":
+            arg.annotation = None
+    back = f" -> {ast.unparse(node.returns)}" if result and node.returns is not None else ""
+    return f"({ast.unparse(node.args)}){back}"
+
+
 def body(text: str) -> list[str]:
     """A docstring: its lists of arguments as they are, indented examples as code."""
     if re.search(r"^ {4}\S", text, re.MULTILINE):
@@ -69,6 +96,9 @@ def page() -> str:
     names = sorted((n for n in zt.__all__), key=lambda n: (n[0].isupper(), n.lower()))
     lines = [HEAD, "", " · ".join(f"`{n}`" for n in names), ""]
     for name in names:
+        if name in zt._LAZY:
+            lines += parsed(name, zt._LAZY[name][0])
+            continue
         thing = getattr(zt, name)
         if name == "FSDP":
             lines += ["## `FSDP`", "", "`FullyShardedDataParallel`.", ""]
