@@ -56,6 +56,7 @@ class Settings:
         scheduler: the scheduler's class name and arguments; "" if the configuration has none.
         loss_scale: struct zc_loss_scale as a dict; {}: none.
         engine: further options of the engine.
+        quantize_frozen: frozen parameters are stored as int8.
         data: folder of the daemon's data (nvme_path), or None.
         ignored: keys that have no effect, with the reason.
     """
@@ -75,6 +76,7 @@ class Settings:
     scheduler_args: dict[str, Any] = field(default_factory=dict)
     loss_scale: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
+    quantize_frozen: bool = False
     data: str | None = None
     ignored: list[tuple[str, str]] = field(default_factory=list)
 
@@ -177,6 +179,7 @@ def _settings(raw: dict[str, Any], c: Any, world: int) -> Settings:
     if made.dtype == torch.float16:
         made.loss_scale = {name: getattr(c.loss_scale, name) for name, _ in _c.zc_loss_scale._fields_}
     made.engine = _engine_options(raw, o, made.stage)
+    made.quantize_frozen = bool(c.quantize_frozen)
     made.data = _nvme_path(raw)
     for i in range(c.nlines):
         if c.lines[i].ignored:

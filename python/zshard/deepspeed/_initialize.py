@@ -185,6 +185,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, settings: _
         offload=settings.offload,
         external=partition_parameters.external_of(model),
         leaf=get_z3_leaf_modules(model) if settings.stage == 3 else (),
+        quantize_frozen=settings.quantize_frozen,
         **options,
     )
     for p in model.parameters():

@@ -245,6 +245,7 @@ def shard(
     compile: bool | dict[str, Any] | None = None,
     init_fn: Callable[[nn.Module], object] | None = None,
     seed: int = 0,
+    quantize_frozen: bool = False,
     **engine_options: Any,
 ) -> Handle:
     """Shards `model` in place: its parameters live in the engine, and are gathered when a module runs. Collective.
@@ -270,6 +271,8 @@ def shard(
         init_fn: for modules on the meta device: writes the values of the module that it is called with; None:
             reset_parameters(). Models of from_pretrained() and from_config() need none.
         seed: for init_fn's random numbers, the same on all ranks.
+        quantize_frozen: in stage 3, parameters that are frozen now are stored and exchanged as int8 with a scale for
+            every 256, and computed with in their own dtype. They cannot be unfrozen.
 
     Raises:
         ValueError, TypeError: the model or optimizer cannot be sharded; the message has the reason. Nothing is changed.
@@ -302,6 +305,7 @@ def shard(
         offload,
         prefetch,
         accumulate,
+        quantize_frozen,
         engine_options,
     )
     runtime = _take(model, planned, place, engine)
@@ -377,6 +381,7 @@ def _start(
     offload: str,
     prefetch: int,
     accumulate: str,
+    quantize_frozen: bool,
     more: dict[str, Any],
 ) -> Engine:
     """Opens the engine, declares the units and writes their initial values."""
@@ -416,6 +421,7 @@ def _start(
                 [(p.name, p.first, tuple(p.shape), 0) for p in unit.pieces],
                 dtype=_KINDS[unit.dtype],
                 frozen=unit.frozen,
+                quantized=quantize_frozen and unit.frozen,
             )
         engine.start(_initial(planned))
     except BaseException:
