@@ -1,12 +1,11 @@
-# ctest: LABELS full COST 40 TIMEOUT 900
-"""zshard.convert: forms that are read and written, into and out of models, and what is wrong with files."""
+# ctest: LABELS full COST 30 TIMEOUT 900
+"""zshard.convert: forms that are read and written, into and out of models, and between files."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,13 +16,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import zero_files  # noqa: E402
+from convert_checks import like, same, state, synthetic, train  # noqa: E402
 from convert_program import adamw, make  # noqa: E402
-from torch_models import Net, batch, loss_of, values  # noqa: E402
+from torch_models import Net, values  # noqa: E402
 
 import zshard.convert as zc  # noqa: E402
 import zshard.torch as zt  # noqa: E402
-from zshard.convert import _content, _dcp, _live, _pickle  # noqa: E402
+from zshard.convert import _content, _dcp, _live, _pickle, _zero_write  # noqa: E402
 from zshard.convert._folder import open_  # noqa: E402
 
 HOW: list[dict[str, Any]] = [
@@ -49,41 +48,6 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         for module in (_content, _live):
             monkeypatch.setattr(module, "PIECE", 37)
         monkeypatch.setattr(_dcp, "CHUNK", 100)
-
-
-def same(a: zc._folder.Content, b: zc._folder.Content) -> None:  # type: ignore[name-defined]
-    """The same tensors, bit for bit, with the same counts."""
-    assert set(a.tensors) == set(b.tensors)
-    for name, t in a.tensors.items():
-        u = b.tensors[name]
-        assert (u.shape, u.step) == (t.shape, t.step), name
-        assert set(u.planes) == set(t.planes), name
-        for plane, source in t.planes.items():
-            assert torch.equal(source.tensor().double(), u.planes[plane].tensor().double()), (name, plane)
-
-
-def state(model: Any, optimizer: Any) -> dict[str, Any]:
-    """Everything that a checkpoint is about."""
-    made: dict[str, Any] = {}
-    for unit in model.__dict__["_zshard"].runtime.plan.units:
-        for p in unit.pieces:
-            if unit.frozen:
-                made[p.name] = values(model)[p.name]
-                continue
-            words = ["master", "step", *optimizer.state[p.param]]
-            made |= {f"{p.name}.{w}": zt.state_of(p.param, w).clone() for w in words}
-    return made
-
-
-def train(model: Any, optimizer: Any, first: int, steps: int) -> list[float]:
-    losses = []
-    for i in range(first, first + steps):
-        loss = loss_of(model, batch(i))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
 
 
 # ---- into a model, and out of it
@@ -182,19 +146,6 @@ def test_weights_alone(tmp_path: Path) -> None:
 
 
 # ---- files of DeepSpeed's layout
-
-
-def synthetic(**more: Any) -> zero_files.Zero:
-    """Groups of odd sizes, a frozen parameter, a buffer and an alias."""
-    made = torch.Generator().manual_seed(5)
-
-    def planes(*shape: int) -> dict[str, torch.Tensor]:
-        return {p: torch.randn(shape, generator=made) for p in ("fp32", "exp_avg", "exp_avg_sq")}
-
-    trained = [{"a.weight": planes(5, 3), "b.weight": planes(7), "c": planes(2, 2)}, {"a.bias": planes(3)}]
-    frozen = {"f.weight": torch.randn(3, 3, generator=made).to(torch.bfloat16)}
-    buffers = {"n.count": torch.tensor([1 << 40, 3]), "n.mean": torch.randn(4, generator=made)}
-    return zero_files.Zero(trained=trained, frozen=frozen, buffers=buffers, aliases={"d": "c"}, **more)
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -318,7 +269,7 @@ def test_no_code_runs(tmp_path: Path) -> None:
 
 
 def test_dcp_of_torch(tmp_path: Path) -> None:
-    """A plain model's, also with a flattened state, and chunks that are cut in columns."""
+    """A plain model's, also with a flattened state."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
@@ -340,6 +291,29 @@ def test_dcp_of_torch(tmp_path: Path) -> None:
             p = dict(model.named_parameters())["head.weight"]
             assert torch.equal(zt.state_of(other.head.weight, "exp_avg"), optimizer.state[p]["exp_avg"])
             assert mine.param_groups[0]["lr"] == 1e-2
+
+
+def test_chunks_that_are_no_rows(tmp_path: Path) -> None:
+    """Cut in columns and blocks; transposed; empty ones."""
+    whole = torch.randn(6, 5)
+    cuts: dict[str, list[tuple[tuple[int, int], Any]]] = {
+        "columns": [((0, 2), whole[:, 2:].clone()), ((0, 0), whole[:, :2].clone())],
+        "blocks": [((r, c), whole[r : r + 3, c : c + 3].clone()) for r in (0, 3) for c in (0, 3)],
+        "transposed": [((0, 0), whole[:4].t().contiguous().t()), ((4, 0), whole[4:].clone())],
+        "empty": [((0, 0), whole.clone()), ((6, 0), whole[6:].clone())],
+    }
+    out = _dcp._Out(str(tmp_path))
+    for name, chunks in cuts.items():
+        for offsets, value in chunks:
+            out.chunk(("model", name), (6, 5), torch.float32, offsets, value)
+    out.finish()
+    found = open_(tmp_path)
+    for name in cuts:
+        source = found.tensors[name].planes["fp32"]
+        assert torch.equal(source.tensor(), whole), name
+        part = torch.empty(11)
+        source.read(9, part)
+        assert torch.equal(part, whole.view(-1)[9:20]), name
 
 
 def test_dcp_is_loaded_by_torch(tmp_path: Path) -> None:
@@ -367,193 +341,53 @@ def test_dcp_is_loaded_by_torch(tmp_path: Path) -> None:
     assert train(other, mine, 2, 2) == pytest.approx(losses, rel=1e-6)
 
 
-# ---- what is wrong
+def test_fp16(tmp_path: Path) -> None:
+    """A checkpoint of fp16 parameters has DeepSpeed's dynamic loss scaler, with its scale."""
+    files = synthetic(stage=2, ranks=1, dtype=torch.float16)
+    files.write(tmp_path / "in")
+    found = open_(tmp_path / "in")
+    found.loss_scale = 512.0
+    for stage in (2, 3):
+        path = tmp_path / str(stage)
+        path.mkdir()
+        for _ in _zero_write.write(found, None, _zero_write.Zero(stage, 2)):
+            pass
+        _live.drive(None, *(_zero_write.write(found, f, _zero_write.Zero(stage, 2)) for f in (None, str(path))))
+        again = open_(path)
+        assert again.loss_scale == 512.0 and again.tensors["c"].dtype == torch.float16
+        same(found, again)
 
 
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def other_version(path: Path) -> None:
-    whole = torch.load(path, weights_only=False, pickle_module=_pickle._MODULE)
-    whole["ds_version"] = "0.9.0"
-    whole["optimizer_state_dict"].pop("loss_scaler")
-    whole["optimizer_state_dict"]["zero_stage"] = 2
-    torch.save(whole, path, pickle_module=pickle)
-
-
-def rank_of(step: str, rank: int) -> str:
-    return f"global_step{step}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-
-
-WRONG: dict[str, tuple[Callable[[Path], None], list[str]]] = {
-    "missing ranks": (
-        lambda p: [os.unlink(p / rank_of("5", r)) for r in (0, 2)],  # type: ignore[func-returns-value,return-value]
-        ["3 ranks saved it", r"ranks \[0, 2\] are missing"],
-    ),
-    "no model states": (
-        lambda p: os.unlink(p / "global_step5" / "mp_rank_00_model_states.pt"),
-        ["states.pt is missing"],
-    ),
-    "truncated": (lambda p: cut(p / rank_of("5", 1)), [r"rank_1_mp_rank_00_optim_states.pt' is truncated"]),
-    "a rank more": (
-        lambda p: shutil.copy(p / rank_of("5", 0), p / rank_of("5", 3)),  # type: ignore[return-value]
-        [r"files of ranks \[3\]: of an older checkpoint"],
-    ),
-    "no such tag": (
-        lambda p: (p / "latest").write_text("global_step9"),
-        ["global_step9' is no", "there are global_step5"],
-    ),  # type: ignore[return-value]
-    "several tags": (
-        lambda p: [os.unlink(p / "latest"), shutil.copytree(p / "global_step5", p / "global_step6")],  # type: ignore[func-returns-value,return-value]
-        ["several checkpoints", "give tag=, one of global_step5, global_step6"],
-    ),
-    "versions": (
-        lambda p: other_version(p / rank_of("5", 1)),
-        ["different versions of DeepSpeed: 0.19.8, 0.9.0"],
-    ),
-    "nothing": (lambda p: shutil.rmtree(p / "global_step5"), ["is no checkpoint of a known form"]),
-}
-
-
-def like(model: Any) -> zero_files.Zero:
-    """Files that fit a model."""
-    groups = []
-    for group in adamw(model).param_groups:
-        names = [n for n, p in model.named_parameters() if any(p is q for q in group["params"])]
-        sizes = dict(model.named_parameters())
-        groups.append({n: {p: torch.rand(sizes[n].shape) for p in ("fp32", "exp_avg", "exp_avg_sq")} for n in names})
-    frozen = {n: torch.rand(p.shape) for n, p in model.named_parameters() if not p.requires_grad}
-    return zero_files.Zero(2, 3, groups, frozen=frozen, buffers={"seen": torch.tensor([1, 2])})
-
-
-def refused(folder: Path, texts: list[str], **more: Any) -> str:
-    """load() refuses, with all of these texts, and changes nothing."""
-    model = make()
-    optimizer = adamw(model)
-    with zt.shard(model, optimizer, offload="none"):
-        train(model, optimizer, 0, 1)
-        before = state(model, optimizer)
-        with pytest.raises(zc.ConvertError) as error:
-            zc.load(model, optimizer, folder, **more)
-        after = state(model, optimizer)
-        assert all(torch.equal(before[k], after[k]) for k in before)
-        assert optimizer.param_groups[0]["lr"] == 1e-2
-        for text in texts:
-            assert error.match(text)
-        return str(error.value)
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_files(tmp_path: Path, case: str) -> None:
-    like(make()).write(tmp_path / "c")
-    harm, texts = WRONG[case]
-    harm(tmp_path / "c")
-    refused(tmp_path / "c", texts)
-
-
-def test_all_that_is_wrong_in_one_message(tmp_path: Path) -> None:
-    """Names, shapes, groups and state."""
+def test_marked_by_fully_shard(tmp_path: Path) -> None:
+    """The engine starts with load()."""
     files = like(make())
-    files.trained[0]["embed.weight"] = {p: torch.rand(3, 4) for p in ("fp32", "exp_avg", "exp_avg_sq")}
-    files.trained[1]["more.bias"] = files.trained[1].pop("norm.bias")
-    files.write(tmp_path)
-    text = refused(tmp_path, [])
-    assert "'embed.weight': [3, 4] in the checkpoint, [29, 16] in the model" in text
-    assert "the checkpoint lacks 'norm.bias'" in text and "the model lacks 'more.bias'" in text
-    assert "hold other parameters" in text
-    model = make()
-    optimizer = torch.optim.SGD(adamw(model).param_groups, lr=1.0, momentum=0.9)
-    with zt.shard(model, optimizer, offload="none"), pytest.raises(zc.ConvertError) as error:
-        zc.load(model, optimizer, tmp_path)
-    assert error.match("has state exp_avg, exp_avg_sq, which SGD .sgd. does not keep")
-    assert error.match("has no state momentum_buffer in the checkpoint")
-
-
-def test_not_strict(tmp_path: Path) -> None:
-    """What is missing stays, with its state; what has no state begins with zeros; names are told."""
-    files = like(make())
-    files.trained[1]["more.bias"] = files.trained[1].pop("norm.bias")
-    files.frozen["blocks.1.norm.bias"] = files.trained[1].pop("blocks.1.norm.bias")["fp32"]
     files.write(tmp_path)
     model = make()
+    for block in model.blocks:
+        zt.fully_shard(block)
+    zt.fully_shard(model)
     optimizer = adamw(model)
+    assert zc.load(model, optimizer, tmp_path).step == 5
+    assert torch.equal(values(model)["norm.weight"], files.trained[1]["norm.weight"]["fp32"])
+    train(model, optimizer, 0, 2)
+    path = zc.save(model, optimizer, tmp_path / "out", tag="mine")
+    assert (tmp_path / "out" / "latest").read_text() == "mine" and path == str(tmp_path / "out" / "mine")
+    assert open_(tmp_path / "out").tensors["norm.weight"].step == 7
+    zt.handle_of(model).close()
+
+
+def test_state_that_is_elsewhere(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = zt.HostOptimizer(torch.optim.RAdam, model.parameters())
     with zt.shard(model, optimizer, offload="none"):
-        train(model, optimizer, 0, 2)
-        before = state(model, optimizer)
-        loaded = zc.load(model, optimizer, tmp_path, strict=False, hyperparameters=False)
-        assert loaded.missing == ["norm.bias"] and loaded.unexpected == ["more.bias"]
-        after = state(model, optimizer)
-        for word in ("master", "exp_avg", "exp_avg_sq", "step"):
-            assert torch.equal(after[f"norm.bias.{word}"], before[f"norm.bias.{word}"])
-        assert torch.equal(after["blocks.1.norm.bias.master"], files.frozen["blocks.1.norm.bias"])
-        assert all(after[f"blocks.1.norm.bias.{w}"].abs().sum() == 0 for w in ("exp_avg", "exp_avg_sq", "step"))
-        assert int(after["norm.weight.step"]) == 5
-        assert torch.equal(values(model)["norm.weight"], files.trained[1]["norm.weight"]["fp32"])
-        train(model, optimizer, 0, 1)
-
-
-def test_dcp_files(tmp_path: Path) -> None:
-    model = make()
-    optimizer = adamw(model)
-    with zt.shard(model, optimizer, offload="none"):
-        train(model, optimizer, 0, 1)
-        path = Path(zc.save(model, optimizer, tmp_path / "c", "dcp"))
-    cut(path / "__0_0.distcp")
-    refused(path, ["__0_0.distcp is truncated"])
-    os.unlink(path / "__0_0.distcp")
-    refused(path, ["__0_0.distcp is missing"])
-    (path / ".metadata").write_bytes(b"no pickle")
-    refused(path, [".metadata' cannot be read"])
-
-
-def test_what_is_there_stays(tmp_path: Path) -> None:
-    """A save that fails leaves the old checkpoint; a folder of something else is not replaced."""
-    model = make()
-    optimizer = adamw(model)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "precious").write_text("x")
-    with zt.shard(model, optimizer, offload="none") as handle:
-        path = zc.save(handle, optimizer, tmp_path / "c")
-        train(model, optimizer, 0, 1)
-        with pytest.raises(zc.ConvertError, match="names that DeepSpeed's files have themselves: module"):
-            zc.save(handle, optimizer, tmp_path / "c", "universal", tag="x", client_state={"module": 1})
-        with pytest.raises(zc.ConvertError, match="is no checkpoint: it is not replaced"):
-            zc.save(handle, optimizer, tmp_path / "other")
-        with pytest.raises(pickle.PicklingError):
-            zc.save(handle, optimizer, path, client_state={"f": lambda: 0})
-        assert open_(path).step == 0 and sorted(os.listdir(tmp_path)) == ["c", "other"]
-        loss_of(model, batch(0)).backward()
-        for call in (lambda: zc.save(handle, optimizer, path), lambda: zc.load(handle, optimizer, path)):
-            with pytest.raises(RuntimeError, match="in the middle of a step"):
-                call()
-        optimizer.step()
-        optimizer.zero_grad()
-        assert zc.save(handle, optimizer, path, step=7) == path and open_(path).step == 7
-    with pytest.raises(ValueError, match="the model is not sharded"):
-        zc.load(Net(), None, path)
-
-
-def test_a_file_that_ends_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values are written already: the model cannot be used any more."""
-    like(make()).write(tmp_path)
-    model = make()
-    optimizer = adamw(model)
-    handle = zt.shard(model, optimizer, offload="none")
-    read, calls = _content.Joined.read, []
-
-    def fails(self: Any, first: int, out: Any) -> None:
-        calls.append(first)
-        if len(calls) == 9:
-            raise OSError("unplugged")
-        read(self, first, out)
-
-    monkeypatch.setattr(_content.Joined, "read", fails)
-    with pytest.raises(zc.ConvertError, match="could not be read to its end.*unplugged"):
-        zc.load(model, optimizer, tmp_path)
-    with pytest.raises(RuntimeError, match="closed"):
-        model(batch(0))
-    handle.close(clean=False)
+        with pytest.raises(TypeError, match="HostOptimizer keeps its state in this process"):
+            zc.save(model, optimizer, tmp_path / "c")
+        with pytest.raises(TypeError, match="form 'portable' has no option stage="):
+            zc.save(model, None, tmp_path / "c", stage=3)
+        with pytest.raises(ValueError, match="form='tar': one of portable, universal, dcp, zero"):
+            zc.save(model, None, tmp_path / "c", "tar")
+        found = open_(zc.save(model, None, tmp_path / "c"))
+        assert found.moments() == [] and not found.groups
 
 
 def test_json_holds_it() -> None:
