@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -202,11 +203,19 @@ def universal_files(folder: Path, three: bool) -> Path:
 
 @pytest.mark.parametrize("three", [False, True])
 def test_universal_files(tmp_path: Path, three: bool) -> None:
-    found = open_(universal_files(tmp_path / "universal", three))
+    path = universal_files(tmp_path / "universal", three)
+    found = open_(path)
     assert found.form == "universal" and found.step == 5
     synthetic(stage=2, ranks=2).write(tmp_path / "zero")
     same(open_(tmp_path / "zero"), found)
     assert found.groups == open_(tmp_path / "zero").groups
+    torch.save(4, path / "zero" / "c" / "step.pt")
+    assert open_(path).tensors["c"].step == 4
+    shutil.rmtree(path / "zero" / "b.weight")
+    (path / "zero" / "c" / "exp_avg.pt").write_bytes(b"")
+    with pytest.raises(zc.ConvertError) as error:
+        open_(path)
+    assert error.match("b.weight' is missing") and error.match("c/exp_avg.pt' is truncated")
 
 
 def test_between_files(tmp_path: Path) -> None:

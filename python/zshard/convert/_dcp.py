@@ -166,7 +166,7 @@ class Boxes(Source):
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, boxes: list[tuple[tuple[int, ...], Chunk]]) -> None:
         self.shape, self.dtype = tuple(shape), dtype
-        self.boxes = sorted(boxes, key=lambda b: b[0])
+        self.boxes = boxes
         inner = math.prod(self.shape[1:])
         self.rows = all(c.shape[1:] == self.shape[1:] for _, c in boxes) if self.shape else True
         self.starts = [o[0] * inner if o else 0 for o, _ in self.boxes]
