@@ -249,8 +249,6 @@ class _Writer:
             for alias, name in shared.items():
                 module[alias] = module[name]
             made["module"], made["frozen_param_fragments"] = module, fragments
-            if self.how.stage == 1:
-                made["frozen_param_shapes"] = made["frozen_param_fragments"] = None
             name = (
                 f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
                 if self.how.stage == 3
