@@ -23,7 +23,7 @@ from torch_models import Net, values  # noqa: E402
 
 import zshard.convert as zc  # noqa: E402
 import zshard.torch as zt  # noqa: E402
-from zshard.convert import _content, _dcp, _live, _pickle, _zero_write  # noqa: E402
+from zshard.convert import _content, _dcp_write, _live, _pickle, _zero_write  # noqa: E402
 from zshard.convert._folder import open_  # noqa: E402
 
 HOW: list[dict[str, Any]] = [
@@ -48,7 +48,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "pieces":
         for module in (_content, _live):
             monkeypatch.setattr(module, "PIECE", 37)
-        monkeypatch.setattr(_dcp, "CHUNK", 100)
+        monkeypatch.setattr(_dcp_write, "CHUNK", 100)
 
 
 # ---- into a model, and out of it
@@ -302,6 +302,32 @@ def test_dcp_of_torch(tmp_path: Path) -> None:
             assert mine.param_groups[0]["lr"] == 1e-2
 
 
+def test_dcp_of_accelerate(tmp_path: Path) -> None:
+    """The model and the optimizer in folders of their own, beside other files."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model = make(tied=False)
+    optimizer = adamw(model)
+    train(model, optimizer, 0, 2)
+    own, state_ = get_state_dict(model, optimizer)
+    folder = tmp_path / "checkpoint-2"
+    dcp.save({"model": own}, checkpoint_id=folder / "pytorch_model_fsdp_0", no_dist=True)
+    bare = open_(folder)
+    assert not bare.of_kind("trained") and "head.weight" in bare.tensors
+    dcp.save({"optimizer": state_}, checkpoint_id=folder / "optimizer_0", no_dist=True)
+    (folder / "scheduler.pt").write_bytes(b"")
+    losses = train(model, optimizer, 2, 2)
+    other = make(seed=1, tied=False)
+    mine = adamw(other, lr=0.5)
+    with zt.shard(other, mine, offload="none"):
+        assert zc.load(other, mine, tmp_path).step == 2
+        assert train(other, mine, 2, 2) == pytest.approx(losses, rel=1e-6)
+    os.unlink(folder / "optimizer_0" / "__0_0.distcp")
+    with pytest.raises(zc.ConvertError, match="optimizer_0/__0_0.distcp is missing"):
+        open_(folder)
+
+
 def test_chunks_that_are_no_rows(tmp_path: Path) -> None:
     """Cut in columns and blocks; transposed; empty ones."""
     whole = torch.randn(6, 5)
@@ -311,7 +337,7 @@ def test_chunks_that_are_no_rows(tmp_path: Path) -> None:
         "transposed": [((0, 0), whole[:4].t().contiguous().t()), ((4, 0), whole[4:].clone())],
         "empty": [((0, 0), whole.clone()), ((6, 0), whole[6:].clone())],
     }
-    out = _dcp._Out(str(tmp_path))
+    out = _dcp_write._Out(str(tmp_path))
     for name, chunks in cuts.items():
         for offsets, value in chunks:
             out.chunk(("model", name), (6, 5), torch.float32, offsets, value)
@@ -330,7 +356,7 @@ def test_dcp_is_loaded_by_torch(tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    _dcp.CHUNK, before = 40, _dcp.CHUNK
+    _dcp_write.CHUNK, before = 40, _dcp_write.CHUNK
     try:
         model = make(tied=True)
         optimizer = adamw(model)
@@ -339,7 +365,7 @@ def test_dcp_is_loaded_by_torch(tmp_path: Path) -> None:
             path = zc.save(model, optimizer, tmp_path / "out", "dcp", client_state={"inner": {"epoch": 4}})
             losses = train(model, optimizer, 2, 2)
     finally:
-        _dcp.CHUNK = before
+        _dcp_write.CHUNK = before
     other = make(seed=1, tied=True)
     mine = adamw(other, lr=0.5)
     own, state_ = get_state_dict(other, mine)

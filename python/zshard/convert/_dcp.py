@@ -1,11 +1,12 @@
-"""torch.distributed.checkpoint folders (DCP), read by ranges and written.
+"""torch.distributed.checkpoint folders (DCP), read by ranges.
 
     .metadata      which tensors there are, and where their chunks are: a pickle of torch's classes
     *.distcp       chunks one after the other, each as torch.save() writes a tensor
 
-The metadata are read without their classes. Names as get_state_dict() gives them below two roots of the user's choice,
-such as "model" and "optim": ROOT.NAME, ROOT.state.NAME.exp_avg, ROOT.param_groups.I.lr; also flattened optimizer
-states, ROOT.param_groups.NAME.lr. What is below neither root is the client state.
+The metadata are read without their classes. Names are as get_state_dict() gives them, below two roots of the user's
+choice such as "model" and "optim", in one folder or in two (APART): ROOT.NAME, ROOT.state.NAME.exp_avg,
+ROOT.param_groups.I.lr; also flattened optimizer states, ROOT.param_groups.NAME.lr. What is below neither root is the
+client state.
 """
 
 from __future__ import annotations
@@ -23,17 +24,25 @@ from typing import Any
 import torch
 
 from ..torch._sources import Source, _cached
-from ._content import FP32, MOMENTS, Content, ConvertError, Problems, Tensor, Writing, number, settings
+from ._content import FP32, MOMENTS, Content, ConvertError, Problems, Tensor, number
 from ._pickle import Foreign, Unpickler, load_plain, loads_pt
 
 METADATA = ".metadata"
-CHUNK = 1 << 23  # elements of a chunk that is written: 32 MiB of fp32
+APART = ("pytorch_model_fsdp_0", "optimizer_0")  # of Accelerate and Trainer
 SLOTS = (*MOMENTS, "step", "max_exp_avg_sq")
+
+
+def parts_of(path: str) -> list[str]:
+    """Folders with metadata, below `path`: [""], or those in which Accelerate keeps the model and the optimizer."""
+    if os.path.isfile(os.path.join(path, METADATA)):
+        return [""]
+    found = [p for p in APART if os.path.isfile(os.path.join(path, p, METADATA))]
+    return found if APART[0] in found else []
 
 
 def is_here(path: str) -> bool:
     """Whether the folder is one of DCP's."""
-    return os.path.isfile(os.path.join(path, METADATA))
+    return bool(parts_of(path))
 
 
 # ---- chunks
@@ -201,34 +210,54 @@ def _field(thing: Any, name: str) -> Any:
     return thing.field(name) if isinstance(thing, Foreign) else getattr(thing, name, None)
 
 
+@dataclass
+class _Place:
+    """Where something is: a file below the folder, and bytes of it."""
+
+    file: str
+    offset: int
+    length: int
+
+
 class _Folder:
     """The metadata: tensors, bytes, and where they are."""
 
     def __init__(self, path: str, problems: Problems) -> None:
         self.path, self.problems = path, problems
-        try:
-            whole = load_plain(os.path.join(path, METADATA))
-        except ValueError as e:
-            problems.add(str(e))
-            problems.check()
-        self.entries: dict[str, Any] = dict(_field(whole, "state_dict_metadata") or {})
-        self.paths: dict[str, Any] = dict(_field(whole, "planner_data") or {})
-        self.where: dict[tuple[str, tuple[int, ...] | None], Any] = {}
-        for index, info in (_field(whole, "storage_data") or {}).items():
-            offset = _field(index, "offset")
-            self.where[(_field(index, "fqn"), None if offset is None else tuple(offset))] = info
+        self.entries: dict[str, Any] = {}
+        self.paths: dict[str, Any] = {}
+        self.where: dict[tuple[str, tuple[int, ...] | None], _Place] = {}
+        for part in parts_of(path):
+            self._add(part)
+        problems.check()
         if not self.entries or not self.where:
             problems.add(f"{METADATA} names no tensors of files")
         self._check_files()
         problems.check()
 
-    def _check_files(self) -> None:
-        ends: dict[str, int] = {}
-        for info in self.where.values():
-            name = str(_field(info, "relative_path"))
-            ends[name] = max(ends.get(name, 0), number(_field(info, "offset")) + number(_field(info, "length")))
+    def _add(self, part: str) -> None:
+        """What the metadata of one folder say."""
+        try:
+            whole = load_plain(os.path.join(self.path, part, METADATA))
+        except ValueError as e:
+            self.problems.add(str(e))
+            return
+        entries = dict(_field(whole, "state_dict_metadata") or {})
+        for key in entries.keys() & self.entries.keys():
+            self.problems.add(f"'{key}' is in two folders")
+        self.entries |= entries
+        self.paths |= dict(_field(whole, "planner_data") or {})
+        for index, info in (_field(whole, "storage_data") or {}).items():
+            offset, name = _field(index, "offset"), os.path.join(part, str(_field(info, "relative_path")))
+            place = _Place(name, number(_field(info, "offset")), number(_field(info, "length")))
+            self.where[(_field(index, "fqn"), None if offset is None else tuple(offset))] = place
             if _field(info, "transform_descriptors"):
                 self.problems.add(f"{name} is compressed or encrypted by an extension")
+
+    def _check_files(self) -> None:
+        ends: dict[str, int] = {}
+        for place in self.where.values():
+            ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
         for name, end in sorted(ends.items()):
             file = os.path.join(self.path, name)
             if not os.path.isfile(file):
@@ -244,16 +273,15 @@ class _Folder:
         boxes: list[tuple[tuple[int, ...], Chunk]] = []
         for chunk in _field(entry, "chunks"):
             offsets, sizes = tuple(_field(chunk, "offsets")), tuple(_field(chunk, "sizes"))
-            info = self.where.get((key, offsets))
-            if info is None and len(_field(entry, "chunks")) == 1:
-                info = self.where.get((key, None))
-            if info is None:
+            place = self.where.get((key, offsets))
+            if place is None and len(_field(entry, "chunks")) == 1:
+                place = self.where.get((key, None))
+            if place is None:
                 self.problems.add(f"'{key}': {METADATA} does not say where the chunk at {list(offsets)} is")
                 return None
             if math.prod(sizes):
-                file = os.path.join(self.path, str(_field(info, "relative_path")))
-                at, length = number(_field(info, "offset")), number(_field(info, "length"))
-                boxes.append((offsets, Chunk(file, at, length, sizes, dtype)))
+                file = os.path.join(self.path, place.file)
+                boxes.append((offsets, Chunk(file, place.offset, place.length, sizes, dtype)))
         if sum(c.numel for _, c in boxes) != math.prod(shape):
             self.problems.add(f"'{key}': its chunks do not have all elements of shape {list(shape)}")
             return None
@@ -264,14 +292,14 @@ class _Folder:
         if self.is_tensor(key):
             source = self.tensor(key)
             return None if source is None else source.tensor()
-        info = self.where.get((key, None))
-        if info is None:
+        place = self.where.get((key, None))
+        if place is None:
             self.problems.add(f"'{key}': {METADATA} does not say where it is")
             return None
-        with open(os.path.join(self.path, str(_field(info, "relative_path"))), "rb") as f:
-            f.seek(number(_field(info, "offset")))
+        with open(os.path.join(self.path, place.file), "rb") as f:
+            f.seek(place.offset)
             try:
-                return loads_pt(f.read(number(_field(info, "length"))), f"{self.path}: {key}")
+                return loads_pt(f.read(place.length), f"{self.path}: {key}")
             except ValueError as e:
                 self.problems.add(str(e))
                 return None
@@ -397,148 +425,3 @@ def _put(target: dict[Any, Any], path: Sequence[Any], value: Any) -> None:
     for key in path[:-1]:
         target = target.setdefault(key, {})
     target[path[-1]] = value
-
-
-# ---- writing
-
-
-def write(content: Content, folder: str | None, model_key: str = "model", optim_key: str = "optim") -> Writing:
-    """Writes a folder of DCP's; folder None: only says what is read, in the same order. The keys are the roots."""
-    out = _Out(folder) if folder is not None else None
-    for t in content.tensors.values():
-        key = (*model_key.split("."), t.name)
-        if t.kind == "buffer":
-            if out is not None:
-                out.whole(key, t.planes[FP32].tensor())
-            continue
-        yield from _write_plane(key, t, FP32, out)
-        for plane in t.planes:
-            if plane != FP32:
-                yield from _write_plane((*optim_key.split("."), "state", t.name, plane), t, plane, out)
-        if out is not None and t.kind == "trained" and len(t.planes) > 1:
-            out.whole((*optim_key.split("."), "state", t.name, "step"), torch.tensor(float(t.step)))
-    if out is None:
-        return
-    for alias, name in content.aliases.items():
-        out.alias((*model_key.split("."), alias), (*model_key.split("."), name))
-    defaults = _defaults(content.optimizer)
-    for i, (own, mine) in enumerate(content.grouped() if content.groups else []):
-        for field, value in {**defaults, **own, "params": [t.name for t in mine]}.items():
-            out.bytes((*optim_key.split("."), "param_groups", i, field), value)
-    for name, value in content.client_state.items():
-        out.any((name,), value)
-    if content.lr_scheduler is not None:
-        out.any(("lr_scheduler",), content.lr_scheduler)
-    out.finish()
-
-
-def _defaults(kind: str) -> dict[str, Any]:
-    """What torch's optimizer of that kind has in its groups: it asks for all of it."""
-    kinds: dict[str, Any] = {
-        "adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad
-    }  # fmt: skip
-    return settings(kinds[kind]([torch.zeros(1)], lr=1.0).defaults) if kind in kinds else {}
-
-
-def _write_plane(key: tuple[Any, ...], t: Tensor, plane: str, out: _Out | None) -> Writing:
-    """A tensor in chunks of whole rows, of about CHUNK elements each."""
-    source = t.planes[plane]
-    dtype = t.dtype if t.kind == "frozen" else torch.float32
-    row = math.prod(t.shape[1:])
-    rows = max(1, CHUNK // max(row, 1)) if t.shape else 1
-    total = t.shape[0] if t.shape else 1
-    for begin in range(0, total, rows):
-        n = min(rows, total - begin)
-        at = begin * row if t.shape else 0
-        count = n * row if t.shape else source.numel
-        flat = torch.empty(count if out is not None else 0, dtype=dtype)
-        for first, m in ranges_of(at, count):
-            values = yield source, first, m
-            if out is not None and values is not None:
-                flat[first - at : first - at + m] = values
-        if out is not None:
-            sizes = (n, *t.shape[1:]) if t.shape else ()
-            out.chunk(key, t.shape, dtype, (begin, *[0] * (len(t.shape) - 1)) if t.shape else (), flat.view(sizes))
-
-
-def ranges_of(begin: int, count: int) -> list[tuple[int, int]]:
-    """(first, count) of each piece of some elements."""
-    from ._content import PIECE
-
-    return [(first, min(PIECE, begin + count - first)) for first in range(begin, begin + count, PIECE)]
-
-
-class _Out:
-    """The one file of chunks, and the metadata."""
-
-    def __init__(self, folder: str) -> None:
-        from torch.distributed.checkpoint import metadata
-
-        self.kinds = metadata
-        self.folder, self.name = folder, "__0_0.distcp"
-        self.file = open(os.path.join(folder, self.name), "wb")  # noqa: SIM115
-        self.entries: dict[str, Any] = {}
-        self.paths: dict[str, tuple[Any, ...]] = {}
-        self.where: dict[Any, Any] = {}
-
-    def _save(self, value: Any) -> Any:
-        from torch.distributed.checkpoint.filesystem import _StorageInfo
-
-        at = self.file.tell()
-        torch.save(value, self.file)
-        return _StorageInfo(self.name, at, self.file.tell() - at)
-
-    def _key(self, path: tuple[Any, ...]) -> str:
-        key = ".".join(map(str, path))
-        if key in self.paths:
-            raise ConvertError(f"two values of the checkpoint are named '{key}': change the roots or the client state")
-        self.paths[key] = path
-        return key
-
-    def chunk(
-        self,
-        path: tuple[Any, ...],
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        offsets: Sequence[int],
-        value: torch.Tensor,
-    ) -> None:
-        kinds, key = self.kinds, ".".join(map(str, path))
-        if key not in self.entries:
-            self._key(path)
-            properties = kinds.TensorProperties(dtype=dtype)
-            self.entries[key] = kinds.TensorStorageMetadata(properties, torch.Size(shape), [])
-        chunk = kinds.ChunkStorageMetadata(torch.Size(offsets), value.shape)
-        self.where[kinds.MetadataIndex(key, chunk.offsets, len(self.entries[key].chunks))] = self._save(value)
-        self.entries[key].chunks.append(chunk)
-
-    def whole(self, path: tuple[Any, ...], value: torch.Tensor) -> None:
-        self.chunk(path, value.shape, value.dtype, [0] * value.dim(), value.clone())
-
-    def bytes(self, path: tuple[Any, ...], value: Any) -> None:
-        key = self._key(path)
-        self.entries[key] = self.kinds.BytesStorageMetadata()
-        self.where[self.kinds.MetadataIndex(key)] = self._save(value)
-
-    def any(self, path: tuple[Any, ...], value: Any) -> None:
-        """A value of the client's; dicts entry by entry, as DCP flattens them."""
-        if isinstance(value, dict) and value:
-            for key, inner in value.items():
-                self.any((*path, str(key)), inner)
-        elif isinstance(value, torch.Tensor):
-            self.whole(path, value.detach().cpu())
-        else:
-            self.bytes(path, value)
-
-    def alias(self, path: tuple[Any, ...], of: tuple[Any, ...]) -> None:
-        """A second name of the same bytes."""
-        key, other = self._key(path), ".".join(map(str, of))
-        self.entries[key] = self.entries[other]
-        for index in [i for i in self.where if i.fqn == other]:
-            self.where[self.kinds.MetadataIndex(key, index.offset, index.index)] = self.where[index]
-
-    def finish(self) -> None:
-        self.file.close()
-        made = self.kinds.Metadata(self.entries, self.paths, self.where, self.kinds.StorageMeta(), version="1.0.0")
-        with open(os.path.join(self.folder, METADATA), "wb") as f:
-            pickle.dump(made, f)

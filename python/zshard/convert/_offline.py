@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..torch._save import Entry, _write_files, bytes_of
-from . import _dcp, _portable, _universal, _zero_write
+from . import _dcp_write, _portable, _universal, _zero_write
 from ._content import FORMS, FP32, Content, ConvertError, Tensor, Writing, ranges
 from ._folder import Place, open_, point
 from ._live import drive
@@ -24,7 +24,7 @@ def writing(content: Content, form: str, folder: str | None, how: dict[str, Any]
     if form == "universal":
         return _universal.write(content, folder, **how)
     if form == "dcp":
-        return _dcp.write(content, folder, **how)
+        return _dcp_write.write(content, folder, **how)
     return _zero_write.write(content, folder, _zero_write.Zero(**how))
 
 
