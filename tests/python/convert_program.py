@@ -1,4 +1,4 @@
-"""One rank of test_convert_ranks.py. Arguments: "deepspeed", "fsdp2" or "zshard"; a JSON file of cases; an output file.
+"""One rank of convert_launch.py. Arguments: "deepspeed", "fsdp2" or "zshard"; a JSON file of cases; an output file.
 
 Each case builds a model, loads a checkpoint where it names one, trains `before` steps, saves where it says so, and
 trains `after` steps. Rank 0 writes the ranks' mean losses of each case. "deepspeed" runs in another environment.
