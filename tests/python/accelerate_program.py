@@ -228,6 +228,30 @@ def apart_in_time(folder: str) -> dict[str, Any]:
     return found
 
 
+def late(folder: str) -> dict[str, Any]:
+    """A state of SGD goes into an engine that was started without an optimizer, and has not stepped."""
+    there = os.path.join(folder, "state")
+    found: dict[str, list[float]] = {}
+    for name in ("first", "second"):
+        accelerator = fresh(zt.Accelerator)
+        model = accelerator.prepare(build("llama", seed=len(found)))
+        optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        losses = found[name] = []
+        for i in range(3):
+            if i == 1 and name == "first":
+                accelerator.save_state(there)
+            if i == 0 and name == "second":
+                accelerator.load_state(there)
+                continue
+            loss = model(**{k: v[None] for k, v in Data(1)[0].items()}).loss
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        model._zshard.close()
+    return found
+
+
 def saved(folder: str) -> dict[str, Any]:
     """save_model(), and save_pretrained() with the state dict of rank 0, as Accelerate's documents show it."""
     accelerator = fresh(zt.Accelerator)
@@ -277,6 +301,7 @@ CASES = {
     "several": several,
     "hooks": hooks,
     "apart": apart_in_time,
+    "late": late,
     "saved": saved,
     "mistakes": mistakes,
 }

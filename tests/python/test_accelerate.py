@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 FOUND: dict[int, list[dict[str, Any]]] = {}
-CASES = ["gpt2", "short", "local", "bf16", "resume", "several", "hooks", "apart", "saved", "mistakes"]
+CASES = ["gpt2", "short", "local", "bf16", "resume", "several", "hooks", "apart", "late", "saved", "mistakes"]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,12 @@ def test_in_any_order(world: int, folder: Path) -> None:
     for made in results(world, "apart", folder):
         for name in ("model first", "optimizer first"):
             assert made[name] == pytest.approx(made["plain"], rel=2e-6), name
+
+
+@WORLDS
+def test_loaded_before_the_first_step(world: int, folder: Path) -> None:
+    for made in results(world, "late", folder):
+        assert len(made["second"]) == 2 and made["second"] == made["first"][1:]
 
 
 @WORLDS

@@ -14,6 +14,8 @@ from torch import nn
 from torch_models import Net, batch, loss_of
 
 import zshard.torch as zt
+from zshard._engine import Engine
+from zshard.torch import _save
 from zshard.torch import _train_state as state
 
 
@@ -77,6 +79,29 @@ def test_exact(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
         assert train(model, optimizer, range(3, 6)) == want
         assert all(torch.equal(v, end[n]) for n, v in model.state_dict().items())
         handle.close()
+
+
+def test_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than a piece is read at a time, however long a parameter is; the unit's own slice when it is loaded."""
+    asked = []
+    read = Engine.read_on
+
+    def read_on(self: Engine, root: int, unit: int, what: Any, first: int, count: int, *more: Any) -> None:
+        asked.append(count)
+        read(self, root, unit, what, first, count, *more)
+
+    model, optimizer, handle = sharded("AdamW", torch.bfloat16)
+    train(model, optimizer, range(2))
+    want = {n: (zt.state_of(p, "exp_avg"), zt.state_of(p, "master")) for n, p in model.named_parameters()}
+    monkeypatch.setattr(_save, "PIECE", 100)
+    monkeypatch.setattr(Engine, "read_on", read_on)
+    state.save_model(model, tmp_path)
+    assert max(asked) == 100
+    train(model, optimizer, range(2, 4))
+    state.load_model(model, tmp_path)
+    for n, p in model.named_parameters():
+        assert torch.equal(zt.state_of(p, "exp_avg"), want[n][0]) and torch.equal(zt.state_of(p, "master"), want[n][1])
+    handle.close()
 
 
 def test_before_the_first_step(tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ def test_mistakes(folder: Path) -> None:
         ("optimizer", "TypeError: RMSprop has no counterpart"),
         ("no weights", "FileNotFoundError: no model.safetensors"),
         ("another optimizer", "is of adamw, and the optimizer is sgd"),
+        ("resumed", "ValueError: the job was resumed after its step 1, and the trainer begins at step 0"),
     ):
         assert words in said.get(name, "nothing was raised"), name
 

@@ -111,11 +111,11 @@ def generate(folder: str) -> dict[str, Any]:
     ):
         args = arguments(
             folder, transformers.Seq2SeqTrainingArguments, predict_with_generate=True, generation_max_length=8,
-            eval_strategy="steps", eval_steps=2, learning_rate=2e-4,
+            eval_strategy="steps", eval_steps=2, learning_rate=2e-4, per_device_eval_batch_size=1,
         )  # fmt: skip
         more = {} if shard is None else {"shard": shard}
         data = Data(8 * WORLD)
-        model = build("t5", dropout_rate=0.0, initializer_factor=2.0)
+        model = build("t5", dropout_rate=0.0, initializer_factor=2.0, eos_token_id=60)
         trainer = cls(model, args=args, train_dataset=data, eval_dataset=Data(3 * WORLD + 1, seed=7), **more)
         trainer.train()
         got = trainer.predict(data)
@@ -208,6 +208,15 @@ def mistakes(folder: str) -> dict[str, Any]:
     )
     raises("another optimizer", lambda: other.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-1")))
     other.model._zshard.close()
+    job = f"resumed-{os.environ.get('MASTER_PORT', os.getpid())}"
+    zt.init(job=job, keep=True)
+    first = trainer(max_steps=1)
+    first.train()
+    first.model._zshard.close()
+    zt.init()
+    zt.init(job=job, keep=True, resume=True)
+    raises("resumed", lambda: trainer().train())
+    zt.init()
     return said
 
 

@@ -60,8 +60,6 @@ class TrainerMixin(_Base):
             `fsdp`, `parallelism_config`). ValueError: several GPUs in one process.
     """
 
-    optimizer_cls_and_kwargs: Any
-
     def __init__(self, *args: Any, shard: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not isinstance(self, transformers.Trainer):
             name = type(self).__name__
@@ -90,16 +88,17 @@ class TrainerMixin(_Base):
         if handle_of(model) is None and not any(p.device.type == "meta" for p in model.parameters()):
             super()._move_model_to_device(model, device)
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """As Trainer's, but not fused for a model without values: torch's fused optimizers refuse it, and the engine
-        steps in any case."""
-        own = self.model if model is None else model
-        if self.optimizer is None and self.optimizer_cls_and_kwargs is None:
-            if any(p.device.type == "meta" for p in own.parameters()):
-                cls, kwargs = self.get_optimizer_cls_and_kwargs(self.args, own)
-                kwargs.pop("fused", None)
-                self.optimizer_cls_and_kwargs = cls, kwargs
-        return super().create_optimizer(model)
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        before = handle_of(self.model)
+        made = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        handle = handle_of(self.model)
+        if before is None and handle is not None and handle.resumed and resume_from_checkpoint is None:
+            handle.close()
+            raise ValueError(
+                f"the job was resumed after its step {handle.step_number}, and the trainer begins at step 0: give "
+                "train(resume_from_checkpoint=...), or do not resume the job (zshard.torch.init(resume=))"
+            )
+        return made
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """As Trainer's. The sharded model that the new one replaces is closed, and has no values then."""
