@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
@@ -13,6 +14,7 @@ from accelerate.utils import DDPCommunicationHookType
 from hf_models import RANK, WORLD, Data, apart, build, main
 
 import zshard.torch as zt
+from zshard.torch import _save, _train_state
 
 
 def fresh(cls: Any, **more: Any) -> Any:
@@ -268,6 +270,34 @@ def saved(folder: str) -> dict[str, Any]:
     return {"apart": max(found)}
 
 
+def full(folder: str) -> dict[str, Any]:
+    """Rank 0 cannot write: all ranks hear of it, and train on."""
+    found: dict[str, Any] = {}
+    append = _save._File.append
+
+    def no_space(self: Any, values: torch.Tensor) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    for offload in ("auto", "none"):
+        accelerator = fresh(zt.Accelerator, shard={"offload": offload})
+        model, optimizer = accelerator.prepare(model := build("gpt2"), torch.optim.AdamW(model.parameters()))
+        for turn in range(2):
+            accelerator.backward(model(**{k: v[None] for k, v in Data(1)[0].items()}).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            if turn == 0:
+                _save._File.append = no_space  # type: ignore[method-assign]
+                try:
+                    _train_state.save_model(model, folder)
+                except (OSError, RuntimeError) as e:
+                    found[offload] = f"{type(e).__name__}: {e}"
+                finally:
+                    _save._File.append = append  # type: ignore[method-assign]
+        _train_state.save_model(model, folder)
+        model._zshard.close()
+    return found
+
+
 def mistakes(folder: str) -> dict[str, Any]:
     """What is refused, and how."""
     said: dict[str, str] = {}
@@ -303,6 +333,7 @@ CASES = {
     "apart": apart_in_time,
     "late": late,
     "saved": saved,
+    "full": full,
     "mistakes": mistakes,
 }
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 FOUND: dict[int, list[dict[str, Any]]] = {}
-CASES = ["gpt2", "short", "local", "bf16", "resume", "several", "hooks", "apart", "late", "saved", "mistakes"]
+CASES = ["gpt2", "short", "local", "bf16", "resume", "several", "hooks", "apart", "late", "saved", "full", "mistakes"]
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,14 @@ def test_loaded_before_the_first_step(world: int, folder: Path) -> None:
 def test_saved(world: int, folder: Path) -> None:
     for made in results(world, "saved", folder):
         assert made["apart"] == 0.0
+
+
+@WORLDS
+def test_a_full_disk(world: int, folder: Path) -> None:
+    for rank, made in enumerate(results(world, "full", folder)):
+        for offload in ("auto", "none"):
+            words = "RuntimeError: the optimizer's state could not be saved" if rank else "OSError: [Errno 28] no space"
+            assert words in made.get(offload, "nothing was raised")
 
 
 def test_mistakes(folder: Path) -> None:

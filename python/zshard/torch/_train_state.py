@@ -119,42 +119,74 @@ def _entries(runtime: Runtime, moments: tuple[str, ...]) -> tuple[list[_save.Ent
     return entries, steps
 
 
-def _write(path: str | None, entries: list[_save.Entry]) -> None:
-    """All entries to one file; path None: they are read and not written."""
-    out = _save._File(path, entries) if path is not None else None
+class _Out:
+    """A file that is written as long as that works; `failed` says why it does not."""
+
+    def __init__(self, path: str | None, entries: list[_save.Entry]) -> None:
+        self.failed: BaseException | None = None
+        self.file: _save._File | None = None
+        if path is not None and entries:
+            self.file = self._tried(_save._File, path, entries)
+
+    def _tried(self, call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except (OSError, ZshardError) as e:
+            self.failed = e
+
+    def append(self, values: torch.Tensor) -> None:
+        if self.file is not None and self.failed is None:
+            self._tried(self.file.append, values)
+
+    def commit(self) -> None:
+        if self.file is not None and self.failed is None:
+            self._tried(self.file.commit)
+
+    def discard(self) -> None:
+        if self.file is not None:
+            self.file.discard()
+
+
+def _write(path: str | None, entries: list[_save.Entry]) -> BaseException | None:
+    """All entries to one file; path None: they are read and not written. Returns why it could not be written: all ranks
+    read to the end."""
+    out = _Out(path, entries)
     try:
         for entry in entries:
             for piece in entry.stream():
-                if out is not None:
-                    out.append(piece)
-        if out is not None:
-            out.commit()
+                out.append(piece)
+        out.commit()
     finally:
-        if out is not None:
-            out.discard()
+        out.discard()
+    return out.failed
 
 
 def save_model(model: nn.Module, folder: str | os.PathLike[str], number: int = 0) -> None:
     """Writes masters, moments and step counts of a sharded model to `folder`/zshard. Collective.
 
-    Raises OSError, ZshardError where rank 0 cannot write; then RuntimeError on the others.
+    Raises OSError, ZshardError where rank 0 cannot write; then RuntimeError on the others. Training may go on.
     """
     runtime = _runtime(model)
     moments = _kept_moments(runtime)
     entries, steps = _entries(runtime, moments)
-    failed: BaseException | None = None
     where = os.path.join(folder, FOLDER)
     stem = os.path.join(where, f"model_{number}")
     mine = runtime.engine.rank == 0
+    failed: BaseException | None = None
     try:
         if mine:
             os.makedirs(where, exist_ok=True)
-        if entries:
-            _write(f"{stem}.safetensors" if mine else None, entries)
-        if mine:
+            for old in (f"{stem}.pt", f"{stem}.safetensors"):
+                if os.path.exists(old):
+                    os.unlink(old)
+    except OSError as e:
+        failed = e
+    failed = _write(f"{stem}.safetensors" if mine and failed is None else None, entries) or failed
+    try:
+        if mine and failed is None:
             head = {"format": _FORMAT, "kind": runtime.kind, "moments": list(moments), "steps": steps}
             torch.save(head, f"{stem}.pt")
-    except (OSError, ZshardError) as e:
+    except OSError as e:
         failed = e
     _agree(runtime, failed, f"the optimizer's state could not be saved in '{where}'")
 
