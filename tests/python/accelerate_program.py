@@ -14,7 +14,7 @@ from accelerate.utils import DDPCommunicationHookType
 from hf_models import RANK, WORLD, Data, apart, build, main
 
 import zshard.torch as zt
-from zshard.torch import _save, _train_state
+from zshard.torch import _st_file, _train_state
 
 
 def fresh(cls: Any, **more: Any) -> Any:
@@ -273,7 +273,7 @@ def saved(folder: str) -> dict[str, Any]:
 def full(folder: str) -> dict[str, Any]:
     """Rank 0 cannot write: all ranks hear of it, and train on."""
     found: dict[str, Any] = {}
-    append = _save._File.append
+    append = _st_file.StFile.append
 
     def no_space(self: Any, values: torch.Tensor) -> None:
         raise OSError(errno.ENOSPC, "no space")
@@ -286,14 +286,16 @@ def full(folder: str) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
             if turn == 0:
-                _save._File.append = no_space  # type: ignore[method-assign]
-                try:
-                    _train_state.save_model(model, folder)
-                except (OSError, RuntimeError) as e:
-                    found[offload] = f"{type(e).__name__}: {e}"
-                finally:
-                    _save._File.append = append  # type: ignore[method-assign]
+                _st_file.StFile.append = no_space  # type: ignore[method-assign]
+                for what in (_train_state.save_model, _train_state.save_weights):
+                    try:
+                        what(model, folder)
+                    except (OSError, RuntimeError) as e:
+                        found[f"{offload} {what.__name__}"] = f"{type(e).__name__}: {e}"
+                _st_file.StFile.append = append  # type: ignore[method-assign]
         _train_state.save_model(model, folder)
+        _train_state.save_weights(model, folder)
+        assert "model.safetensors" in os.listdir(folder)
         model._zshard.close()
     return found
 

@@ -101,8 +101,10 @@ def test_saved(world: int, folder: Path) -> None:
 def test_a_full_disk(world: int, folder: Path) -> None:
     for rank, made in enumerate(results(world, "full", folder)):
         for offload in ("auto", "none"):
-            words = "RuntimeError: the optimizer's state could not be saved" if rank else "OSError: [Errno 28] no space"
-            assert words in made.get(offload, "nothing was raised")
+            for what in ("save_model", "save_weights"):
+                said = made.get(f"{offload} {what}", "nothing was raised")
+                assert said.startswith("RuntimeError: " if rank else "OSError: [Errno 28] no space"), said
+                assert not rank or "could not be saved" in said, said
 
 
 def test_mistakes(folder: Path) -> None:

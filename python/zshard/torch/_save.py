@@ -32,49 +32,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import _c, _lib
+from .. import _c
 from .._client import Client
-from ..errors import error
 from . import _state, _step
+from ._st_file import Entry, Guarded
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
 
 PIECE = 1 << 20  # elements that are read at a time: 4 MiB of staging in the daemon
-_ST = {
-    torch.float32: 268,
-    torch.float16: 264,
-    torch.bfloat16: 265,
-    torch.float64: 269,
-    torch.int64: 270,
-    torch.int32: 266,
-    torch.int16: 262,
-    torch.int8: 258,
-    torch.uint8: 257,
-    torch.bool: 256,
-}  # enum zc_st_dtype
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 
 
 # ---- what is written
-
-
-@dataclass
-class Entry:
-    """One tensor of the files: [numel] of `dtype`, made by `stream`, which gives it in pieces."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    stream: Callable[[], Iterator[torch.Tensor]]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the file."""
-        n = self.dtype.itemsize
-        for s in self.shape:
-            n *= s
-        return n
 
 
 Reader = Callable[[torch.Tensor, int, int], torch.Tensor]  # (parameter, first, count) -> [count] on the host
@@ -243,76 +213,25 @@ def _split(entries: list[Entry], limit: int) -> list[list[Entry]]:
     return files
 
 
-class _File:
-    """A safetensors file that is written in order."""
-
-    def __init__(self, path: str, entries: list[Entry]) -> None:
-        self.lib = _lib.load()
-        self.path, self.handle = path, ctypes.c_void_p()
-        tensors = (_c.zc_st_tensor * len(entries))()
-        keep = []
-        for c, e in zip(tensors, entries, strict=True):
-            dims = (ctypes.c_uint64 * max(len(e.shape), 1))(*e.shape)
-            keep.append(dims)
-            c.name, c.dtype, c.ndims = e.name.encode(), _ST[e.dtype], len(e.shape)
-            c.dims = ctypes.cast(dims, ctypes.POINTER(ctypes.c_uint64))
-        pair = _c.zc_st_pair(key=b"format", value=b"pt")
-        text = ctypes.create_string_buffer(512)
-        rc = self.lib.zc_st_create(
-            ctypes.byref(self.handle), path.encode(), tensors, len(entries), ctypes.byref(pair), 1, text, len(text)
-        )
-        self._check(rc, text)
-
-    def _check(self, rc: int, text: Any) -> None:
-        if rc < 0:
-            raise error(rc, f"{self.path}: {text.value.decode(errors='replace')}")
-
-    def append(self, values: torch.Tensor) -> None:
-        values = values.contiguous()
-        text = ctypes.create_string_buffer(512)
-        self._check(
-            self.lib.zc_st_append(self.handle, values.data_ptr(), values.numel() * values.itemsize, text, len(text)),
-            text,
-        )
-
-    def commit(self) -> None:
-        text = ctypes.create_string_buffer(512)
-        handle, self.handle = self.handle, ctypes.c_void_p()
-        self._check(self.lib.zc_st_commit(handle, text, len(text)), text)
-
-    def discard(self) -> None:
-        if self.handle:
-            self.lib.zc_st_discard(self.handle)
-            self.handle = ctypes.c_void_p()
-
-
-def _write_files(folder: str | None, entries: list[Entry], limit: int) -> None:
-    """Streams all entries; folder None: they are read (all ranks take part) and not written."""
+def _write_files(folder: str | None, entries: list[Entry], limit: int) -> BaseException | None:
+    """Streams all entries; folder None: they are read (all ranks take part) and not written. Returns why they could not
+    be written."""
     files = _split(entries, limit)
     names = (
         ["model.safetensors"]
         if len(files) == 1
         else [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
     )
+    failed: BaseException | None = None
     for name, some in zip(names, files, strict=True):
-        if folder is None:
-            for entry in some:
-                for _ in entry.stream():
-                    pass
-            continue
-        out = _File(os.path.join(folder, name), some)
-        try:
-            for entry in some:
-                for piece in entry.stream():
-                    out.append(piece)
-            out.commit()
-        finally:
-            out.discard()
-    if folder is not None and len(files) > 1:
+        path = os.path.join(folder, name) if folder is not None and failed is None else None
+        failed = Guarded(path, some).write(some) or failed
+    if folder is not None and len(files) > 1 and failed is None:
         where = {e.name: name for name, some in zip(names, files, strict=True) for e in some}
         index = {"metadata": {"total_size": sum(e.nbytes for e in entries)}, "weight_map": dict(sorted(where.items()))}
         with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as f:
             f.write(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    return failed
 
 
 def _write_config(model: Any, folder: str) -> None:
@@ -479,8 +398,8 @@ def save_pretrained(
         A Saving; `wait()` waits for it, and raises if it failed. The process waits for it before it ends.
 
     Raises:
-        ValueError: the model is not sharded. OSError, ZshardError: a file cannot be written, or a value cannot be
-            read; an existing folder stays.
+        ValueError: the model is not sharded. OSError, ZshardError: a file cannot be written (RuntimeError on ranks
+            other than 0), or a value cannot be read; an existing folder stays.
     """
     runtime = next((r for p in model.parameters() if (r := _step.runtime_of(p)) is not None), None)
     if runtime is None:
@@ -500,12 +419,15 @@ def save_pretrained(
         snapshot.close()
         return saving
     entries = _entries(model, _live() if snapshot is None else snapshot.read, mine)
-    folder = _begin(model, target) if mine else None
     if snapshot is None:
-        _finish(folder, target, entries, limit)
-        if runtime.world > 1:
-            runtime.engine.sum([0.0])
+        failed = _finish(model if mine else None, target, entries, limit)
+        told = runtime.engine.sum([float(failed is not None)])[0] if runtime.world > 1 else 0.0
+        if failed is not None:
+            raise failed
+        if told:
+            raise RuntimeError(f"'{target}' could not be saved: rank 0 failed, and says why")
         return saving
+    folder = _begin(model, target)
     saving._thread = threading.Thread(
         target=_in_background, name="zshard-save", daemon=False, args=(folder, target, entries, limit, snapshot, saving)
     )
@@ -526,15 +448,31 @@ def _begin(model: Any, target: str) -> str:
     return folder
 
 
-def _finish(folder: str | None, target: str, entries: list[Entry], limit: int) -> None:
+def _finish(
+    model: Any, target: str, entries: list[Entry], limit: int, folder: str | None = None
+) -> BaseException | None:
+    """Writes the folder, and puts it in place. Returns why that did not work; entries were read to the end then, too.
+
+    model: its configuration is written; None: of another rank, which only reads. folder: what _begin() made already.
+    """
+    failed: BaseException | None = None
+    done = False
     try:
-        _write_files(folder, entries, limit)
-        if folder is not None:
+        try:
+            if model is not None and folder is None:
+                folder = _begin(model, target)
+        except OSError as e:
+            failed = e
+        failed = _write_files(folder, entries, limit) or failed
+        if folder is not None and failed is None:
             _put_in_place(folder, target)
-    except BaseException:
-        if folder is not None:
+        done = failed is None
+    except OSError as e:
+        failed = e
+    finally:
+        if folder is not None and not done:
             shutil.rmtree(folder, ignore_errors=True)
-        raise
+    return failed
 
 
 def _in_background(
@@ -542,7 +480,9 @@ def _in_background(
 ) -> None:
     try:
         snapshot.open()
-        _finish(folder, target, entries, limit)
+        failed = _finish(None, target, entries, limit, folder)
+        if failed is not None:
+            raise failed
     except BaseException as e:
         shutil.rmtree(folder, ignore_errors=True)
         saving._error.append(e)

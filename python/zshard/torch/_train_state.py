@@ -24,6 +24,7 @@ from torch import nn
 from ..errors import ZshardError
 from . import _load, _optim, _plain, _save, _sources, _state, _step
 from ._host import HostOptimizer
+from ._st_file import Entry, Guarded
 
 if TYPE_CHECKING:
     from ._handle import Handle
@@ -107,7 +108,7 @@ def _trained(runtime: Runtime) -> Iterator[tuple[UnitState, list[int]]]:
             yield state, runtime.call(runtime.engine.tensor_steps, state.index)
 
 
-def _entries(runtime: Runtime, moments: tuple[str, ...]) -> tuple[list[_save.Entry], dict[str, int]]:
+def _entries(runtime: Runtime, moments: tuple[str, ...]) -> tuple[list[Entry], dict[str, int]]:
     entries, steps = [], {}
     for state, counts in _trained(runtime):
         for piece, n in zip(state.unit.pieces, counts, strict=True):
@@ -115,50 +116,8 @@ def _entries(runtime: Runtime, moments: tuple[str, ...]) -> tuple[list[_save.Ent
             whats = ("master",) * (state.unit.dtype != torch.float32) + (moments if n else ())
             for what in whats:
                 stream = functools.partial(_stream, runtime, state.index, what, piece)
-                entries.append(_save.Entry(f"{what}/{piece.name}", tuple(piece.shape), torch.float32, stream))
+                entries.append(Entry(f"{what}/{piece.name}", tuple(piece.shape), torch.float32, stream))
     return entries, steps
-
-
-class _Out:
-    """A file that is written as long as that works; `failed` says why it does not."""
-
-    def __init__(self, path: str | None, entries: list[_save.Entry]) -> None:
-        self.failed: BaseException | None = None
-        self.file: _save._File | None = None
-        if path is not None and entries:
-            self.file = self._tried(_save._File, path, entries)
-
-    def _tried(self, call: Callable[..., Any], *args: Any) -> Any:
-        try:
-            return call(*args)
-        except (OSError, ZshardError) as e:
-            self.failed = e
-
-    def append(self, values: torch.Tensor) -> None:
-        if self.file is not None and self.failed is None:
-            self._tried(self.file.append, values)
-
-    def commit(self) -> None:
-        if self.file is not None and self.failed is None:
-            self._tried(self.file.commit)
-
-    def discard(self) -> None:
-        if self.file is not None:
-            self.file.discard()
-
-
-def _write(path: str | None, entries: list[_save.Entry]) -> BaseException | None:
-    """All entries to one file; path None: they are read and not written. Returns why it could not be written: all ranks
-    read to the end."""
-    out = _Out(path, entries)
-    try:
-        for entry in entries:
-            for piece in entry.stream():
-                out.append(piece)
-        out.commit()
-    finally:
-        out.discard()
-    return out.failed
 
 
 def save_model(model: nn.Module, folder: str | os.PathLike[str], number: int = 0) -> None:
@@ -181,7 +140,7 @@ def save_model(model: nn.Module, folder: str | os.PathLike[str], number: int = 0
                     os.unlink(old)
     except OSError as e:
         failed = e
-    failed = _write(f"{stem}.safetensors" if mine and failed is None else None, entries) or failed
+    failed = Guarded(f"{stem}.safetensors" if mine and failed is None else None, entries).write(entries) or failed
     try:
         if mine and failed is None:
             head = {"format": _FORMAT, "kind": runtime.kind, "moments": list(moments), "steps": steps}
