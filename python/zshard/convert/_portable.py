@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..torch._save import Entry, _File
 from ..torch._sources import File, FileTensor
+from ..torch._st_file import Entry, StFile
 from ._content import FP32, Content, Problems, Tensor, Writing, ranges
 from ._pickle import load_pt, save_pt
 
@@ -101,7 +101,7 @@ def write(content: Content, folder: str | None) -> Writing:
         out = None
         if folder is not None:
             entries = [Entry(t.name, t.shape, torch.float32, lambda: iter(())) for t in some]
-            out = _File(os.path.join(folder, f"{plane}.safetensors"), entries)
+            out = StFile(os.path.join(folder, f"{plane}.safetensors"), entries)
         try:
             for t in some:
                 for first, n in ranges(t.planes[plane]):
@@ -125,7 +125,7 @@ def _write_others(content: Content, folder: str | None) -> Writing:
     out = None
     if folder is not None:
         entries = [Entry(t.name, t.shape, t.dtype, lambda: iter(())) for t in others]
-        out = _File(os.path.join(folder, f"{OTHERS}.safetensors"), entries)
+        out = StFile(os.path.join(folder, f"{OTHERS}.safetensors"), entries)
     try:
         for t in others:
             if t.kind == "buffer":
