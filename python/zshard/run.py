@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         print(__doc__ if rest else USAGE, file=sys.stdout if rest else sys.stderr)
         return 0 if rest else 2
     if not module and not os.path.exists(rest[0]):
-        print(f"zshard.run: there is no file '{rest[0]}'; a program such as torchrun needs -m torch.distributed.run",
+        print(f"zshard.run: '{rest[0]}' does not exist; a program such as torchrun needs -m torch.distributed.run",
               file=sys.stderr)  # fmt: skip
         return 2
     _pass_on()

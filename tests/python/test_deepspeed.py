@@ -210,7 +210,7 @@ def test_the_finder_answers_for_deepspeed() -> None:
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
-    [([], 2, "usage"), (["nowhere.py"], 2, "there is no file 'nowhere.py'"), (["-h"], 0, "")],
+    [([], 2, "usage"), (["nowhere.py"], 2, "'nowhere.py' does not exist"), (["-h"], 0, "")],
 )  # fmt: skip
 def test_run_says_how_it_is_used(words: list[str], code: int, says: str) -> None:
     made = subprocess.run(

@@ -62,7 +62,7 @@ def find(folder: str, tag: str | None) -> tuple[str, str | None, str]:
     else the only one in it.
     """
     if not os.path.isdir(folder):
-        raise ConvertError(f"'{folder}' is no folder")
+        raise ConvertError(f"'{folder}' is not a folder")
     if tag is None:
         form = form_of(folder)
         if form is not None:

@@ -217,7 +217,7 @@ def _check_zip(file: Any, name: str) -> None:
         with zipfile.ZipFile(file) as z:
             names = z.namelist()
     except (zipfile.BadZipFile, OSError, ValueError):
-        raise ConvertError(f"'{name}' is truncated, or is no file of torch.save()") from None
+        raise ConvertError(f"'{name}' is truncated, or was not written by torch.save()") from None
     if any(n.endswith("constants.pkl") for n in names):
         raise ConvertError(f"'{name}' is a TorchScript archive, which is code")
 

@@ -61,7 +61,7 @@ def read(path: str, tag: str | None = None) -> Content:
         except ValueError as e:
             problems.add(str(e))
     if not states:
-        problems.add("there is no file of optimizer states that can be read")
+        problems.add("no file of optimizer states can be read")
         problems.check()
     stage, world = _agree(states, versions, problems)
     model_files = files_of(path, stage == 3, problems)

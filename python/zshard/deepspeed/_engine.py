@@ -110,7 +110,7 @@ class DeepSpeedEngine(nn.Module):
         return out
 
     def _begin_training(self) -> None:
-        """The engine had no optimizer state, and is to train: it is made anew. Collective."""
+        """The engine had no optimizer state, and is to train: it is made again. Collective."""
         from ._initialize import say, shard
 
         trained, self._trained = set(self._trained), []

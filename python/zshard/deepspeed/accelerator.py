@@ -84,7 +84,7 @@ class _Accelerator:
         return torch.cuda.max_memory_allocated(device_index) if self._cuda() else 0
 
     def reset_peak_memory_stats(self, device_index: Any = None) -> None:
-        """Begins that count anew."""
+        """Starts that count over."""
         if self._cuda():
             torch.cuda.reset_peak_memory_stats(device_index)
 

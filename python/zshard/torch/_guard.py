@@ -27,7 +27,7 @@ _lock = threading.Lock()
 
 
 class _Range:
-    """A range of addresses in which one memfd is mapped again and again. It grows by being made anew."""
+    """A range of addresses in which one memfd is mapped again and again. It grows by being replaced."""
 
     def __init__(self, name: str, prot: int) -> None:
         self.name, self.prot = name, prot
