@@ -29,7 +29,8 @@ def results(world: int, case: str, folder: Path) -> list[dict[str, Any]]:
 
     if world not in FOUND:
         (folder / str(world)).mkdir()
-        FOUND[world] = run("accelerate_program.py", world, folder / str(world), CASES)
+        cases = [c for c in CASES if world == 1 or c != "mistakes"]
+        FOUND[world] = run("accelerate_program.py", world, folder / str(world), cases)
     made = [one[case] for one in FOUND[world]]
     for rank, one in enumerate(made):
         assert "error" not in one, f"rank {rank}: {one['error']}"
@@ -140,6 +141,7 @@ def test_nothing_is_imported() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.long
 def test_the_documents(tmp_path: Path) -> None:
     """The example of docs/pytorch/HOWTO.md runs."""
     pytest.importorskip("accelerate")
