@@ -93,7 +93,7 @@ def page() -> str:
     sys.path.insert(0, HERE)
     import zshard.torch as zt
 
-    names = sorted((n for n in zt.__all__), key=lambda n: (n[0].isupper(), n.lower()))
+    names = sorted([*zt.__all__, *zt._LAZY], key=lambda n: (n[0].isupper(), n.lower()))
     lines = [HEAD, "", " · ".join(f"`{n}`" for n in names), ""]
     for name in names:
         if name in zt._LAZY:

@@ -128,6 +128,8 @@ def test_nothing_is_imported() -> None:
         import zshard.torch as zt
         assert not {"accelerate", "transformers", "peft", "trl"} & set(sys.modules)
         sys.modules["accelerate"] = None
+        from zshard.torch import *
+        assert shard is zt.shard and "Accelerator" in dir(zt)
         for name in ("Accelerator", "TrainerMixin"):
             try:
                 getattr(zt, name)

@@ -49,9 +49,9 @@ def initialize(
         args: an object whose deepspeed_config is the configuration, where `config` is not given.
         model: the module; changed in place.
         optimizer: a torch.optim or zshard.torch optimizer of the model's parameters, or a function that makes one of
-            `model_parameters`. None: the configuration's; without one AdamW with torch's defaults; a line on stderr reports it. Where
-            `model_parameters` is missing, too, the model may be for inference: optimizer state is allocated when the
-            first forward pass with gradients comes.
+            `model_parameters`. None: the configuration's; without one AdamW with torch's defaults, which a line on
+            stderr reports. Where `model_parameters` is missing, too, the model may be for inference: optimizer state is
+            allocated when the first forward pass with gradients comes.
         model_parameters: parameters or groups to train, for an optimizer that is made here; None: all that require a
             gradient.
         training_data: a dataset; the third result then gives this rank's micro-batches.

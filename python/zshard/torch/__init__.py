@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ._trainer import TrainerMixin
 
 __all__ = [
-    "Accelerator",
     "FSDP",
     "SGD",
     "Adagrad",
@@ -33,7 +32,6 @@ __all__ = [
     "Lion",
     "Optimizer",
     "Saving",
-    "TrainerMixin",
     "clip_grad_norm_",
     "from_config",
     "from_pretrained",
@@ -51,8 +49,13 @@ __all__ = [
     "state_of",
 ]
 
-# Of other libraries, which are imported when the name is asked for: the module, and what it needs.
+# Of other libraries, which are imported when the name is asked for: the module, and what it needs. Not in __all__, so that
+# `import *` needs none of them.
 _LAZY = {"Accelerator": ("_accelerate", "accelerate"), "TrainerMixin": ("_trainer", "transformers accelerate")}
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
 
 
 def __getattr__(name: str) -> Any:
