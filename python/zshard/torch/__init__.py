@@ -49,7 +49,7 @@ __all__ = [
     "state_of",
 ]
 
-# Of other libraries, which are imported when the name is asked for: the module, and what it needs. Not in __all__, so that
+# Of other libraries, which are imported when the name is asked for: the module, and what it needs. Not in __all__: so
 # `import *` needs none of them.
 _LAZY = {"Accelerator": ("_accelerate", "accelerate"), "TrainerMixin": ("_trainer", "transformers accelerate")}
 
