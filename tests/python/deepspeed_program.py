@@ -29,7 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "steps": BASE | {"gradient_accumulation_steps": 3, "gradient_clipping": 0.05, "zero_optimization": {"stage": 3},
                      "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 1e-3,
                                                                        "warmup_num_steps": 4, "total_num_steps": 9}}},
-    "bare": BASE | {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3}},
+    "bare": BASE | {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3},
+                    "optimizer": {"type": "SGD", "params": {"lr": 0.05}}},  # steps as large as the gradient is
     "bf16": BASE | {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}},
     "fp16": BASE | {"fp16": {"enabled": True, "initial_scale_power": 40, "hysteresis": 1},
                     "zero_optimization": {"stage": 2}},

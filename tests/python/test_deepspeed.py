@@ -59,10 +59,11 @@ UNCHANGED = ["-m", "zshard.run", PROGRAM, "deepspeed"]
 
 
 def plain(world: int, steps: int, accumulation: int = 1, lr: float = 1e-3, decay: float = 0.01, clip: float = 0.0,
-          lrs: Any = None) -> list[list[float]]:  # fmt: skip
+          lrs: Any = None, make: Any = None) -> list[list[float]]:  # fmt: skip
     """Losses of plain torch, of each micro-step and rank."""
     model = zoo.build("gpt2")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)
+    make = make or (lambda params: torch.optim.AdamW(params, lr=lr, weight_decay=decay))
+    optimizer = make(model.parameters())
     data = [zoo.batches("gpt2", r) for r in range(world)]
     losses = []
     for step in range(steps):
@@ -113,7 +114,8 @@ def test_accumulation_clipping_and_schedule(tmp_path: Path) -> None:
 
 
 def test_bare_backward_divides_by_the_micro_steps(tmp_path: Path) -> None:
-    same(run(tmp_path, "bare", 1, ONE_CHANGED), plain(1, STEPS, accumulation=2))
+    got = run(tmp_path, "bare", 1, ONE_CHANGED)
+    same(got, plain(1, STEPS, accumulation=2, make=lambda params: torch.optim.SGD(params, lr=0.05)))
 
 
 def test_bf16_has_fp32_masters(tmp_path: Path) -> None:
@@ -293,6 +295,32 @@ def test_values_states_and_gradients(ds: Any) -> None:
         assert not weight.any()
     with pytest.raises(NotImplementedError, match="safe_get_full_grad"):
         ds.utils.safe_get_local_grad(weight)
+    engine.destroy()
+
+
+def test_nvme_path_is_the_daemons_data(ds: Any, tmp_path: Path) -> None:
+    """Of an embedded daemon; another engine without a path goes on with its own."""
+    nvme = {"device": "nvme", "nvme_path": str(tmp_path)}
+    zero = {"stage": 3, "offload_optimizer": nvme, "offload_param": nvme}
+    engine = engine_of(ds, zero_optimization=zero)
+    assert step(engine) > 0 and any((tmp_path / "zshard").iterdir())
+    from zshard.torch._init import context
+
+    daemon = context().daemon
+    assert daemon is not None
+    os.kill(daemon.client.server()["pid"], 15)
+    engine.destroy()
+
+
+def test_two_ways_of_backward_in_one_step(ds: Any) -> None:
+    """Only one of them divides by the number of micro-steps."""
+    engine = engine_of(ds, train_batch_size=8, train_micro_batch_size_per_gpu=4)
+    assert engine.gradient_accumulation_steps() == 2
+    engine.backward(engine(torch.ones(4, 8)).pow(2).mean())
+    engine.step()
+    engine(torch.ones(4, 8)).pow(2).mean().backward()
+    with pytest.raises(RuntimeError, match="use one of the two"):
+        engine.step()
     engine.destroy()
 
 

@@ -2,7 +2,7 @@
 
 A step consists of `accumulation` micro-steps: engine(x), engine.backward(loss), engine.step(). step() counts them, and
 steps the optimizer at the boundary: clipping, the optimizer, zero_grad, the LR scheduler, in DeepSpeed's order. A bare
-loss.backward() works as well: the outputs' gradients are divided by the number of micro-steps as they come.
+loss.backward() works as well: the step then divides the gradients by the number of micro-steps.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class DeepSpeedEngine(nn.Module):
         self.loaded_checkpoint_tag: str | None = None
         self._accumulation = settings.accumulation
         self._boundary: bool | None = None
-        self._in_backward = False
-        self._scaled = False
+        self._ours = 0  # backward() calls of this step
+        self._scaled = 0  # scale() calls of this step
         self._no_sync = False
         self._norm: float | None = None
         self._applied = False
@@ -104,10 +104,9 @@ class DeepSpeedEngine(nn.Module):
         """The module's forward pass."""
         if self._trained and torch.is_grad_enabled():
             self._begin_training()
-        out = self.module(*inputs, **kwargs)
         if torch.is_grad_enabled():
-            _each_output(out, self._watch)
-        return out
+            self.handle.set_boundary(self.is_gradient_accumulation_boundary())
+        return self.module(*inputs, **kwargs)
 
     def _begin_training(self) -> None:
         """The engine had no optimizer state, and is to train: it is made again. Collective."""
@@ -120,28 +119,13 @@ class DeepSpeedEngine(nn.Module):
         say(self._settings, None)
         self.handle = shard(self.module, self.optimizer, self._settings)
 
-    def _watch(self, output: torch.Tensor) -> None:
-        output.register_hook(self._on_gradient)
-
-    def _on_gradient(self, grad: torch.Tensor) -> torch.Tensor | None:
-        """A gradient of an output: of a bare backward() it is divided here."""
-        if self._in_backward:
-            return None
-        if self._needs_scale() and not self._scaled:
-            raise RuntimeError(
-                "fp16: backward() was called without the loss scale; use engine.backward(loss) or "
-                "engine.scale(loss).backward()"
-            )
-        self.handle.set_boundary(self.is_gradient_accumulation_boundary())
-        return grad / self._accumulation if self._accumulation > 1 else None
-
     def _needs_scale(self) -> bool:
         return self._settings.dtype == torch.float16
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the loss scale, for a bare backward()."""
         _check_loss(loss, "scale")
-        self._scaled = True
+        self._scaled += 1
         return loss * self.loss_scale() if self._needs_scale() else loss
 
     def backward(
@@ -153,12 +137,9 @@ class DeepSpeedEngine(nn.Module):
         self._check_optimizer()
         divided = loss / self._accumulation if scale_wrt_gas else loss
         self.handle.set_boundary(self.is_gradient_accumulation_boundary())
-        self._in_backward = True
-        try:
-            scaled = divided * self.loss_scale() if self._needs_scale() else divided
-            scaled.backward(retain_graph=retain_graph)
-        finally:
-            self._in_backward = False
+        scaled = divided * self.loss_scale() if self._needs_scale() else divided
+        scaled.backward(retain_graph=retain_graph)
+        self._ours += 1
         return divided
 
     def _check_optimizer(self) -> None:
@@ -193,18 +174,19 @@ class DeepSpeedEngine(nn.Module):
         """Ends a micro-step; at the boundary also the step. Collective."""
         if self._no_sync:
             raise AssertionError("step() inside of no_sync()")
-        self._applied = self._scaled = False
+        self._applied = False
         if self.is_gradient_accumulation_boundary():
             self._step(lr_kwargs or {})
         self.micro_steps += 1
 
     def _step(self, lr_kwargs: dict[str, Any]) -> None:
         runtime, last = self.handle.runtime, self.handle.runtime.last
-        runtime.step_clip = self._settings.clip
+        runtime.step_clip, runtime.step_scale = self._settings.clip, self._bare_scale(runtime.micros)
         try:
             self.optimizer.step()
         finally:
-            runtime.step_clip = 0.0
+            runtime.step_clip, runtime.step_scale = 0.0, 1.0
+            self._ours = self._scaled = 0
         stepped = runtime.last if runtime.last is not last else None
         skipped = stepped is not None and stepped.skipped
         if stepped is not None:
@@ -218,6 +200,23 @@ class DeepSpeedEngine(nn.Module):
             self.lr_scheduler.step(**lr_kwargs)
         self.global_steps += 1
         self.global_samples += self.train_batch_size()
+
+    def _bare_scale(self, micros: int) -> float:
+        """What gradients of bare loss.backward() calls are multiplied by. micros: backward passes of this step."""
+        bare = micros - self._ours
+        if bare <= 0:
+            return 1.0
+        if self._ours:
+            raise RuntimeError(
+                f"{self._ours} micro-steps of this step called engine.backward(loss), and {bare} called loss.backward(): "
+                "only the former divide the loss by the number of micro-steps; use one of the two"
+            )
+        if self._needs_scale() and self._scaled < bare:
+            raise RuntimeError(
+                "fp16: backward() was called without the loss scale; use engine.backward(loss) or "
+                "engine.scale(loss).backward()"
+            )
+        return 1.0 / self._accumulation
 
     def was_step_applied(self) -> bool:
         """Whether the last step() changed the parameters."""
@@ -459,19 +458,6 @@ def _check_loss(loss: Any, name: str) -> None:
             f"engine.{name}: the loss must be a scalar that requires a gradient; for other tensors call backward() of "
             "theirs"
         )
-
-
-def _each_output(out: Any, call: Any) -> None:
-    """Calls `call` with every tensor of an output that requires a gradient."""
-    if isinstance(out, torch.Tensor):
-        if out.requires_grad:
-            call(out)
-    elif isinstance(out, dict):
-        for value in out.values():
-            _each_output(value, call)
-    elif isinstance(out, (list, tuple)):
-        for value in out:
-            _each_output(value, call)
 
 
 __all__ = ["DeepSpeedEngine"]

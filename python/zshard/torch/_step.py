@@ -296,7 +296,7 @@ def _apply(stepper: Stepper, scale: float) -> Any:
                 f"parameter '{name}' was frozen when the model was sharded, and has a gradient now: the engine has no "
                 "state for it. Shard the model with requires_grad=True, and freeze it afterwards"
             )
-    common *= scale
+    common *= scale * runtime.step_scale
     host = getattr(stepper.optimizer, "zshard_host_step", None)
     if host is not None and stepper.owned < len(runtime.trainable):
         raise ValueError("a HostOptimizer has all trained parameters of a model: freeze the others before shard()")
