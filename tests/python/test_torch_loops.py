@@ -581,10 +581,11 @@ def test_writes_to_data_inside_of_gathered() -> None:
     with zt.gathered(weight), zt.gathered(weight, write_rank=0):
         weight.data.fill_(0.75)
     assert bool((zt.full_state_dict(model)["head.weight"] == 0.75).all())
-    with pytest.raises(ValueError, match="name the same rank"), zt.gathered(weight, write_rank=-1):
+    with pytest.raises(ValueError, match="both name the same rank"), zt.gathered(weight, write_rank=-1):
         with zt.gathered(weight, write_rank=0):
             pass
-    handle.close()
+    with zt.gathered(weight):
+        handle.close()
 
 
 @pytest.mark.parametrize(("stage", "offload"), [(0, "auto"), (1, "host"), (2, "host"), (2, "auto")])

@@ -208,8 +208,8 @@ class DeepSpeedEngine(nn.Module):
             return 1.0
         if self._ours:
             raise RuntimeError(
-                f"{self._ours} micro-steps of this step called engine.backward(loss), and {bare} called loss.backward(): "
-                "only the former divide the loss by the number of micro-steps; use one of the two"
+                f"{self._ours} micro-steps of this step called engine.backward(loss), and {bare} loss.backward(): only "
+                "the former divide the loss by the number of micro-steps; use one of the two"
             )
         if self._needs_scale() and self._scaled < bare:
             raise RuntimeError(

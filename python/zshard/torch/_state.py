@@ -157,6 +157,8 @@ class _Shown:
 
     def written(self) -> bool:
         """Whether the parameter shows other bits than it did: writes to `p.data` do not change `p._version`."""
+        if self.runtime.closed:
+            return False
         if self.steps != self.runtime.steps:  # the unit's memory is of another step
             return self.p._version != self.version
         return not _same_bits(self.p.detach(), _views(self.state)[_place(self.state, self.p)])
