@@ -118,11 +118,10 @@ def test_trainer(tmp_path: Path, model: str, stage: int, offload: str, world: in
 
 @pytest.mark.long
 def test_bf16(tmp_path: Path, model: str) -> None:
-    """bf16 parameters with fp32 masters; plain Trainer's bf16 is autocast, which is not the same arithmetic."""
+    """bf16 parameters with fp32 masters; plain Trainer's bf16 is autocast with fp32 parameters."""
     case = {"model": model, "args": {"bf16": True}}
     got = run(tmp_path, "ours", case, 1, json_of(tmp_path, 3, "cpu"))
-    want = run(tmp_path, "plain", {"model": model}, 1, None)
-    assert got[0]["losses"] == pytest.approx(want[0]["losses"], rel=2e-2)
+    assert got[0]["losses"] == pytest.approx(run(tmp_path, "plain", case, 1, None)[0]["losses"], rel=2e-3)
 
 
 def test_resume_and_best_model(tmp_path: Path, model: str) -> None:
