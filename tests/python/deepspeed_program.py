@@ -1,9 +1,9 @@
-"""A program as DeepSpeed's documents have them: one rank of test_deepspeed.py.
+"""Programs as DeepSpeed's documents have them, one after the other: one rank of test_deepspeed.py.
 
-    deepspeed_program.py MODULE OUT CASE    MODULE: deepspeed (DeepSpeed itself, or zshard under its name by
-                                            python -m zshard.run) or zshard.deepspeed, which is all that differs
+    deepspeed_program.py MODULE OUT CASE,CASE...    MODULE: deepspeed (DeepSpeed itself, or zshard under its name by
+                                                    python -m zshard.run) or zshard.deepspeed: all that differs
 
-Writes the losses of the micro-steps, and what else the case looks at, to OUT.RANK (JSON).
+Writes the losses of the micro-steps, and what else a case looks at, to OUT.RANK (JSON, by case).
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
 STEPS = 6
 
 
-def main(out: str, case: str) -> None:
-    torch.set_num_threads(1)
-    deepspeed.init_distributed(dist_backend="gloo")
+def train(case: str) -> dict[str, Any]:
     rank, config = deepspeed.comm.get_rank(), CASES[case]
     name = os.environ.get("ZSHARD_TEST_MODEL", "gpt2")
     if case == "init":
@@ -64,8 +62,8 @@ def main(out: str, case: str) -> None:
         engine.step()
         losses.append(loss.item())
         seen.append([engine.global_steps, engine.skipped_steps, engine.get_lr()[0], engine.get_global_grad_norm()])
-    with open(f"{out}.{rank}", "w", encoding="utf-8") as f:
-        json.dump({"losses": losses, "seen": [[None if v is None else float(v) for v in row] for row in seen]}, f)
+    engine.destroy()
+    return {"losses": losses, "seen": [[None if v is None else float(v) for v in row] for row in seen]}
 
 
 def built_under_init(name: str, config: dict[str, Any]) -> torch.nn.Module:
@@ -81,4 +79,8 @@ def built_under_init(name: str, config: dict[str, Any]) -> torch.nn.Module:
     return model
 
 
-main(sys.argv[2], sys.argv[3])
+torch.set_num_threads(1)
+deepspeed.init_distributed(dist_backend="gloo")
+made = {case: train(case) for case in sys.argv[3].split(",")}
+with open(f"{sys.argv[2]}.{deepspeed.comm.get_rank()}", "w", encoding="utf-8") as file:
+    json.dump(made, file)

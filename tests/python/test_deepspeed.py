@@ -4,13 +4,15 @@ differs or is refused."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
+import functools
+import importlib.util
 import json
+import math
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +33,17 @@ def port() -> int:
         return int(s.getsockname()[1])
 
 
-def run(tmp_path: Path, case: str, world: int, words: list[str], **more: str) -> list[dict[str, Any]]:
-    """What each rank wrote. words: before the program's own arguments."""
-    out, at = str(tmp_path / case), str(port())
+def run(folder: Path, cases: str, world: int, words: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """What each rank wrote, by case. words: before the program's own arguments."""
+    out, at = str(folder / "out"), str(port())
     ranks = []
     for rank in range(world):
-        env = os.environ | more | {
+        env = os.environ | {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": at, "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
         ranks.append(
-            subprocess.Popen([sys.executable, "-B", *words, out, case], env=env, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen([sys.executable, "-B", *words, out, cases], env=env, stderr=subprocess.PIPE, text=True)
         )
     try:
         errors = [process.communicate(timeout=SECONDS)[1] for process in ranks]
@@ -50,12 +52,33 @@ def run(tmp_path: Path, case: str, world: int, words: list[str], **more: str) ->
     finally:
         for process in ranks:
             process.kill()
-    return [json.loads(Path(f"{out}.{rank}").read_text(encoding="utf-8")) for rank in range(world)]
+    made = [json.loads(Path(f"{out}.{rank}").read_text(encoding="utf-8")) for rank in range(world)]
+    return {case: [m[case] for m in made] for case in cases.split(",")}
 
 
 PROGRAM = os.path.join(HERE, "deepspeed_program.py")
 ONE_CHANGED = [PROGRAM, "zshard.deepspeed"]
 UNCHANGED = ["-m", "zshard.run", PROGRAM, "deepspeed"]
+RUNS = {
+    "two": (2, ONE_CHANGED, "zero1,zero2,zero3,steps,init,own"),
+    "one": (1, ONE_CHANGED, "zero3,stage0,bare,bf16,fp16,init"),
+    "unchanged": (2, UNCHANGED, "zero1,zero2,zero3"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, list[dict[str, Any]]]]:
+    """What a row of RUNS wrote; each is run once."""
+
+    @functools.cache
+    def of(name: str) -> dict[str, list[dict[str, Any]]]:
+        world, words, cases = RUNS[name]
+        return run(tmp_path_factory.mktemp(name), cases, world, words)
+
+    return of
+
+
+Runs = Callable[[str], dict[str, list[dict[str, Any]]]]
 
 
 def plain(world: int, steps: int, accumulation: int = 1, lr: float = 1e-3, decay: float = 0.01, clip: float = 0.0,
@@ -92,59 +115,56 @@ def same(got: list[dict[str, Any]], want: list[list[float]], rel: float = 2e-6) 
 
 
 @pytest.mark.parametrize(
-    ("case", "world", "words"),
-    [("zero1", 2, ONE_CHANGED), ("zero2", 2, UNCHANGED), ("zero3", 2, UNCHANGED), ("zero3", 1, ONE_CHANGED),
-     ("stage0", 1, ONE_CHANGED)],
+    ("name", "case"),
+    [("two", "zero1"), ("two", "zero2"), ("two", "zero3"), ("unchanged", "zero1"), ("unchanged", "zero2"),
+     ("unchanged", "zero3"), ("one", "zero3"), ("one", "stage0")],
 )  # fmt: skip
-def test_the_documents_programs(tmp_path: Path, case: str, world: int, words: list[str]) -> None:
+def test_the_documents_programs(runs: Runs, name: str, case: str) -> None:
     """ZeRO-1, ZeRO-2 with optimizer offload and ZeRO-3, with one import changed, and unchanged."""
-    same(run(tmp_path, case, world, words), plain(world, STEPS))
+    same(runs(name)[case], plain(RUNS[name][0], STEPS))
 
 
-def test_accumulation_clipping_and_schedule(tmp_path: Path) -> None:
+def test_accumulation_clipping_and_schedule(runs: Runs) -> None:
     """Micro-steps are averaged, the step is clipped, the learning rate is DeepSpeed's."""
-    import math
-
     gammas = [math.log(max(i - 1, 0) + 1) / math.log(4) if i - 1 < 4 else (9 - (i - 1)) / (9 - 4) for i in range(STEPS)]
-    lrs = [1e-3 * g for g in gammas]
-    got = run(tmp_path, "steps", 2, ONE_CHANGED)
-    same(got, plain(2, STEPS, accumulation=3, clip=0.05, lrs=lrs))
+    got = runs("two")["steps"]
+    same(got, plain(2, STEPS, accumulation=3, clip=0.05, lrs=[1e-3 * g for g in gammas]))
     assert [row[0] for row in got[0]["seen"]] == [i // 3 for i in range(1, 3 * STEPS + 1)]
     assert got[0]["seen"][-1][3] > 0.05  # the norm before clipping
 
 
-def test_bare_backward_divides_by_the_micro_steps(tmp_path: Path) -> None:
-    got = run(tmp_path, "bare", 1, ONE_CHANGED)
-    same(got, plain(1, STEPS, accumulation=2, make=lambda params: torch.optim.SGD(params, lr=0.05)))
+def test_bare_backward_divides_by_the_micro_steps(runs: Runs) -> None:
+    """By SGD, whose steps are as large as the gradient."""
+    same(runs("one")["bare"], plain(1, STEPS, accumulation=2, make=lambda params: torch.optim.SGD(params, lr=0.05)))
 
 
-def test_bf16_has_fp32_masters(tmp_path: Path) -> None:
+def test_bf16_has_fp32_masters(runs: Runs) -> None:
     """Against plain torch with fp32 masters of weights that were rounded first."""
     model = zoo.build("gpt2", dtype=torch.bfloat16)
     masters = zoo.fp32_masters(model)
     optimizer = torch.optim.AdamW(masters, lr=1e-3, weight_decay=0.01)
     want = zoo.train_plain(model, [zoo.batches("gpt2", 0)], optimizer, STEPS, masters=True)
-    same(run(tmp_path, "bf16", 1, ONE_CHANGED), want.losses, rel=2e-3)
+    same(runs("one")["bf16"], want.losses, rel=2e-3)
 
 
-def test_fp16_skips_steps_until_the_scale_fits(tmp_path: Path) -> None:
+def test_fp16_skips_steps_until_the_scale_fits(runs: Runs) -> None:
     """A first scale of 2^40 overflows: steps are skipped, the scheduler and the weights stay, and the scale halves."""
-    (got,) = run(tmp_path, "fp16", 1, ONE_CHANGED)
+    (got,) = runs("one")["fp16"]
     steps, skipped = got["seen"][-1][:2]
     assert steps == STEPS and skipped == STEPS
     assert got["losses"][0] == pytest.approx(zoo.loss_of(zoo.build("gpt2", dtype=torch.float16),
                                                          next(zoo.batches("gpt2", 0))).item(), rel=1e-2)  # fmt: skip
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_init_and_gathered_parameters(tmp_path: Path, world: int) -> None:
+@pytest.mark.parametrize(("name", "world"), [("one", 1), ("two", 2)])
+def test_init_and_gathered_parameters(runs: Runs, name: str, world: int) -> None:
     """A model that was built under zero.Init, and given its values by rank 0, trains as one that was built whole."""
-    same(run(tmp_path, "init", world, ONE_CHANGED), plain(world, STEPS))
+    same(runs(name)["init"], plain(world, STEPS))
 
 
-def test_an_optimizer_and_a_scheduler_of_ones_own(tmp_path: Path) -> None:
+def test_an_optimizer_and_a_scheduler_of_ones_own(runs: Runs) -> None:
     lrs = [2e-3 * 0.5 ** (i // 2) for i in range(STEPS)]
-    same(run(tmp_path, "own", 2, ONE_CHANGED), plain(2, STEPS, lr=2e-3, decay=0.01, lrs=lrs))
+    same(runs("two")["own"], plain(2, STEPS, lr=2e-3, decay=0.01, lrs=lrs))
 
 
 GROWS = """

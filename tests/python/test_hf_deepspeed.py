@@ -97,8 +97,8 @@ def same(got: list[dict[str, Any]], want: list[dict[str, Any]], rel: float = 2e-
 @pytest.mark.parametrize(
     ("stage", "offload", "world"),
     [
-        (2, "cpu", 1),
         (3, "nvme", 2),
+        pytest.param(2, "cpu", 1, marks=pytest.mark.long),
         pytest.param(3, "none", 1, marks=pytest.mark.long),
         pytest.param(2, "none", 2, marks=pytest.mark.long),
     ],
@@ -156,7 +156,7 @@ def test_saved_models_open_in_transformers(tmp_path: Path, model: str) -> None:
         pytest.param("dpo", 2, 2, {}, marks=pytest.mark.long),
         pytest.param("grpo", 3, 1, {}, marks=pytest.mark.long),
         pytest.param("grpo", 3, 2, {}, marks=pytest.mark.long),
-        ("lora", 3, 1, {}),
+        pytest.param("lora", 3, 1, {}, marks=pytest.mark.long),
         pytest.param("lora", 2, 2, {"dora": True}, marks=pytest.mark.long),
     ],
 )
