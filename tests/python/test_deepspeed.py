@@ -195,6 +195,32 @@ def test_a_model_under_init_is_never_in_memory() -> None:
     assert most < 96 and after < 48, made.stdout
 
 
+class Outer(torch.nn.Module):
+    """Changes parameters of inner modules, whose constructors have returned, in three ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Linear(4, 4) for _ in range(3))
+        with torch.no_grad():
+            self.a.weight.fill_(1)
+        self.b.weight.data = torch.full((4, 4), 2.0)
+        self.c.weight.data.copy_(torch.full((4, 4), 3.0))
+
+
+def test_outer_constructors_initialise_inner_modules(ds: Any) -> None:
+    ds.init_distributed()
+    with ds.zero.Init(dtype=torch.float32):
+        model = Outer()
+        with ds.zero.GatheredParameters(model.a.bias, modifier_rank=0):
+            model.a.bias.data.fill_(4)
+    assert torch.isnan(model.b.weight).all() and model.b.weight.shape == (4, 4)
+    engine = ds.initialize(model=model, config=CONFIG)[0]
+    state = engine.module_state_dict()
+    for name, value in {"a.weight": 1, "b.weight": 2, "c.weight": 3, "a.bias": 4}.items():
+        assert bool((state[name] == value).all()), name
+    engine.destroy()
+
+
 # ---- the finder
 
 ASKS = """

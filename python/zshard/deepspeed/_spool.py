@@ -132,10 +132,15 @@ class Spool:
 
 
 class Spooled(Source):
-    """A value in the spool."""
+    """A value in the spool.
+
+    Attributes:
+        hidden: its parameter is a NaN scalar.
+    """
 
     def __init__(self, spool: Spool, position: int, shape: Sequence[int], dtype: torch.dtype) -> None:
         self.spool, self.position, self.shape, self.dtype = spool, position, tuple(shape), dtype
+        self.hidden = False
 
     @property
     def nbytes(self) -> int:
@@ -220,9 +225,9 @@ def spooled(p: torch.Tensor) -> Spooled | None:
     return source if isinstance(source, Spooled) else None
 
 
-def take(p: torch.nn.Parameter, spool: Spool, dtype: torch.dtype) -> None:
+def take(p: torch.nn.Parameter, spool: Spool, dtype: torch.dtype) -> torch.Tensor:
     """The parameter's value goes to the spool, rounded to dtype if it is a floating-point number; the parameter is a
-    view of it."""
+    view of it, which is returned."""
     value = p.detach()
     if value.is_floating_point():
         value = value.to(dtype)
@@ -230,6 +235,7 @@ def take(p: torch.nn.Parameter, spool: Spool, dtype: torch.dtype) -> None:
     attach(p, source)
     p.data = view
     mark(p)
+    return view
 
 
 def hide(p: torch.nn.Parameter, device: torch.device) -> None:
@@ -238,6 +244,7 @@ def hide(p: torch.nn.Parameter, device: torch.device) -> None:
     source = spooled(p)
     assert source is not None
     p.data = _guard.scalar(torch.Size(source.shape), source.dtype, device)
+    source.hidden = True
     _shown += source.nbytes
     if _shown >= _WINDOW:
         trim()
@@ -248,3 +255,4 @@ def show(p: torch.nn.Parameter) -> None:
     source = spooled(p)
     assert source is not None
     p.data = source.tensor().to(p.device)
+    source.hidden = False

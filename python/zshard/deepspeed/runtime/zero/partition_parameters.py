@@ -97,7 +97,7 @@ class Init:
         self.dtype, self.folder = dtype, None
         self.suspended = False
         self._pending: list[nn.Module] = []
-        self._taken: list[nn.Parameter] = []
+        self._taken: list[tuple[nn.Parameter, int]] = []  # and the address of the view that it became
         self._original: Any = None
         if not enabled:
             return
@@ -147,9 +147,11 @@ class Init:
 
     def _close(self) -> None:
         """The parameters that were taken have no values from now on. Collective."""
-        for p in self._taken:
+        for p, address in self._taken:
             source = _spool.spooled(p)
             assert source is not None
+            if not source.hidden and p.data_ptr() != address and self.spool.rank == self.spool.leader:
+                self.spool.write(source, p.data)  # `p.data = ...` of an outer module's constructor
             if len(self.spool.leaders) > 1:
                 mine = self.spool.rank == 0
                 self.spool.share(source, source.tensor() if mine else torch.empty(source.shape, dtype=source.dtype), 0)
@@ -172,8 +174,8 @@ class Init:
             if p is not None and p.device.type != "meta" and _spool.spooled(p) is None:
                 if _step.runtime_of(p) is not None:
                     raise ValueError("zero.Init: a parameter is of a model that is sharded already")
-                _spool.take(p, self.spool, self.dtype or p.dtype)
-                self._taken.append(p)
+                view = _spool.take(p, self.spool, self.dtype or p.dtype)
+                self._taken.append((p, view.data_ptr()))
                 p.ds_status = ZeroParamStatus.NOT_AVAILABLE  # type: ignore[attr-defined]
 
 
