@@ -19,6 +19,7 @@ struct zsd_pio {
     struct zsd_payer *payer; /* the job; NULL: the house */
     struct zsd_core *core;
     unsigned path;
+    uint64_t since_ns; /* when the engine accepted it */
     void (*done)(struct zsd_pio *pio, int rc);
     struct zsd_turn turn;
 };
@@ -48,6 +49,9 @@ struct zsd_line {
     unsigned depth;          /* transfers in the queue and in flight */
     struct zsd_gauge depths; /* of depth; updated once per turn */
     struct zsd_second second;
+    uint64_t spent_ns[ZSD_TIME_FLUSH + 1]; /* total time of reads, writes and flushes */
+    uint64_t failed_ns;                    /* when a transfer failed last; 0: none has */
+    int failed_rc;                         /* its error */
 };
 
 /** A pause of page writes while a change of the catalog is flushed: pio.c has the model. */

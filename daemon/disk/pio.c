@@ -50,6 +50,7 @@ static bool pio_submit(struct zsd_core *core, struct zsd_pio *pio)
     if (rc == -EAGAIN)
         return false;
     assert(rc == 0); /* extents are always aligned and inside the file */
+    pio->since_ns = zb_now_ns();
     return true;
 }
 
@@ -127,6 +128,26 @@ static bool pio_is_for_all(const struct zsd_pio *pio)
     return pio->io.op == ZN_FLUSH || pio->io.op == ZN_SLOT;
 }
 
+/* Counts the time that the drive took, or the failure. */
+static void pio_count(struct zsd_pio *pio, int rc)
+{
+    static const enum zsd_time times[] = { [ZN_READ] = ZSD_TIME_READ,
+                                           [ZN_WRITE] = ZSD_TIME_WRITE,
+                                           [ZN_FLUSH] = ZSD_TIME_FLUSH,
+                                           [ZN_SLOT] = ZSD_TIME_WRITE };
+    struct zsd_line *line = &pio->core->disk->lines[pio->path];
+    enum zsd_time time = times[pio->io.op];
+    uint64_t now_ns = zb_now_ns(), took_ns = now_ns - pio->since_ns;
+
+    if (rc < 0) {
+        line->failed_ns = now_ns;
+        line->failed_rc = rc;
+        return;
+    }
+    line->spent_ns[time] += took_ns;
+    zsd_histogram_add(&pio->core->daemon->times[time], took_ns);
+}
+
 static void pio_on_done(struct zn_io *io, int rc)
 {
     struct zsd_pio *pio = zb_container_of(io, struct zsd_pio, io);
@@ -134,6 +155,7 @@ static void pio_on_done(struct zn_io *io, int rc)
     unsigned path = pio->path;
 
     core->disk->lines[path].depth--;
+    pio_count(pio, rc);
     if (rc == 0 && pio_is_for_all(pio) && path + 1 < zsd_paths(core->daemon)) {
         pio->path++;
         pio_line_up(core, pio);

@@ -43,6 +43,7 @@ struct zsd_commit_op {
     enum zsd_commit_what what;
     enum commit_state state;
     struct zb_err err; /* the first failure */
+    uint64_t began_ns;
     uint32_t next_shard, next_page, inflight;
     uint32_t next_unit, nrows; /* the unit whose shards are next; rows in `fresh` so far */
     struct zb_sorted_pos next_of_unit;
@@ -279,6 +280,7 @@ static void commit_over(struct zsd_commit_op *op)
         zb_log(ZB_LOG_DEBUG, op->what == ZSD_PREPARE ? "prepare" : "commit",
                "job=\"%s\" iterations=%llu applied=%llu", job->name,
                (unsigned long long)job->iterations, (unsigned long long)job->applied);
+    zsd_commit_count(job, op->began_ns, err.code != 0 ? &err : NULL);
     job->commit = NULL;
     job->prepares = op->what == ZSD_PREPARE;
     if (err.code == 0)
@@ -378,11 +380,13 @@ void zsd_commit_start(struct zsd_job *job, enum zsd_commit_what what, const stru
         (void)zsd_commit_check(job, &err);
     if (err.code != 0) {
         free(op);
+        zsd_commit_count(job, 0, &err);
         done(job, &err);
         return;
     }
     op->job = job;
     op->what = what;
+    op->began_ns = zb_now_ns();
     op->done = done;
     op->work.run = commit_on_work;
     zb_list_init(&op->work.node);
@@ -467,6 +471,8 @@ static void resolve_done(struct zsd_delta *d, const struct zb_err *err)
     struct zsd_saved *saved = d->saved;
 
     commit_reply(w->req, saved->committed, err);
+    if (saved->job && err)
+        zsd_commit_count(saved->job, 0, err);
     if (saved->job)
         zsd_job_committed(saved->job);
     free(w);
@@ -536,6 +542,7 @@ ZSD_REQUEST(zsd_commit, Commit)
     else
         (void)zsd_commit_check(job, &err);
     if (err.code != 0) {
+        zsd_commit_count(job, 0, &err);
         zsd_reply_err(req, &err);
         return;
     }

@@ -22,6 +22,9 @@ bool zsd_commit_has(const struct zsd_job *job);
 /** The row that a commit of the job is building, or NULL. It holds the places of its first
  * *ret_pages pages. */
 const struct zsd_row *zsd_commit_row(const struct zsd_job *job, uint32_t *ret_pages);
+/** Counts a commit that has ended. err NULL: it began at began_ns and is durable, or prepared; else
+ * it failed. A refusal that is the caller's fault is not counted. */
+void zsd_commit_count(struct zsd_job *job, uint64_t began_ns, const struct zb_err *err);
 /** Call when the daemon ends: commits the steps that the job has made since its last commit. */
 void zsd_commit_last(struct zsd_job *job);
 

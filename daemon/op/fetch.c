@@ -279,6 +279,7 @@ static void fetch_answer(struct zsd_fetch *f)
     reply.n_items = f->n;
     reply.items = list;
     f->member->job->stats.fetches++;
+    zsd_histogram_add(&f->req->daemon->times[ZSD_TIME_FETCH], zb_now_ns() - f->req->since_ns);
     zsd_reply(f->req, &reply.base, -1);
     free(items);
     free(list);

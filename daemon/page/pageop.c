@@ -154,13 +154,15 @@ static void page_on_task(struct zsd_task *task)
     struct zsd_pageop *op = zb_container_of(task, struct zsd_pageop, task);
     const struct zsd_shard *s = op->spec.shard;
 
-    if (op->work_rc < 0)
+    if (op->work_rc < 0) {
+        zsd_page_corrupt(s->job->core->daemon);
         (void)zb_fail(
             &op->err, op->work_rc,
             "job '%s' unit '%s' shard %llu: page %u of its %s on NVMe is corrupt (checksum %u "
             "differs)",
             s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
             zsd_plane_text(zsd_page_planes[op->bad.plane]), op->bad.crc);
+    }
     page_run(op);
 }
 

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "base/util.h"
+#include "daemon/run/histogram.h"
 #include "daemon/run/settings.h"
 #include "daemon/run/stats.h"
 #include "daemon/run/turns.h"
@@ -69,6 +70,16 @@ struct zsd {
     struct zsd_loop *loop;
     struct zsd_stats stats;
     struct zsd_turns turns; /* lengths of the loop's turns */
+    struct zsd_histogram times[ZSD_TIMES];
+    uint64_t corrupt_ns;   /* when a corrupt page was read last; 0: never */
+    uint64_t files_wanted; /* descriptors that clients_max may need: startup.c; 0: not known */
 };
+
+/** Counts a page whose bytes on NVMe are not those that were written. */
+static inline void zsd_page_corrupt(struct zsd *daemon)
+{
+    daemon->stats.pages_corrupt++;
+    daemon->corrupt_ns = zb_now_ns();
+}
 
 #endif

@@ -20,6 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/err.h"
+
 /* The loop's half: server, connections, requests. */
 #define ZSD_STATS_LOOP(X)                                                                \
     X(clients_accepted)                                                                  \
@@ -45,10 +47,15 @@
     X(releases_bad)    /* one-way, so only counted */               \
     X(pages_early)     /* stepped ahead of the barrier */           \
     X(pages_undone)    /* of these, dropped again */                \
+    X(pages_corrupt)   /* read, and not what was written */         \
     X(scrub_bytes)     /* of saved pages that were read */          \
     X(scrub_bad_pages) /* corrupt, or not readable */               \
     X(write_holds)     /* pauses of page writes, for the catalog */ \
-    X(write_hold_us)   /* their total length */
+    X(write_hold_us)   /* their total length */                     \
+    X(commits)         /* of jobs, prepared ones too */             \
+    X(commits_failed)  /* that a rank asked for, or an end */       \
+    X(catalog_changes) /* made durable */                           \
+    X(catalog_failed)  /* the catalog or a slot was not written */
 
 #define ZSD_STATS(X) ZSD_STATS_LOOP(X) ZSD_STATS_CORE(X)
 
@@ -132,7 +139,15 @@ enum zsd_wait {
     ZSD_WAITS
 };
 
+/** The commits of a job since it is in memory. */
+struct zsd_commit_stats {
+    uint64_t done, failed;
+    uint64_t unix_s;   /* when the last one that did not fail ended; 0: there is none */
+    struct zb_err why; /* of the last one, if it failed; code 0: it did not */
+};
+
 struct zsd_job_stats {
+    struct zsd_commit_stats commits;
     uint64_t fetches, hits, misses; /* requests; their shards that were in memory, and others */
     uint64_t pushes;
     uint64_t pages;                      /* page operations that ended */

@@ -53,13 +53,16 @@ void zsd_turn_over(struct zsd *daemon, uint64_t idle_ns)
 
     if (t->cpu_ns > 0) { /* the time before the first turn's end includes the start */
         uint64_t took_ns = wall_ns - t->wall_ns, waited_ns = idle_ns - t->idle_ns;
-        unsigned class = wall_class(took_ns > waited_ns ? took_ns - waited_ns : 0);
+        uint64_t turn_ns = took_ns > waited_ns ? took_ns - waited_ns : 0;
+        unsigned class = wall_class(turn_ns);
 
         s->turns++;
         s->turn_max_ns = zb_max_u64(s->turn_max_ns, cpu_ns - t->cpu_ns);
         t->recent_ns = zb_max_u64(t->recent_ns, cpu_ns - t->cpu_ns);
         t->counts[class]++;
         t->recent[class]++;
+        zsd_histogram_add(&daemon->times[ZSD_TIME_TURN_CPU], cpu_ns - t->cpu_ns);
+        zsd_histogram_add(&daemon->times[ZSD_TIME_TURN_WALL], turn_ns);
     }
     t->cpu_ns = cpu_ns;
     t->wall_ns = wall_ns;

@@ -69,7 +69,7 @@ static void change_run_task(struct zsd_task *task)
     if (c->fill && c->fill(c, &c->err) < 0)
         return;
     if (!c->looks && zn_catalog_commit(c->core->store->catalog, c->txn, &c->slot, &c->err) < 0)
-        c->poisons = c->doubt = c->err.code != -ENOSPC;
+        c->poisons = c->doubt = !(c->full = c->err.code == -ENOSPC);
 }
 
 static void change_on_task(struct zsd_task *task)
@@ -102,12 +102,28 @@ static bool change_begin(struct zsd_change *c)
     return rc <= 0;
 }
 
+static void change_count(const struct zsd_change *c)
+{
+    struct zsd_store *store = c->core->store;
+    struct zsd_stats *stats = &c->core->daemon->stats;
+
+    if (c->looks)
+        return;
+    stats->catalog_changes += c->err.code == 0;
+    stats->catalog_failed += c->poisons || c->full;
+    if (c->full)
+        store->full = c->err;
+    else if (c->err.code == 0)
+        store->full.code = 0;
+}
+
 /* Begins SETTLE: the change is durable, or has failed. */
 static void change_durable(struct zsd_change *c)
 {
     struct zsd_store *store = c->core->store;
 
     c->settling = true;
+    change_count(c);
     if (c->err.code == 0 && !c->looks)
         store->sequence = c->slot.sequence;
     else if (c->err.code != 0 && c->poisons && store->poisoned.code == 0) {
@@ -200,7 +216,7 @@ void zsd_change_start(struct zsd_core *core, struct zsd_change *c)
 
     c->core = core;
     c->state = CHANGE_BEGIN;
-    c->poisons = c->doubt = c->settling = false;
+    c->poisons = c->full = c->doubt = c->settling = false;
     atomic_init(&c->asked, false);
     c->err = (struct zb_err){ 0 };
     c->txn = NULL;

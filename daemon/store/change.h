@@ -45,6 +45,7 @@ struct zsd_change {
     atomic_bool asked; /* another change is queued: one with `looks` and without `holds` should end
                           soon, with -EAGAIN */
     bool poisons;      /* no change is possible after this failure */
+    bool full;         /* the catalog had no space for it */
     bool doubt;        /* it failed, but may be durable: only the next start finds out */
     bool settling;     /* SETTLE has begun */
     struct zb_err err;

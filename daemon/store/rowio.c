@@ -73,7 +73,11 @@ static void read_verify(struct zsd_task *task)
 
 static void read_verified(struct zsd_task *task)
 {
-    read_over(zb_container_of(task, struct zsd_row_read, task));
+    struct zsd_row_read *r = zb_container_of(task, struct zsd_row_read, task);
+
+    if (r->err.code == -EBADMSG)
+        zsd_page_corrupt(r->core->daemon);
+    read_over(r);
 }
 
 static void read_on_io(struct zsd_pio *pio, int rc)

@@ -38,6 +38,7 @@ struct zsd_store {
     uint64_t sequence;          /* of the newest durable change */
     uint64_t stamp;             /* of the newest loop over rows or versions */
     struct zb_err poisoned;     /* code 0: it is not */
+    struct zb_err full; /* the last change failed because the catalog had no space; code 0: no */
 };
 
 /** Opens the catalog (daemon->catalog_path), checks it, and makes all of its objects in memory.
