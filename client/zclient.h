@@ -1075,6 +1075,55 @@ ZC_EXPORT int zc_snapshots_wait(struct zc_client *c, const char *job,
 /** Frees what a call of this header allocated. NULL is allowed. */
 ZC_EXPORT void zc_rows_free(void *rows);
 
+/* ---- health and metrics */
+
+enum zc_reason_level { ZC_REASON_ADVICE = 1, ZC_REASON_ERROR = 2 };
+
+/** Why the daemon is degraded, or what could be better. */
+struct zc_reason {
+    uint32_t level; /* enum zc_reason_level */
+    char id[32];    /* a stable word: docs/reference/health.md */
+    char text[512]; /* what is wrong, with numbers */
+    char fix[256];  /* what to do */
+};
+
+/** The state of the daemon, for `zctl status`. It is degraded if there is an error. */
+struct zc_health {
+    uint64_t uptime_ms;
+    /* the newest commit since the start, if `committed`: its step, when it was durable, how long
+     * that took */
+    uint64_t commit_iterations, commit_ago_ms, commit_us;
+    /* the newest scrub since the start that read everything, if `scrubbed` */
+    uint64_t scrub_ago_ms, scrub_bytes, scrub_bad_pages;
+    /* the daemon's loop: CPU time of the longest turn; 99.9 % took no longer, by the clock */
+    uint64_t turn_max_us, turn_p999_us;
+    uint32_t errors; /* number of errors among the reasons */
+    uint32_t clients, clients_max;
+    uint32_t jobs, saved; /* of all users: in memory, and saved jobs that are not */
+    uint32_t ntiers;
+    bool committed, scrubbed;
+    char commit_job[ZC_NAME_MAX + 1]; /* "": the caller may not see it */
+    char scrub_state[16];             /* idle, running, paused, done, stopped */
+    struct zc_tier_row tiers[ZC_TOP_TIERS_MAX];
+};
+
+/** Reads the state of the daemon. Reasons: errors first. */
+ZC_EXPORT int zc_health_wait(struct zc_client *c, struct zc_health *ret,
+                             struct zc_reason **ret_reasons, size_t *ret_n);
+
+/** A format of metrics. */
+enum zc_metrics_format {
+    ZC_OPENMETRICS = 0, /* OpenMetrics 1.0 */
+    ZC_PROMETHEUS = 1,  /* Prometheus' text format 0.0.4, for node_exporter's textfile collector */
+};
+
+/**
+ * Reads the daemon's metrics as text (docs/reference/metrics.md). *ret_text has *ret_bytes bytes
+ * and a terminating 0; free it with zc_rows_free().
+ */
+ZC_EXPORT int zc_metrics_wait(struct zc_client *c, enum zc_metrics_format format, char **ret_text,
+                              size_t *ret_bytes);
+
 /* ---- care of the data files. A scrub reads every saved page slowly in the background, and so
  * finds damage before the page is needed. For root and the daemon's user, except ZC_SCRUB_STATUS.
  */

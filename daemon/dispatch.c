@@ -65,6 +65,8 @@ static const struct row {
     [ZP_STEP_CLASSES] = { .handler = zsd_step_classes },
     [ZP_JOB_OPTIMIZER] = { .handler = zsd_job_optimizer },
     [ZP_ABANDON] = { .handler = zsd_abandon },
+    [ZP_HEALTH] = { .handler = zsd_health },
+    [ZP_METRICS] = { .handler = zsd_metrics },
 };
 
 /* ---- hello and ping */

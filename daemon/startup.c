@@ -38,11 +38,13 @@ _Static_assert(ZN_DATA_START == ZB_DATA_START, "what the planner takes off a dat
 
 /** Raises the limit of descriptors to the number that clients_max may need, or to the hard
  * limit. */
-static int limits_files(const struct zsd_config *config, struct zb_err *err)
+static int limits_files(struct zsd *daemon, struct zb_err *err)
 {
+    const struct zsd_config *config = &daemon->config;
     rlim_t want = (rlim_t)config->clients_max * FILES_PER_CLIENT + FILES_BESIDE;
     struct rlimit r;
 
+    daemon->files_wanted = want;
     if (getrlimit(RLIMIT_NOFILE, &r) < 0 || r.rlim_cur >= want)
         return 0;
     r.rlim_cur = r.rlim_max < want ? r.rlim_max : want;
@@ -68,7 +70,7 @@ static int limits_up(struct zsd *daemon, struct zb_err *err)
     daemon->started_ns = zb_now_ns();
     if (getrandom(daemon->instance, sizeof(daemon->instance), 0) < 0)
         return zb_fail(err, -errno, "random bytes: %m");
-    if (limits_files(config, err) < 0)
+    if (limits_files(daemon, err) < 0)
         return -EMFILE;
     if (config->host_bytes == ZSD_AUTO)
         config->host_bytes =

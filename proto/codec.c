@@ -229,6 +229,8 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_STEP_CLASSES] = { "step-classes", METHOD(step_classes, empty) },
     [ZP_JOB_OPTIMIZER] = { "job-optimizer", METHOD(job_optimizer, empty) },
     [ZP_ABANDON] = { "abandon", METHOD(abandon, empty) },
+    [ZP_HEALTH] = { "health", METHOD(empty, health_reply) },
+    [ZP_METRICS] = { "metrics", METHOD(metrics_request, metrics_reply) },
 };
 
 const struct zp_method_info *zp_method_info(unsigned method)

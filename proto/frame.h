@@ -92,6 +92,8 @@ enum zp_method {
     ZP_STEP_CLASSES = 42,
     ZP_JOB_OPTIMIZER = 43,
     ZP_ABANDON = 44,
+    ZP_HEALTH = 45,
+    ZP_METRICS = 46,
     ZP_METHOD_END
 };
 

@@ -119,7 +119,7 @@ int zc_jobs_wait(struct zc_client *c, const char *job, struct zc_job_row **ret_r
     return rc;
 }
 
-static void tier_copy(struct zc_tier_row *to, const Zp__TierRow *from)
+void zc_tier_copy(struct zc_tier_row *to, const Zp__TierRow *from)
 {
     to->budget = from->budget;
     to->used = from->used;
@@ -152,7 +152,7 @@ static int reply_tiers(struct zc_client *c, struct zc_call *call, const Protobuf
 
     (void)fds;
     for (size_t i = 0; rc > 0 && i < r->n_rows; i++)
-        tier_copy((struct zc_tier_row *)added + i, r->rows[i]);
+        zc_tier_copy((struct zc_tier_row *)added + i, r->rows[i]);
     return rc < 0 ? rc : 0;
 }
 
@@ -278,7 +278,7 @@ static void top_head_copy(struct zc_top *to, const Zp__TopReply *r)
     gauge_copy(&to->gpu, r->gpu);
     gauge_copy(&to->gpu_line, r->gpu_line);
     for (uint32_t i = 0; i < to->ntiers; i++)
-        tier_copy(&to->tiers[i], r->tiers[i]);
+        zc_tier_copy(&to->tiers[i], r->tiers[i]);
     for (uint32_t i = 0; i < to->npaths; i++)
         top_path_copy(&to->paths[i], r->paths[i]);
     if (!r->oldest)

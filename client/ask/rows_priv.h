@@ -27,6 +27,9 @@ int zc_rows_collect(struct zc_client *c, const struct zc_method *method,
                     const ProtobufCMessage *message, uint64_t *cursor, struct zc_rows *rows,
                     size_t *ret_n);
 
+/** rows_look.c: copies a tier. */
+void zc_tier_copy(struct zc_tier_row *to, const Zp__TierRow *from);
+
 #define COPY(to, from) (void)snprintf(to, sizeof(to), "%s", from)
 
 #endif

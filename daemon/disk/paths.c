@@ -209,6 +209,13 @@ int zsd_paths_measure(struct zsd_core *core, struct zb_err *err)
 
 /* ---- open and close */
 
+const char *zsd_path_folder(const struct zsd *daemon, unsigned path)
+{
+    const struct zsd_datadir *d = path > 0 ? daemon->more[path - 1].datadir : NULL;
+
+    return path == 0 ? daemon->config.data : d ? zsd_datadir_path(d) : "";
+}
+
 void zsd_path_log(const struct zn_info *info, const char *path)
 {
     if (info->why[0])

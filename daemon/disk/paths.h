@@ -24,6 +24,9 @@ static inline struct zn_engine *zsd_path_engine(const struct zsd *daemon, unsign
     return path == 0 ? daemon->engine : daemon->more[path - 1].engine;
 }
 
+/** The directory of a data file, for people; "": it has none. */
+const char *zsd_path_folder(const struct zsd *daemon, unsigned path);
+
 /** Logs every fallback of an engine that was opened. */
 void zsd_path_log(const struct zn_info *info, const char *path);
 

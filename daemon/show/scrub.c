@@ -34,10 +34,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/map.h"
 #include "daemon/show/requests.h"
+#include "daemon/show/scans.h"
 #include "daemon/show/scrub_rows.h"
 #include "daemon/store/rowio.h"
 #include "daemon/store/store.h"
@@ -75,6 +77,7 @@ struct zsd_scrub {
     uint64_t probed_ns, probed_bytes, page_ns;
 
     uint64_t bytes, total_bytes, bad_pages;
+    uint64_t began_ns;
     uint64_t ran_ns, since_ns; /* time in RUNNING before since_ns; when state was entered */
     char *bad[BAD_MAX];
 };
@@ -100,6 +103,12 @@ static void scrub_to(struct zsd_scrub *s, enum scrub_state state)
 /* Ends the run. No page may be in progress. */
 static void scrub_over(struct zsd_scrub *s)
 {
+    if (s->state == SCRUB_DONE)
+        s->core->scans->scrubbed = (struct zsd_scrubbed){ .began_ns = s->began_ns,
+                                                          .ended_ns = zb_now_ns(),
+                                                          .unix_s = (uint64_t)time(NULL),
+                                                          .bytes = s->bytes,
+                                                          .bad_pages = s->bad_pages };
     zsd_scrub_rows_drop(&s->rows);
     zb_map_done(&s->seen);
     zb_log(s->bad_pages > 0 ? ZB_LOG_ERROR : ZB_LOG_INFO,
@@ -362,6 +371,21 @@ bool zsd_scrub_running(const struct zsd_core *core)
     return core->scrub && core->scrub->state == SCRUB_RUNNING;
 }
 
+const char *zsd_scrub_state(const struct zsd_core *core)
+{
+    static const char *const states[] = { [SCRUB_RUNNING] = "running",
+                                          [SCRUB_PAUSED] = "paused",
+                                          [SCRUB_DONE] = "done",
+                                          [SCRUB_STOPPED] = "stopped" };
+
+    return core->scrub ? states[core->scrub->state] : "idle";
+}
+
+uint64_t zsd_scrub_bad(const struct zsd_core *core)
+{
+    return core->scrub ? core->scrub->bad_pages : 0;
+}
+
 /* ---- requests */
 
 void zsd_scrub_end(struct zsd_core *core)
@@ -409,6 +433,7 @@ static int scrub_start(struct zsd_core *core, uint64_t rate, struct zb_err *err)
         return zb_fail(err, -ENOMEM, "a scrub: %m");
     core->scrub = s;
     s->core = core;
+    s->began_ns = zb_now_ns();
     s->work.run = scrub_on_work;
     s->claim = (struct zsd_claim){ .bytes = core->disk->buffer_bytes, .work = &s->work };
     zb_list_init(&s->work.node);
@@ -468,13 +493,9 @@ static int scrub_act(struct zsd_core *core, const Zp__Scrub *q, struct zb_err *e
 
 static void scrub_report(const struct zsd_scrub *s, bool names, Zp__ScrubReply *reply)
 {
-    static const char *const states[] = { [SCRUB_RUNNING] = "running",
-                                          [SCRUB_PAUSED] = "paused",
-                                          [SCRUB_DONE] = "done",
-                                          [SCRUB_STOPPED] = "stopped" };
     uint64_t elapsed_ns = scrub_elapsed_ns(s);
 
-    reply->state = zp_str(states[s->state]);
+    reply->state = zp_str(zsd_scrub_state(s->core));
     reply->bytes = s->bytes;
     reply->total_bytes = s->total_bytes;
     reply->bad_pages = s->bad_pages;

@@ -141,6 +141,13 @@ zc_top = struct("zc_top", (c_uint64, "now_ns uptime_ms"),
                 (zc_gauge, "computing compute_line buffers_used gpu gpu_line"), (zc_tier_row * 4, "tiers"),
                 (zc_top_path * 8, "paths"), (zc_top_oldest, "oldest"))
 zc_counter = struct("zc_counter", (c_uint64, "value"), (c_char * 64, "name"))
+zc_reason = struct("zc_reason", (c_uint32, "level"), (c_char * 32, "id"), (c_char * 512, "text"), (c_char * 256, "fix"))
+zc_health = struct("zc_health",
+                   (c_uint64, "uptime_ms commit_iterations commit_ago_ms commit_us scrub_ago_ms scrub_bytes "
+                              "scrub_bad_pages turn_max_us turn_p999_us"),
+                   (c_uint32, "errors clients clients_max jobs saved ntiers"), (c_bool, "committed scrubbed"),
+                   (c_char * (NAME_MAX + 1), "commit_job"), (c_char * 16, "scrub_state"),
+                   (zc_tier_row * 4, "tiers"))
 zc_message = struct("zc_message", (c_char * MESSAGE_MAX, "text"))
 zc_scrub = struct("zc_scrub", (c_char * 16, "state"),
                   (c_uint64, "bytes total_bytes bad_pages elapsed_ms eta_ms rate_bytes"))
@@ -288,6 +295,8 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_tiers_wait": (c_int, (HANDLE, P(P(zc_tier_row)), P(c_size_t))),
     "zc_stat_wait": (c_int, (HANDLE, P(P(zc_counter)), P(c_size_t))),
     "zc_top_wait": (c_int, (HANDLE, c_char_p, P(zc_top), P(P(zc_top_job)), P(c_size_t))),
+    "zc_health_wait": (c_int, (HANDLE, P(zc_health), P(P(zc_reason)), P(c_size_t))),
+    "zc_metrics_wait": (c_int, (HANDLE, c_int, P(c_char_p), P(c_size_t))),
     "zc_snapshots_wait": (c_int, (HANDLE, c_char_p, P(P(zc_snapshot_row)), P(c_size_t))),
     "zc_scrub_wait": (c_int, (HANDLE, c_int, c_uint64, P(zc_scrub), P(P(zc_message)), P(c_size_t))),
     "zc_fsck_wait": (c_int, (HANDLE, P(zc_fsck), P(P(zc_message)), P(c_size_t))),

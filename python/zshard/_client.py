@@ -1,7 +1,7 @@
 """A connection to the daemon, for looking inside."""
 
 import ctypes
-from ctypes import POINTER, byref, c_size_t
+from ctypes import POINTER, byref, c_char_p, c_size_t, string_at
 from typing import Any
 
 from . import _c
@@ -98,6 +98,23 @@ class Client:
     def tiers(self) -> list[dict[str, Any]]:
         """Host memory, NVMe, and the GPU where there is one."""
         return self.rows(self.lib.zc_tiers_wait, _c.zc_tier_row)
+
+    def health(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The state of the daemon (`errors` is 0: healthy), and the reasons for it."""
+        state = _c.zc_health()
+        rows = self.rows(self.lib.zc_health_wait, _c.zc_reason, byref(state))
+        found = plain(state)
+        found["tiers"] = [plain(state.tiers[i]) for i in range(state.ntiers)]
+        return found, rows
+
+    def metrics(self, prometheus: bool = False) -> str:
+        """The daemon's metrics in OpenMetrics' text format, or in Prometheus' own."""
+        text, n = c_char_p(), c_size_t()
+        self.check(self.lib.zc_metrics_wait(self.handle, int(prometheus), byref(text), byref(n)))
+        try:
+            return string_at(text, n.value).decode()
+        finally:
+            self.lib.zc_rows_free(text)
 
     def stat(self) -> dict[str, int]:
         """The daemon's counters by name."""

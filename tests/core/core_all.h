@@ -46,6 +46,7 @@
 #include "daemon/run/stats.h"
 #include "daemon/run/turn.h"
 #include "daemon/show/fsck.h"
+#include "daemon/show/health.h"
 #include "daemon/show/inspect.h"
 #include "daemon/show/requests.h"
 #include "daemon/show/scrub.h"

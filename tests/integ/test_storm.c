@@ -487,6 +487,7 @@ static void say_look(struct client *c)
     Zp__ListRequest l = ZP__LIST_REQUEST__INIT;
     Zp__JobsRequest j = ZP__JOBS_REQUEST__INIT;
     Zp__TopRequest t = ZP__TOP_REQUEST__INIT;
+    Zp__MetricsRequest m = ZP__METRICS_REQUEST__INIT;
     Zp__Empty e = ZP__EMPTY__INIT;
     char name[16];
 
@@ -495,8 +496,10 @@ static void say_look(struct client *c)
         name[0] = '\0'; /* all of them */
     l.job = j.job = t.job = name;
     l.cursor = j.cursor = t.cursor = chance(70) ? 0 : near(draw_id(c));
+    m.cursor = chance(50) ? 0 : draw(100);
     SEND_ONE_OF(c, { ZP_LIST, &l.base }, { ZP_JOBS, &j.base }, { ZP_TIERS, &e.base },
-                { ZP_STAT, &e.base }, { ZP_TOP, &t.base }, { ZP_PING, &e.base });
+                { ZP_STAT, &e.base }, { ZP_TOP, &t.base }, { ZP_PING, &e.base },
+                { ZP_HEALTH, &e.base }, { ZP_METRICS, &m.base });
 }
 
 static void say_share(struct client *c)
@@ -807,7 +810,8 @@ static const char *never_good(void)
         ZP_FETCH,     ZP_PUSH,        ZP_NORMS,          ZP_NOTE_PUT, ZP_STEP,
         ZP_SKIP,      ZP_JOB_CLOSE,   ZP_COMMIT,         ZP_SNAPSHOT, ZP_CLONE,
         ZP_FSCK,      ZP_DF,          ZP_READER_OPEN,    ZP_SCRUB,    ZP_TOP,
-        ZP_JOB_SHARE, ZP_STEP_BEGIN,  ZP_JOB_DESTROY,    ZP_TIER_SET
+        ZP_JOB_SHARE, ZP_STEP_BEGIN,  ZP_JOB_DESTROY,    ZP_TIER_SET, ZP_HEALTH,
+        ZP_METRICS
     };
 
     for (size_t i = 0; i < ZB_COUNT(reached); i++)

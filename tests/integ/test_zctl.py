@@ -66,7 +66,7 @@ def no_daemon():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "s")
         for words in (["ls"], ["jobs"], ["tiers"], ["stat"], ["ping"], ["destroy", "job"],
-                      ["snapshots"], ["scrub"], ["fsck"], ["df"]):
+                      ["snapshots"], ["scrub"], ["fsck"], ["df"], ["status"]):
             for how in ([], ["-o", "json"]):
                 refused(zctl(path, *how, *words), 3, path, "Is zshardd running?")
         with socket.socket(socket.AF_UNIX) as dead: # a socket without a listener

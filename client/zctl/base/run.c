@@ -37,6 +37,15 @@ int zctl_failed(struct zctl *z, int rc)
     return zb_fail(&z->err, rc, "%s", *why ? why : zc_strerror(rc));
 }
 
+int zctl_failed_new(struct zctl *z, int rc)
+{
+    if (rc != -ENOSYS)
+        return zctl_failed(z, rc);
+    return zb_fail(&z->err, rc,
+                   "%s is older than this zctl and does not know the request: update it",
+                   zc_server(z->client)->server);
+}
+
 int zctl_connect(struct zctl *z)
 {
     const struct zc_options options = { .socket = z->socket, .program = "zctl" };

@@ -19,8 +19,9 @@
 
 #define ZCTL_SCHEMA 2 /* of the JSON output; grows when a key changes its meaning or is removed */
 /* Exit statuses in addition to the library's. */
-#define ZCTL_EXIT_NO_FIT 7 /* a plan that does not fit */
-#define ZCTL_EXIT_KEEPS  8 /* destroy, without --force, of a job that has commits or snapshots */
+#define ZCTL_EXIT_NO_FIT   7 /* a plan that does not fit */
+#define ZCTL_EXIT_KEEPS    8 /* destroy, without --force, of a job that has commits or snapshots */
+#define ZCTL_EXIT_DEGRADED 8 /* status of a daemon that is not healthy */
 
 struct zctl;
 
@@ -64,6 +65,8 @@ int zctl_saved(struct zctl *z, const char *word, struct zctl_saved *ret);
 int zctl_connect(struct zctl *z);
 /** Records the library's message for a call that failed with rc, and returns rc; 0 stays 0. */
 int zctl_failed(struct zctl *z, int rc);
+/** The same for a request that older daemons do not know. */
+int zctl_failed_new(struct zctl *z, int rc);
 
 /* ---- print.c: rows of structs, as a table for people or JSON for programs */
 

@@ -53,8 +53,8 @@ static void help_all(const struct zctl *z)
     (void)fputs("\n"
                 "Exit status: 0; 2 usage; 3 the daemon is not there or was lost; 4 refused (does\n"
                 "not fit, not allowed, not found); 6 stored bytes are corrupt; 7 a plan that does\n"
-                "not fit; 8 a job that saved something, and is destroyed without --force; 1\n"
-                "anything else.\n",
+                "not fit; 8 a job that saved something, and is destroyed without --force,\n"
+                "or the status of a daemon that is not healthy; 1 anything else.\n",
                 z->out);
 }
 

@@ -712,6 +712,9 @@ static int every_method_of_saved(struct session *x)
     struct zc_scrub scrub;
     struct zc_fsck fsck;
     struct zc_df df;
+    struct zc_health health;
+    struct zc_reason *reasons = NULL;
+    char *text = NULL;
     size_t n;
     int rc;
 
@@ -729,8 +732,11 @@ static int every_method_of_saved(struct session *x)
     if ((rc = zc_reader_read_wait(x->c, FAKE_READER, 0, ZC_PARAM, 0, 1, reader.staging)) < 0 ||
         (rc = zc_reader_close_wait(x->c, FAKE_READER)) < 0 ||
         (rc = zc_scrub_wait(x->c, ZC_SCRUB_STATUS, 0, &scrub, &messages, &n)) < 0 ||
-        (rc = zc_fsck_wait(x->c, &fsck, &messages, &n)) < 0)
+        (rc = zc_fsck_wait(x->c, &fsck, &messages, &n)) < 0 ||
+        (rc = zc_health_wait(x->c, &health, &reasons, &n)) < 0 ||
+        (rc = zc_metrics_wait(x->c, ZC_OPENMETRICS, &text, &n)) < 0)
         return rc;
+    zc_rows_free(text);
     return zc_df_wait(x->c, &df, &df_rows, &n);
 }
 

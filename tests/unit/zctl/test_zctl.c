@@ -196,7 +196,8 @@ static void completion_is_of_the_rows(void **state)
     assert_completes(s.out, "help ''", want);
     assert_completes(s.out, "pi", "ping\n");
     assert_completes(s.out, "-o j", "json\n");
-    assert_completes(s.out, "-o json st", "stat\n");
+    assert_completes(s.out, "-o json st", "stat status\n");
+    assert_completes(s.out, "metrics --f", "--format\n");
     assert_completes(s.out, "completion b", "bash\n");
     assert_completes(s.out, "scrub st", "status start stop\n");
     assert_completes(s.out, "scrub -", "--rate\n");
