@@ -204,6 +204,7 @@ static uint64_t scrub(struct zc_client *c)
 /* A scrub finds bad pages; a later one that finds none ends that. */
 static void bad_pages(void **state)
 {
+    char text[16384];
     struct zi_daemon d = { 0 };
     struct zi_rank r;
 
@@ -217,6 +218,8 @@ static void bad_pages(void **state)
     assert_true(scrub(r.c) > 0);
     assert_true(zi_counter(r.c, "pages_corrupt") > 0);
     assert_status(&d, 8, "pages-bad", "error");
+    assert_int_equal(status_of(&d, text, sizeof(text)), 8);
+    assert_non_null(strstr(text, "the scrub that ended"));
     flip_all(&d);
     assert_int_equal(scrub(r.c), 0);
     assert_status(&d, 0, NULL, NULL);
