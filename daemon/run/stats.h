@@ -53,7 +53,7 @@
     X(write_holds)     /* pauses of page writes, for the catalog */ \
     X(write_hold_us)   /* their total length */                     \
     X(commits)         /* of jobs, prepared ones too */             \
-    X(commits_failed)  /* that a rank asked for, or an end */       \
+    X(commits_failed)  /* refusals of wrong requests excluded */    \
     X(catalog_changes) /* made durable */                           \
     X(catalog_failed)  /* the catalog or a slot was not written */
 
