@@ -2,7 +2,7 @@
  * reasons.h - the rules by which the daemon is healthy or degraded.
  *
  * MODEL. Facts are numbers and messages, which health.c collects. Each rule looks at some of them
- * and yields a reason: nothing, an advice or an error. An error makes the daemon degraded; an
+ * and yields a reason: nothing, advice or an error. An error makes the daemon degraded;
  * advice never does. Facts that are all zero are those of a healthy daemon. Pure functions.
  *
  * A reason's id is part of the interface: programs and alerts compare it. docs/reference/health.md
@@ -17,7 +17,7 @@
 #include "base/err.h"
 #include "nvme/zn.h"
 
-/** An error of a drive lasts so long, then it is an advice. */
+/** An error of a drive lasts so long, then it is advice. */
 #define ZSD_DRIVE_ERROR_NS UINT64_C(3600000000000)
 /** Free space of the data directory's file system, in which the catalog grows. */
 #define ZSD_FILESYSTEM_ERROR     (64 * ZB_MIB)

@@ -45,8 +45,8 @@ static const char *const *options_plain(void)
 
 /* ---- status */
 
-/* What zctl status prints (-o json, in one line's words), and its exit status. */
-static int status_of(const struct zi_daemon *d, char *text, size_t size)
+/* What zctl status prints, with the options `how`, and its exit status. */
+static int status_as(const struct zi_daemon *d, const char *how, char *text, size_t size)
 {
     const char *build = getenv("ZSHARD_BUILD");
     char command[256];
@@ -54,8 +54,8 @@ static int status_of(const struct zi_daemon *d, char *text, size_t size)
     size_t n;
     int status;
 
-    (void)snprintf(command, sizeof(command), "%s/bin/zctl -s %s -o json status 2>&1",
-                   build ? build : "build", d->socket);
+    (void)snprintf(command, sizeof(command), "%s/bin/zctl -s %s %s status 2>&1",
+                   build ? build : "build", d->socket, how);
     out = popen(command, "r"); /* NOLINT(cert-env33-c): no text from outside */
     assert_non_null(out);
     n = fread(text, 1, size - 1, out);
@@ -63,6 +63,11 @@ static int status_of(const struct zi_daemon *d, char *text, size_t size)
     status = pclose(out);
     assert_true(WIFEXITED(status));
     return WEXITSTATUS(status);
+}
+
+static int status_of(const struct zi_daemon *d, char *text, size_t size)
+{
+    return status_as(d, "-o json", text, size);
 }
 
 /* Whether a reason with this id and level is in the text. */
@@ -256,6 +261,7 @@ static void few_descriptors(void **state)
 {
     struct zi_daemon d = { 0 };
     struct zc_client *clients[40];
+    char text[16384];
     unsigned n = 0;
 
     (void)state;
@@ -264,6 +270,10 @@ static void few_descriptors(void **state)
         clients[n++] = zi_client(&d);
     limit(&d, RLIMIT_NOFILE, zi_files(&d) + 3); /* zctl's connection, and /proc/self/fd */
     assert_status(&d, 8, "descriptors-low", "error");
+    assert_int_equal(status_as(&d, "", text, sizeof(text)), 8); /* for people */
+    assert_true(strncmp(text, "degraded: 1 error", 17) == 0);
+    assert_non_null(strstr(text, "\n  error   descriptors-low: "));
+    assert_non_null(strstr(text, "\n  to do   raise LimitNOFILE"));
     limit(&d, RLIMIT_NOFILE, UINT64_MAX);
     assert_status(&d, 0, NULL, NULL);
     while (n > 0)
@@ -271,8 +281,8 @@ static void few_descriptors(void **state)
     zi_stop(&d);
 }
 
-/* Advices do not make it degraded. */
-static void advices(void **state)
+/* Advice does not make it degraded. */
+static void advice(void **state)
 {
     static const uint8_t garbage[] = { 0x0f };
     uint8_t frame[ZP_HEADER_BYTES + sizeof(garbage)];
@@ -359,7 +369,7 @@ int main(void)
         cmocka_unit_test_teardown(bad_pages, zi_teardown),
         cmocka_unit_test_teardown(gpu_lost, zi_teardown),
         cmocka_unit_test_teardown(few_descriptors, zi_teardown),
-        cmocka_unit_test_teardown(advices, zi_teardown),
+        cmocka_unit_test_teardown(advice, zi_teardown),
     };
 
     (void)signal(SIGXFSZ, SIG_IGN); /* for the daemons, too: a write beyond the limit fails */

@@ -1,7 +1,7 @@
 /*
  * status.c - status: whether the daemon is healthy, why not, and what to do.
  *
- * An error makes the daemon degraded, and the exit status ZCTL_EXIT_DEGRADED. An advice does not.
+ * An error makes the daemon degraded, and the exit status ZCTL_EXIT_DEGRADED. Advice does not.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -60,15 +60,13 @@ static struct span span(uint64_t us)
 
 static void verdict_print(FILE *out, const struct zc_health *h, size_t n)
 {
-    size_t advices = n - h->errors;
+    bool advice = n > h->errors;
 
-    (void)fputs(h->errors > 0 ? "degraded" : "healthy", out);
     if (h->errors > 0)
-        (void)fprintf(out, ": %u error%s", h->errors, h->errors > 1 ? "s" : "");
-    if (advices > 0)
-        (void)fprintf(out, "%s %zu advice%s", h->errors > 0 ? "," : ":", advices,
-                      advices > 1 ? "s" : "");
-    (void)fputc('\n', out);
+        (void)fprintf(out, "degraded: %u error%s%s\n", h->errors, h->errors > 1 ? "s" : "",
+                      advice ? ", and advice" : "");
+    else
+        (void)fprintf(out, "healthy%s\n", advice ? ", with advice" : "");
 }
 
 static void reason_print(FILE *out, const struct zc_reason *r)
