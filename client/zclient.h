@@ -98,13 +98,16 @@ typedef void zc_done_fn(void *arg, int rc);
 
 /** How to connect. All fields may be 0. */
 struct zc_options {
-    /* path; NULL: $ZSHARD_SOCKET, else $XDG_RUNTIME_DIR/zshard.sock, else the system's
-     * /run/zshard/zshard.sock */
+    /* path; NULL: $ZSHARD_SOCKET, else the first of $XDG_RUNTIME_DIR/zshard.sock and
+     * /run/zshard/zshard.sock (the service's) at which a daemon answers */
     const char *socket;
     /* name of the program, shown by zctl and the daemon's log; NULL: "libzclient" */
     const char *program;
-    uint32_t connect_timeout_ms; /* 0: 5000 */
-    uint32_t quiet_timeout_ms;   /* for the blocking forms: see TIMEOUTS; 0: 30000 */
+    /* limits zc_open(), which waits for a daemon that is about to start; 0: fail at once if no
+     * daemon answers, and wait up to 5000 ms for a busy one */
+    uint32_t connect_timeout_ms;
+    uint32_t quiet_timeout_ms; /* for the blocking forms: see TIMEOUTS; 0: 30000 */
+    bool no_wait;              /* fail at once if no daemon answers, whatever the timeout */
 };
 
 /** Describes the daemon, as it reported itself at connect. */
@@ -121,7 +124,7 @@ struct zc_server {
  * Connects to the daemon and exchanges versions. Blocks up to the timeout.
  *
  * @param options  may be NULL; need not outlive the call
- * @return 0; -ENOTCONN no daemon answers there; -ETIMEDOUT it did not answer in time; -EPERM not
+ * @return 0; -ENOTCONN no daemon answers: the message names each path that was tried; -ETIMEDOUT it did not answer in time; -EPERM not
  *         allowed to connect; -EPROTO no protocol version in common; -EUSERS the daemon serves its
  *         maximum of clients; -EMFILE; -EINVAL the path cannot be a socket's. On failure *ret is a
  *         closed handle that holds only the error message (zc_close() it), or NULL if there was no

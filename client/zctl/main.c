@@ -33,7 +33,8 @@ static const struct zctl_cmd *line_command(const struct zctl *z, int argc, char 
 {
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "-s") == 0 || strcmp(argv[i], "-o") == 0 ||
-            strcmp(argv[i], "--socket") == 0 || strcmp(argv[i], "--output") == 0)
+            strcmp(argv[i], "--socket") == 0 || strcmp(argv[i], "--output") == 0 ||
+            strcmp(argv[i], "--wait") == 0)
             i++;
         else if (zctl_command(z, argv[i]))
             return zctl_command(z, argv[i]);
@@ -58,6 +59,7 @@ static int line_read(struct zctl *z, const struct zctl_cmd *cmd, int argc, char 
     rc = zb_opt_parse(tables, ZB_COUNT(tables), argc, argv, ret_words, &z->err);
     z->opts = tables[1];
     z->socket = globals->socket;
+    z->wait_ms = (uint32_t)globals->wait_ms;
     z->json = globals->json || globals->as_json;
     return rc;
 }

@@ -56,7 +56,8 @@ def struct(name: str, *fields: tuple[Any, str]) -> Any:
 # ---- zclient.h
 
 zc_options = struct("zc_options", (c_char_p, "socket program"),
-                    (c_uint32, "connect_timeout_ms quiet_timeout_ms"))
+                    (c_uint32, "connect_timeout_ms quiet_timeout_ms"),
+                    (c_bool, "no_wait"))
 zc_server = struct("zc_server", (c_uint32, "version page_elems block_elems shards_max"),
                    (c_uint8 * 16, "instance"), (c_uint64, "pid"), (c_char * 64, "server"))
 zc_event = struct("zc_event", (c_int, "kind"), (c_uint64, "job"), (c_uint32, "rank"), (c_int, "code"),

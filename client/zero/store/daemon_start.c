@@ -21,6 +21,7 @@ int zcz_daemon_open(struct zcz_store *s)
         .socket = s->z->options.socket,
         .program = "zero",
         .connect_timeout_ms = (uint32_t)zb_min_u64(s->z->timeout_ms, CONNECT_MS_MAX),
+        .no_wait = true,
     };
     int rc = zc_open(&d->c, &options);
 
