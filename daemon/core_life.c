@@ -5,6 +5,7 @@
 #include "daemon/core_life.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -186,6 +187,21 @@ void zsd_core_last(struct zsd *daemon)
 
         zsd_step_give_up(job, &why);
         zsd_commit_last(job);
+    }
+}
+
+void zsd_core_ending_text(const struct zsd *daemon, char *ret, size_t size)
+{
+    size_t len = (size_t)snprintf(ret, size, "operations in progress: %u", zsd_core_busy(daemon));
+
+    zb_list_each(pos, &daemon->core->jobs->list)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+        uint32_t saved = zsd_commit_progress(job);
+
+        if (job->commit && len < size)
+            len += (size_t)snprintf(ret + len, size - len, "; job '%s': %u of %u shards saved",
+                                    job->name, saved, job->nshards);
     }
 }
 

@@ -34,6 +34,8 @@ void zsd_core_drain(struct zsd *daemon);
 /** Call when no operation is in progress: cancels waiting steps, and commits the newest steps of
  * durable jobs. */
 void zsd_core_last(struct zsd *daemon);
+/** What an orderly end waits for, in a few words: at most `size` bytes with the terminating 0. */
+void zsd_core_ending_text(const struct zsd *daemon, char *ret, size_t size);
 /** Ends every job before the connections close: its ranks are told that the daemon ends. Otherwise
  * they would consider each other dead. */
 void zsd_core_farewell(struct zsd *daemon);

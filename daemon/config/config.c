@@ -136,6 +136,10 @@ static const struct zb_opt options[] = {
     { "timeout-ms", ZB_OPT_COUNT, AT(timeout_ms), .arg = "MS", .def = "60000",
       .min = 1, .max = 86400000,
       .help = "Deadline in milliseconds of requests that set none." },
+    { "stop-timeout", ZB_OPT_COUNT, AT(stop_timeout_s), .arg = "SECONDS", .def = "none",
+      .min = 1, .max = 86400, .word = "none", .word_value = 0,
+      .help = "How long the daemon may take to stop; then it exits with status 1, and steps since "
+              "the last commit are lost. none: as long as operations finish." },
     { "hello-ms", ZB_OPT_COUNT, AT(hello_ms), .arg = "MS", .def = "10000",
       .min = 1, .max = 86400000,
       .help = "A client that does not send its hello within this many milliseconds is "

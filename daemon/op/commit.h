@@ -22,6 +22,8 @@ bool zsd_commit_has(const struct zsd_job *job);
 /** The row that a commit of the job is building, or NULL. It holds the places of its first
  * *ret_pages pages. */
 const struct zsd_row *zsd_commit_row(const struct zsd_job *job, uint32_t *ret_pages);
+/** Number of shards that a commit in progress has saved. */
+uint32_t zsd_commit_progress(const struct zsd_job *job);
 /** Call when the daemon ends: commits the steps that the job has made since its last commit. */
 void zsd_commit_last(struct zsd_job *job);
 

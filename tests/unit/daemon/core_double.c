@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/core_life.h"
@@ -110,6 +111,12 @@ bool zsd_core_ticks(const struct zsd *daemon)
 void zsd_core_last(struct zsd *daemon)
 {
     (void)daemon;
+}
+
+void zsd_core_ending_text(const struct zsd *daemon, char *ret, size_t size)
+{
+    (void)daemon;
+    (void)snprintf(ret, size, "busy with %u", core_double.busy);
 }
 
 void zsd_core_farewell(struct zsd *daemon)
