@@ -198,6 +198,9 @@ enum zc_event_kind {
     ZC_EVENT_PEER_LOST = 100,
     /* the job cannot continue, or cannot continue with this rank: see code */
     ZC_EVENT_JOB_FAILED = 101,
+    /* the daemon is about to restart, and waits for this rank (zc_job_options.returns): finish the
+     * step, close the job, and attach again. code: -ECONNRESET. No call ends */
+    ZC_EVENT_RESTART = 102,
 };
 
 /** An event; valid during the callback, as is text. */
@@ -257,8 +260,13 @@ struct zc_job_options {
     /* with attach: disconnect attached processes, and begin a new epoch */
     bool takeover;
     /* with attach: the epoch that this rank joins (zc_job.epoch of the rank that began it); 0: the
-     * current one */
+     * current one. With takeover: the newest epoch that may be taken over; 0: any. A rank that was
+     * attached in that epoch so makes sure that no other run has taken the job over (-ESTALE) */
     uint64_t epoch;
+    /* the rank attaches again when the daemon was restarted. So a daemon that is stopped sends
+     * ZC_EVENT_RESTART, and waits for the rank to close the job. Only if all ranks of a durable job
+     * on this node set it */
+    bool returns;
     /* share of drives and compute threads, relative to other jobs: 1 to 10000; 0: 100. An existing
      * job keeps its own */
     uint32_t share;

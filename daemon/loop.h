@@ -31,8 +31,9 @@ void zsd_loop_free(struct zsd *daemon);
 
 /** How long an orderly end may take. */
 struct zsd_patience {
+    uint64_t wait_ms;  /* for ranks that attach again after a restart; before the others */
     uint64_t stall_ms; /* without any operation that finishes */
-    uint64_t limit_ms; /* in all; 0: no limit */
+    uint64_t limit_ms; /* in all, without wait_ms; 0: no limit */
 };
 
 /**

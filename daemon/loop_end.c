@@ -2,7 +2,8 @@
  * loop_end.c - the orderly end: from the first signal until the loop stops.
  *
  *     first signal    (or an embedded daemon is unused, loop_linger.c) no more clients are
- *                     accepted, and the core drains, which is checked every END_STEP_MS
+ *                     accepted. Ranks that attach again after a restart are told
+ *     these have left, or wait_ms has passed: the core drains, which is checked every END_STEP_MS
  *     nothing busy    durable jobs commit their newest step, and the ranks of every job are
  *                     notified; then clients that read slowly have ZSD_SEND_MS for their answers
  *     nothing unsent, the end of patience, or a second signal: the loop stops
@@ -91,13 +92,33 @@ static bool end_too_long(struct zsd *daemon, uint64_t now)
            (e->patience.limit_ms > 0 && now >= e->begun_ns + e->patience.limit_ms * NS_PER_MS);
 }
 
+/* The first stage: false while ranks that attach again are waited for. */
+static bool end_drains(struct zsd *daemon, uint64_t now)
+{
+    struct zsd_ending *e = &daemon->loop->ending;
+
+    if (e->drains)
+        return true;
+    if (zsd_core_waits(daemon) && now < e->begun_ns + e->patience.wait_ms * NS_PER_MS) {
+        end_report(daemon, zsd_core_busy(daemon), now);
+        return false;
+    }
+    e->drains = true;
+    e->begun_ns = e->seen_ns = now;
+    zsd_core_drain(daemon);
+    return true;
+}
+
 static void end_on_timer(uv_timer_t *timer)
 {
     struct zsd *daemon = timer->data;
     struct zsd_ending *e = &daemon->loop->ending;
     uint64_t now = zb_now_ns();
-    unsigned busy = zsd_core_busy(daemon);
+    unsigned busy;
 
+    if (!end_drains(daemon, now))
+        return;
+    busy = zsd_core_busy(daemon);
     if (busy == 0 && !e->told) {
         e->told = true;
         zsd_core_last(daemon);
@@ -125,7 +146,7 @@ void zsd_loop_end(struct zsd *daemon)
     e->log_ns = e->begun_ns + END_LOG_S * NS_PER_S;
     end_notify("STOPPING=1");
     zsd_server_drain(daemon);
-    zsd_core_drain(daemon);
+    zsd_core_leave(daemon);
     (void)uv_timer_start(&e->timer, end_on_timer, 0, END_STEP_MS);
 }
 

@@ -25,6 +25,7 @@ struct zsd_ending {
     uv_timer_t timer;
     struct zsd_patience patience;
     bool begun;
+    bool drains; /* no rank is waited for any more */
     bool told;   /* the ranks of every job were notified */
     bool forced; /* operations were still in progress */
     uint64_t begun_ns;

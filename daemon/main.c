@@ -67,7 +67,8 @@ static int status_of_start(int rc)
 static int serve(struct zsd *daemon, struct zb_err *err)
 {
     bool embedded = daemon->config.embedded;
-    const struct zsd_patience patience = { .stall_ms = STALL_MS,
+    const struct zsd_patience patience = { .wait_ms = daemon->config.restart_wait_s * MS_PER_S,
+                                           .stall_ms = STALL_MS,
                                            .limit_ms = daemon->config.stop_timeout_s * MS_PER_S };
     int rc = zsd_startup(daemon, err), status = EXIT_FAILED;
 

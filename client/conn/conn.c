@@ -148,7 +148,7 @@ static int conn_event(struct zc_client *c, const struct zp_frame *frame, const u
     struct zc_event event;
     unsigned ran;
 
-    if (frame->method != ZP_EVENT_PEER_LOST && frame->method != ZP_EVENT_JOB_FAILED)
+    if (frame->method < ZP_EVENT_PEER_LOST || frame->method > ZP_EVENT_RESTART)
         return 0; /* from a newer daemon */
     if (zp_decode(c->arena, &zp__job_event__descriptor, body, frame->body_bytes, &m, err) < 0)
         return -EPROTO;
@@ -163,7 +163,7 @@ static int conn_event(struct zc_client *c, const struct zp_frame *frame, const u
                                .code = why.code,
                                .text = why.text };
     ran = conn_run_event(c, &event);
-    if (event.job == c->job && c->job != 0)
+    if (event.job == c->job && c->job != 0 && event.kind != ZC_EVENT_RESTART)
         ran += zc_calls_end(c, true, &why);
     return (int)ran;
 }

@@ -136,9 +136,13 @@ static const struct zb_opt options[] = {
     { "timeout-ms", ZB_OPT_COUNT, AT(timeout_ms), .arg = "MS", .def = "60000",
       .min = 1, .max = 86400000,
       .help = "Deadline in milliseconds of requests that set none." },
+    { "restart-wait", ZB_OPT_COUNT, AT(restart_wait_s), .arg = "SECONDS", .def = "600",
+      .min = 0, .max = 86400,
+      .help = "How long a stop waits for ranks that attach again after a restart, until they have "
+              "finished their step." },
     { "stop-timeout", ZB_OPT_COUNT, AT(stop_timeout_s), .arg = "SECONDS", .def = "none",
       .min = 1, .max = 86400, .word = "none", .word_value = 0,
-      .help = "How long the daemon may take to stop; then it exits with status 1, and steps since "
+      .help = "How long the daemon may then take to stop; after that it exits with status 1, and steps since "
               "the last commit are lost. none: as long as operations finish." },
     { "hello-ms", ZB_OPT_COUNT, AT(hello_ms), .arg = "MS", .def = "10000",
       .min = 1, .max = 86400000,

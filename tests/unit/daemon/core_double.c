@@ -127,6 +127,18 @@ void zsd_core_farewell(struct zsd *daemon)
     core_answer_all(5);
 }
 
+void zsd_core_leave(struct zsd *daemon)
+{
+    (void)daemon;
+    core_double.leaving = true;
+}
+
+bool zsd_core_waits(const struct zsd *daemon)
+{
+    (void)daemon;
+    return core_double.waits;
+}
+
 void zsd_core_drain(struct zsd *daemon)
 {
     (void)daemon;

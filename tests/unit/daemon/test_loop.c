@@ -305,6 +305,45 @@ static void more_time_is_asked_for(void **state)
     assert_int_equal(unlink(a.sun_path), 0);
 }
 
+/* ---- ranks that attach again */
+
+static void all_have_left(uv_timer_t *t)
+{
+    (void)t;
+    assert_true(core_double.leaving);
+    assert_false(core_double.draining); /* steps are still made */
+    core_double.waits = false;
+}
+
+/** They are told, and the core drains when they have left; or when they take too long. */
+static void ranks_that_return(void **state)
+{
+    static const struct {
+        uint64_t wait_ms, least_ms;
+        uv_timer_cb later;
+    } rows[] = { { 60000, 150, all_have_left }, { 200, 200, NULL } };
+
+    for (size_t i = 0; i < ZB_COUNT(rows); i++) {
+        const struct zsd_patience patience = { .wait_ms = rows[i].wait_ms, .stall_ms = 60000 };
+        uint64_t begin = now_ms();
+        struct zb_err err = { 0 };
+
+        if (i > 0)
+            (void)sf_setup(state);
+        core_double.waits = true;
+        assert_int_equal(zsd_loop_end_on_signals(&x.daemon, &patience, &err), 0);
+        assert_int_equal(raise(SIGTERM), 0);
+        if (rows[i].later)
+            later(150, rows[i].later);
+        assert_true(zsd_loop_run(&x.daemon));
+        assert_true(now_ms() - begin >= rows[i].least_ms);
+        assert_true(now_ms() - begin < 2000);
+        assert_true(core_double.draining);
+        if (i + 1 < ZB_COUNT(rows))
+            (void)sf_teardown(state);
+    }
+}
+
 /* ---- an unused daemon */
 
 static int used_fd;
@@ -419,14 +458,23 @@ static void tasks_come_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(nothing_in_progress),    TEST(an_operation_in_progress),
-        TEST(the_farewell),           TEST(an_operation_that_never_ends),
-        TEST(a_second_signal),        TEST(a_client_that_never_reads),
-        TEST(a_short_time_for_all),   TEST(the_manager_is_told),
-        TEST(slow_but_moving),        TEST(moving_for_too_long),
-        TEST(more_time_is_asked_for), TEST(unused),
-        TEST(unused_for_a_second),    TEST(unused_with_a_kept_job),
-        TEST(unused_and_busy),        TEST(tasks_come_back),
+        TEST(nothing_in_progress),
+        TEST(an_operation_in_progress),
+        TEST(the_farewell),
+        TEST(an_operation_that_never_ends),
+        TEST(a_second_signal),
+        TEST(a_client_that_never_reads),
+        TEST(a_short_time_for_all),
+        TEST(the_manager_is_told),
+        TEST(ranks_that_return),
+        TEST(slow_but_moving),
+        TEST(moving_for_too_long),
+        TEST(more_time_is_asked_for),
+        TEST(unused),
+        TEST(unused_for_a_second),
+        TEST(unused_with_a_kept_job),
+        TEST(unused_and_busy),
+        TEST(tasks_come_back),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
