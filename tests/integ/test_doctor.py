@@ -21,7 +21,8 @@ from harness import PATIENCE, SANITIZED, Daemon, check, main, program
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 ME = os.geteuid()
-ALICE = ME + 1000  # the session's user; the daemon's owns the files of the tree, as this process does
+SHARD = ME or 990  # the daemon's user: not root, for whom every mode is right
+ALICE = ME + 1000  # the session's
 UNIT = "/usr/lib/systemd/system/zshardd.service"
 DROP = "/etc/systemd/system/zshardd.service.d/gpu.conf"
 CONF = "/etc/zshard/zshardd.conf"
@@ -47,7 +48,7 @@ class Machine:
         self.probes = {"config": "ok", "uring": "ok", "data": f"{1 << 40} direct", "build": "13.0",
                        "driver": LIBS + "libcuda.so.580.95.05", "plugin": "/usr/lib/zshard/zk_cuda.so",
                        "cublaslt": LIBS + "libcublasLt.so.13", "nccl": LIBS + "libnccl.so.2", "gpus": 2 * GPU}
-        self.users = {"root": 0, "zshard": ME, "alice": ALICE}
+        self.users = {"root": 0, "zshard": SHARD, "alice": ALICE}
         self.groups = {"zshard": (990, "alice"), "alice": (ALICE, "")}
         self.session = [ALICE, 990]
         self.mount = "259:6 / /mnt/nvme rw,noatime shared:1 - xfs /dev/nvme1n1p6"
@@ -77,7 +78,7 @@ class Machine:
         for device in ("nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm"):
             self.put("/dev/" + device, "")
             os.chmod(self.path("/dev/" + device), 0o666)
-        self.folder(DATA, 0o700)
+        self.folder(DATA, 0o700, SHARD)
         self.folder("/run/zshard")
         self.folder("/var/tmp", 0o1777)
         self.put(UNIT, unit())
@@ -85,9 +86,10 @@ class Machine:
     def path(self, name):
         return self.root + name
 
-    def folder(self, name, mode=0o755):
+    def folder(self, name, mode=0o755, owner=ME):
         os.makedirs(self.path(name), exist_ok=True)
         os.chmod(self.path(name), mode)
+        os.chown(self.path(name), owner, -1)
 
     def put(self, name, text):
         os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
@@ -111,9 +113,9 @@ class Machine:
         self.put("/proc/self/status", f"Name:\tzctl\nUid:\t{ALICE}\t{ALICE}\t{ALICE}\t{ALICE}\n"
                  f"Gid:\t{ALICE}\t{ALICE}\t{ALICE}\t{ALICE}\nGroups:\t{' '.join(map(str, self.session))} \n"
                  f"Cpus_allowed_list:\t{self.cpus}\nMems_allowed_list:\t{self.mems}\n")
-        self.put("/proc/self/mountinfo", "1 0 259:1 / / rw - ext4 /dev/nvme0n1p1 rw\n"
-                 "9 1 0:5 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
-                 f"7 1 {self.mount} rw\n")
+        self.put("/proc/self/mountinfo", f"7 1 {self.mount} rw\n"
+                 "1 0 259:1 / / rw - ext4 /dev/nvme0n1p1 rw\n"
+                 "9 1 0:5 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
         self.put("/probes", "".join(f'{k} = "{v}"\n' for k, v in self.probes.items()))
 
     def doctor(self):
@@ -200,9 +202,15 @@ FAULTS = [
     ("no such file", member(words=["--config", "/none"], conf=None), "config", "failed", "/none", "--config"),
     ("zshardd rejects it", probe(config="!zshardd.conf:3: io: is no word"), "config", "failed", ":3: io", "Correct"),
     ("no user zshard", lambda m: m.users.pop("zshard"), "user", "failed", "'zshard'", "systemd-sysusers"),
-    ("a directory of another user", lambda m: m.users.update(zshard=ME + 77), "data-directory", "failed", DATA,
+    ("a directory of another user", lambda m: m.users.update(zshard=SHARD + 77), "data-directory", "failed", DATA,
      f"chown zshard '{DATA}'"),
-    ("others may write to it", lambda m: m.folder(DATA, 0o777), "data-directory", "failed", "mode 0777", "chmod go-w"),
+    ("others may write to it", lambda m: m.folder(DATA, 0o777, SHARD), "data-directory", "failed", "mode 0777",
+     "chmod go-w"),
+    ("its user may not write to it", lambda m: m.folder(DATA, 0o550, SHARD), "data-directory", "failed",
+     "user 'zshard' may not write", "chown zshard"),
+    ("its user may not make it", both(lambda m: m.folder("/srv", 0o555), conf(data='"/srv/zshard"'),
+                                      drop("ReadWritePaths=/srv")), "data-directory", "failed", "may not make it",
+     "install -d"),
     ("no directory above it", both(conf(data='"/mnt/nvme/a/b"'), drop("ReadWritePaths=/mnt/nvme")), "data-directory",
      "failed", "does not exist", "install -d -m 0700 -o zshard"),
     ("a file in its place", both(conf(data='"/mnt/nvme/file"'), drop("ReadWritePaths=/mnt/nvme"),
@@ -219,7 +227,7 @@ FAULTS = [
     ("btrfs", mount("xfs", "btrfs"), "file-system", "advice", "btrfs", "ext4 or xfs"),
     ("a full drive", probe(data=f"{10 << 30} direct"), "space", "failed", "256 GiB", "nvme_bytes"),
     ("two files on one drive", both(conf(paths='{"/mnt/nvme/b"}'), drop("ReadWritePaths=/mnt/nvme/b"),
-                                    lambda m: m.folder("/mnt/nvme/b", 0o700),
+                                    lambda m: m.folder("/mnt/nvme/b", 0o700, SHARD),
                                     probe(data=2 * f"{400 << 30} direct\n")), "space", "failed", "512 GiB", "paths"),
     ("a full drive, auto", both(conf(nvme_bytes="auto"), probe(data="4096 direct")), "space", "failed", "full",
      "another drive"),
@@ -259,6 +267,8 @@ FAULTS = [
     ("few files", drop("LimitNOFILE=1024"), "nofile", "advice", "1024", "LimitNOFILE"),
     ("no files", drop("LimitNOFILE=1:32"), "nofile", "failed", "32 files", "LimitNOFILE"),
     ("io_uring off", put("/proc/sys/kernel/io_uring_disabled", "2\n"), "io-uring", "advice", "io_uring_disabled is 2",
+     "sysctl kernel.io_uring_disabled=0"),
+    ("io_uring for a group", put("/proc/sys/kernel/io_uring_disabled", "1\n"), "io-uring", "advice", "io_uring_group",
      "sysctl kernel.io_uring_disabled=0"),
     ("io_uring forbidden", both(conf(io="uring"), probe(uring="!Operation not permitted")), "io-uring", "failed",
      "Operation not permitted", "seccomp"),
@@ -313,6 +323,9 @@ FAULTS = [
      "failed", "'alice' is not in group", "usermod -aG zshard alice"),
     ("an old session", member(session=[ALICE]), "group-session", "failed", "began before", "Log in again"),
     ("a dead socket", stale, "socket-stale", "advice", "/run/zshard/zshard.sock", "journalctl"),
+    ("a dead socket in a folder of others", both(stale, lambda m: m.remove(UNIT), conf(data='"/var/tmp/mine"'),
+                                                 lambda m: m.conf.pop("socket_group")), "socket-stale", "failed",
+     "'alice' may not replace it", "rm '/run/zshard/zshard.sock'"),
     ("a socket elsewhere", conf(socket='"/run/other"'), "socket", "failed", "/run/other", "ZSHARD_SOCKET=/run/other"),
     ("a long path", env(ZSHARD_SOCKET="/" + 107 * "s"), "socket", "failed", "107", "shorter"),
 ]

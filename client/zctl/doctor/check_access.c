@@ -197,26 +197,44 @@ void doctor_socket(const struct doctor_machine *m, struct doctor_finding *f)
         }
 }
 
+/** Whether the daemon's user may remove a socket: its directory decides. systemd makes that of the
+ * service. */
+static bool may_replace(const struct doctor_machine *m, const struct doctor_socket *s)
+{
+    const struct doctor_person *user = &m->daemon_user;
+    const char *slash = strrchr(s->path, '/');
+    char dir[PATH_MAX];
+    struct stat st;
+
+    (void)snprintf(dir, sizeof(dir), "%.*s", slash ? (int)(slash - s->path) + 1 : 1,
+                   slash ? s->path : ".");
+    if (m->service || user->uid == 0 || !tree_stat(m->root, dir, &st))
+        return true;
+    if ((st.st_mode & S_ISVTX) && st.st_uid != user->uid && s->uid != user->uid)
+        return false;
+    return doctor_person_may(user, &st, 03);
+}
+
 void doctor_socket_stale(const struct doctor_machine *m, struct doctor_finding *f)
 {
     const struct doctor_socket *s;
 
+    doctor_found(f, DOCTOR_OK, "none");
     for (s = m->sockets; s < m->sockets + m->nsockets; s++) {
         if (!s->file || s->rc != -ENOTCONN)
             continue;
         doctor_found(f, DOCTOR_ADVICE,
                      "nobody serves the socket '%.200s': its daemon was killed, or is ending",
                      s->path);
-        if (m->daemon_user.uid == 0 || m->daemon_user.uid == s->uid)
+        if (may_replace(m, s))
             return;
-        doctor_found(f, DOCTOR_FAILED,
-                     "nobody serves the socket '%.200s', and it belongs to user %u: user '%s' "
-                     "cannot replace it",
-                     s->path, s->uid, m->daemon_user.name);
-        doctor_fix(f, "Remove it: rm %.200s", s->path);
+        doctor_found(
+            f, DOCTOR_FAILED,
+            "nobody serves the socket '%.200s' of user %u, and user '%s' may not replace it",
+            s->path, s->uid, m->daemon_user.name);
+        doctor_fix(f, "Remove it: rm '%.200s'. Or name another one with --socket.", s->path);
         return;
     }
-    doctor_found(f, DOCTOR_OK, "none");
 }
 
 void doctor_version(const struct doctor_machine *m, struct doctor_finding *f)
