@@ -53,7 +53,7 @@ class Machine:
         self.session = [ALICE, 990]
         self.mount = "259:6 / /mnt/nvme rw,noatime shared:1 - xfs /dev/nvme1n1p6"
         self.cpus, self.mems = "0-31", "0-1"
-        self.env, self.words, self.user = {}, [], None
+        self.env, self.words, self.user, self.open = {}, [], None, []
         self.put("/proc/self/limits", "Limit  Soft Limit  Hard Limit  Units\nMax locked memory  unlimited  unlimited  "
                  "bytes\nMax open files  1024  1048576  files\n")
         self.put("/proc/self/cgroup", "0::/user.slice\n")
@@ -149,6 +149,14 @@ def bad(answer):
 def stale(m):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(m.path("/run/zshard/zshard.sock"))
+
+
+def hangs(m):
+    """A daemon that accepts connections and never answers."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(m.path("/run/zshard/zshard.sock"))
+    server.listen()
+    m.open.append(server)
 
 
 def data_file(m):
@@ -322,6 +330,7 @@ FAULTS = [
     ("not a member", both(lambda m: m.groups.update(zshard=(990, "bob")), member(session=[ALICE])), "group-member",
      "failed", "'alice' is not in group", "usermod -aG zshard alice"),
     ("an old session", member(session=[ALICE]), "group-session", "failed", "began before", "Log in again"),
+    ("a daemon that hangs", hangs, "socket", "failed", "/run/zshard/zshard.sock' does not", "journalctl"),
     ("a dead socket", stale, "socket-stale", "advice", "/run/zshard/zshard.sock", "journalctl"),
     ("a dead socket in a folder of others", both(stale, lambda m: m.remove(UNIT), conf(data='"/var/tmp/mine"'),
                                                  lambda m: m.conf.pop("socket_group")), "socket-stale", "failed",

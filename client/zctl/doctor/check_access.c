@@ -147,7 +147,10 @@ static void socket_none(const struct doctor_machine *m, struct doctor_finding *f
     char tried[2 * PATH_MAX] = "";
 
     if (denied) {
-        doctor_found(f, DOCTOR_FAILED, "%s", denied->text);
+        if (denied->rc == -ETIMEDOUT)
+            doctor_found(f, DOCTOR_FAILED, "the daemon at '%.200s' does not answer", denied->path);
+        else
+            doctor_found(f, DOCTOR_FAILED, "%s", denied->text);
         if (denied->rc == -EPERM)
             doctor_fix(f,
                        "Become a member of the daemon's socket_group: see the checks of groups.");

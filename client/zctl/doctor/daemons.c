@@ -20,7 +20,7 @@
 
 #define PROGRAM       "zshardd"
 #define SOCKET_SYSTEM "/run/zshard/zshard.sock"
-#define CONNECT_MS    400u
+#define CONNECT_MS    250u
 
 /* ---- sockets */
 
@@ -84,6 +84,7 @@ static void socket_try(struct doctor_machine *m, struct doctor_socket *s)
         .program = "zctl doctor",
         .connect_timeout_ms = CONNECT_MS,
         .quiet_timeout_ms = CONNECT_MS,
+        .no_wait = true,
     };
     struct zc_client *c = NULL;
     struct stat st;

@@ -55,6 +55,7 @@ void doctor_look(struct doctor_machine *m, const char *root, const struct doctor
 {
     memset(m, 0, sizeof(*m));
     m->root = root;
+    m->began_ns = zb_now_ns();
     doctor_unit(m);
     doctor_conf(m, given);
     doctor_people(m);

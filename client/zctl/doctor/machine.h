@@ -95,6 +95,7 @@ struct doctor_daemon {
 
 struct doctor_machine {
     const char *root;
+    uint64_t began_ns; /* when doctor_look() was called */
 
     char conf_path[PATH_MAX]; /* "": no file, defaults */
     bool conf_named;          /* --config or --data was given */

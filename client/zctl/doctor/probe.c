@@ -117,9 +117,11 @@ static void child_late(struct child *c, size_t i, struct doctor_answers *a)
 }
 
 /** Reads the answers, until all children have ended or it is too late. */
-static void children_read(struct child *children, struct doctor_answers *a)
+static void children_read(struct child *children, struct doctor_answers *a, uint64_t began_ns)
 {
-    uint64_t until_ns = zb_now_ns() + PROBE_MS * UINT64_C(1000000), now;
+    uint64_t until_ns = zb_min_u64(zb_now_ns() + PROBE_MS * UINT64_C(1000000),
+                                   began_ns + DOCTOR_MS * UINT64_C(1000000)),
+             now;
     struct pollfd polls[PROBES];
     size_t left = 1;
 
@@ -188,7 +190,7 @@ void doctor_probe(struct doctor_machine *m)
         for (size_t i = 0; i < PROBES; i++)
             if (probes[i].run && (m->gpu || !probes[i].gpu))
                 child_start(m, i, &children[i]);
-        children_read(children, &m->answers);
+        children_read(children, &m->answers, m->began_ns);
     }
     places_read(m);
 }

@@ -2,7 +2,7 @@
  * probe.h - what only the kernel, a library or another program can answer.
  *
  * MODEL. Each probe runs in a child process, all at the same time, for at most PROBE_MS
- * milliseconds. So a library that crashes, hangs or initialises a device does so elsewhere, and a
+ * milliseconds, and less if sockets took long (DOCTOR_MS in all). So a library that crashes, hangs or initialises a device does so elsewhere, and a
  * system call that is forbidden ends only the child. The answer is a text.
  *
  * In tests (a root that is not "") no child is started: the answers are the values of the file
@@ -16,6 +16,7 @@
 #include <stdio.h>
 
 #define PROBE_MS   1200
+#define DOCTOR_MS  1700
 #define PROBE_TEXT 2048
 
 struct doctor_machine;
