@@ -492,7 +492,7 @@ def on_this_machine():
         begin = time.monotonic()
         _, answer = doctor("--config", path, env=os.environ | {"ZSHARD_NCCL_LIB": fifo})
         seconds = time.monotonic() - begin
-        check(1 < seconds < 2 * PATIENCE * (5 if SANITIZED else 1), f"it took {seconds:.1f} s")
+        check(1 < seconds < 4 * PATIENCE * (5 if SANITIZED else 1), f"it took {seconds:.1f} s")
         nccl = [row for row in answer["checks"] if row["name"] == "nccl"]
         check(nccl[0]["level"] == "skipped" and "could not be tried" in nccl[0]["found"], f"{nccl}")
     _, answer = doctor("--config", os.path.join(ROOT, "deploy", "zshardd.conf"))
