@@ -1,6 +1,6 @@
 /*
  * config.c - the table of options, and the three sources of their values: the row's default, the
- * file (config_file.c), the command line.
+ * file (zb_opt_file()), the command line.
  *
  * NOT HERE. Values that depend on the machine ("auto" sizes), and whether a directory exists: see
  * startup.c.
@@ -79,6 +79,7 @@ static const struct zb_opt options[] = {
       .help = "Size of the data file, reserved at the start. 0: no NVMe tier. auto: the size "
               "of the existing file, else 4G or half of the free space, whichever is smaller." },
     { "paths", ZB_OPT_CHARS, AT(paths), .arg = "DIR:DIR...", .def = "", .check = check_paths,
+      .list = ZSD_PATHS_SEPARATOR,
       .help = "More directories with a data file of nvme_bytes each, preferably on other "
               "drives. Pages are spread over all of them by measured speed. At most 7; never "
               "change the order." },
@@ -274,7 +275,7 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
         w.config) { /* the command line takes precedence: parse it again after the file */
         memset(config, 0, sizeof(*config));
         zb_opt_defaults(options, config);
-        rc = zsd_config_file(options, config, w.config, err);
+        rc = zb_opt_file(options, config, w.config, false, err);
         if (rc == 0)
             rc = zb_opt_parse(line, ZB_COUNT(line), argc - 1, argv + 1, NULL, err);
     }
