@@ -60,6 +60,7 @@ struct zb_opt {
     const char *word;    /* of a whole number: a word that stands for */
     uint64_t word_value; /* this value */
     const char *choices; /* allowed words of a choice or of chars, separated by blanks */
+    const char *list; /* of chars: in a file it may be a list, whose texts are joined with this */
     int (*check)(const char *text, struct zb_err *err); /* of a text that is not "" */
 
     char letter; /* 's': "-s" is the same as "--name" */
@@ -108,6 +109,17 @@ int zb_opt_set(const struct zb_opt *o, void *values, const char *text, const cha
  */
 int zb_opt_parse(struct zb_opts *tables, size_t ntables, int argc, char **argv, int *ret_words,
                  struct zb_err *err);
+
+/**
+ * Reads a file of NAME = VALUE (opt_file.c has the syntax), where names have '_' for '-'. Its values
+ * replace those in the struct. An option may be given once.
+ *
+ * @param others  options without a row: true skips them, false makes them an error
+ * @return 0; -EINVAL, -ENOMEM, or the error of opening it: err has the file, and the line if there
+ *         is one; values may have changed
+ */
+int zb_opt_file(const struct zb_opt *rows, void *values, const char *path, bool others,
+                struct zb_err *err);
 
 /** Writes `begin` and "[--name ARG] ...", in lines of at most 80 columns. */
 void zb_opt_usage(FILE *out, const char *begin, const struct zb_opt *rows);

@@ -81,20 +81,31 @@ static uint64_t cgroup_left(const char *root, const char *dir, const struct cgro
     return limit - zb_min_u64(limit, usage);
 }
 
-/** The least that is left in `dir` and its parents, up to and including its first `mount_len`
- * bytes. */
-static uint64_t cgroups_left(const char *root, char *dir, size_t mount_len,
-                             const struct cgroup_names *n)
+/** The limit of one cgroup, whatever is in use; UINT64_MAX: it has none. */
+static uint64_t cgroup_limit(const char *root, const char *dir, const struct cgroup_names *n)
 {
-    uint64_t left = UINT64_MAX;
+    uint64_t limit = UINT64_MAX;
+
+    (void)read_number(root, dir, n->limit, NULL, &limit);
+    return limit;
+}
+
+/** What is asked about each cgroup. */
+typedef uint64_t cgroup_fn(const char *root, const char *dir, const struct cgroup_names *n);
+
+/** The least of `dir` and its parents, up to and including its first `mount_len` bytes. */
+static uint64_t cgroups_least(const char *root, char *dir, size_t mount_len,
+                              const struct cgroup_names *n, cgroup_fn *ask)
+{
+    uint64_t least = UINT64_MAX;
 
     for (;;) {
         char *slash;
 
-        left = zb_min_u64(left, cgroup_left(root, dir, n));
+        least = zb_min_u64(least, ask(root, dir, n));
         slash = strrchr(dir, '/');
         if (!slash || (size_t)(slash - dir) < mount_len)
-            return left;
+            return least;
         *slash = '\0';
     }
 }
@@ -110,10 +121,12 @@ static bool list_has(const char *list, const char *word)
     return false;
 }
 
-/** Our path in the tree: a line "0::/path" of version 2, or "4:cpu,memory:/path" of version 1. */
-static bool cgroup_path(const char *root, const struct cgroup_names *n, char path[LINE_BYTES])
+/** The path of a process in the tree: a line "0::/path" of version 2, or "4:cpu,memory:/path" of
+ * version 1. */
+static bool cgroup_path(const char *root, const char *process, const struct cgroup_names *n,
+                        char path[LINE_BYTES])
 {
-    FILE *f = open_under(root, "/proc/self", "cgroup");
+    FILE *f = open_under(root, process, "cgroup");
     char line[LINE_BYTES];
     bool found = false;
 
@@ -175,14 +188,15 @@ static bool cgroup_dir(const char *root, const struct cgroup_names *n, const cha
     return found;
 }
 
-static uint64_t version_left(const char *root, const struct cgroup_names *n)
+static uint64_t version_least(const char *root, const char *process, const struct cgroup_names *n,
+                              cgroup_fn *ask)
 {
     char path[LINE_BYTES], dir[2 * LINE_BYTES];
     size_t mount_len;
 
-    if (!cgroup_path(root, n, path) || !cgroup_dir(root, n, path, dir, &mount_len))
+    if (!cgroup_path(root, process, n, path) || !cgroup_dir(root, n, path, dir, &mount_len))
         return UINT64_MAX;
-    return cgroups_left(root, dir, mount_len, n);
+    return cgroups_least(root, dir, mount_len, n, ask);
 }
 
 uint64_t zb_sysmem_left(const char *root)
@@ -191,8 +205,18 @@ uint64_t zb_sysmem_left(const char *root)
 
     if (read_number(root, "/proc", "meminfo", "MemAvailable", &kib))
         left = kib * ZB_KIB;
-    left = zb_min_u64(left, version_left(root, &cgroup_v2));
-    return zb_min_u64(left, version_left(root, &cgroup_v1));
+    left = zb_min_u64(left, version_least(root, "/proc/self", &cgroup_v2, cgroup_left));
+    return zb_min_u64(left, version_least(root, "/proc/self", &cgroup_v1, cgroup_left));
+}
+
+uint64_t zb_sysmem_limit(const char *root, int pid)
+{
+    char process[32] = "/proc/self";
+
+    if (pid > 0)
+        (void)snprintf(process, sizeof(process), "/proc/%d", pid);
+    return zb_min_u64(version_least(root, process, &cgroup_v2, cgroup_limit),
+                      version_least(root, process, &cgroup_v1, cgroup_limit));
 }
 
 uint64_t zb_sysmem_resident(int pid)

@@ -18,6 +18,14 @@
  */
 uint64_t zb_sysmem_left(const char *root);
 
+/**
+ * The least limit of the memory cgroups above a process, version 1 or 2; UINT64_MAX, or more than
+ * any machine has: none. The mounts are those that we see.
+ *
+ * @param pid  0: this process
+ */
+uint64_t zb_sysmem_limit(const char *root, int pid);
+
 /** Resident memory of a process, shared pages and files included; 0: unknown. */
 uint64_t zb_sysmem_resident(int pid);
 

@@ -98,13 +98,16 @@ typedef void zc_done_fn(void *arg, int rc);
 
 /** How to connect. All fields may be 0. */
 struct zc_options {
-    /* path; NULL: $ZSHARD_SOCKET, else $XDG_RUNTIME_DIR/zshard.sock, else the system's
-     * /run/zshard/zshard.sock */
+    /* path; NULL: $ZSHARD_SOCKET, else the first of $XDG_RUNTIME_DIR/zshard.sock and
+     * /run/zshard/zshard.sock (the service's) at which a daemon answers */
     const char *socket;
     /* name of the program, shown by zctl and the daemon's log; NULL: "libzclient" */
     const char *program;
-    uint32_t connect_timeout_ms; /* 0: 5000 */
-    uint32_t quiet_timeout_ms;   /* for the blocking forms: see TIMEOUTS; 0: 30000 */
+    /* limits zc_open(), which waits for a daemon that is about to start; 0: fail at once if no
+     * daemon answers, and wait up to 5000 ms for a busy one */
+    uint32_t connect_timeout_ms;
+    uint32_t quiet_timeout_ms; /* for the blocking forms: see TIMEOUTS; 0: 30000 */
+    bool no_wait;              /* fail at once if no daemon answers, whatever the timeout */
 };
 
 /** Describes the daemon, as it reported itself at connect. */
@@ -121,7 +124,7 @@ struct zc_server {
  * Connects to the daemon and exchanges versions. Blocks up to the timeout.
  *
  * @param options  may be NULL; need not outlive the call
- * @return 0; -ENOTCONN no daemon answers there; -ETIMEDOUT it did not answer in time; -EPERM not
+ * @return 0; -ENOTCONN no daemon answers: the message names each path that was tried; -ETIMEDOUT it did not answer in time; -EPERM not
  *         allowed to connect; -EPROTO no protocol version in common; -EUSERS the daemon serves its
  *         maximum of clients; -EMFILE; -EINVAL the path cannot be a socket's. On failure *ret is a
  *         closed handle that holds only the error message (zc_close() it), or NULL if there was no
@@ -195,6 +198,9 @@ enum zc_event_kind {
     ZC_EVENT_PEER_LOST = 100,
     /* the job cannot continue, or cannot continue with this rank: see code */
     ZC_EVENT_JOB_FAILED = 101,
+    /* the daemon is about to restart, and waits for this rank (zc_job_options.returns): finish the
+     * step, close the job, and attach again. code: -ECONNRESET. No call ends */
+    ZC_EVENT_RESTART = 102,
 };
 
 /** An event; valid during the callback, as is text. */
@@ -254,8 +260,13 @@ struct zc_job_options {
     /* with attach: disconnect attached processes, and begin a new epoch */
     bool takeover;
     /* with attach: the epoch that this rank joins (zc_job.epoch of the rank that began it); 0: the
-     * current one */
+     * current one. With takeover: the newest epoch that may be taken over; 0: any. A rank that was
+     * attached in that epoch so makes sure that no other run has taken the job over (-ESTALE) */
     uint64_t epoch;
+    /* the rank attaches again when the daemon was restarted. So a daemon that is stopped sends
+     * ZC_EVENT_RESTART, and waits for the rank to close the job. Only if all ranks of a durable job
+     * on this node set it */
+    bool returns;
     /* share of drives and compute threads, relative to other jobs: 1 to 10000; 0: 100. An existing
      * job keeps its own */
     uint32_t share;

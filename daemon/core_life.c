@@ -5,6 +5,7 @@
 #include "daemon/core_life.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -15,6 +16,7 @@
 #include "daemon/op/open.h"
 #include "daemon/op/ops.h"
 #include "daemon/op/reader.h"
+#include "daemon/op/restart.h"
 #include "daemon/op/step.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/planner.h"
@@ -189,9 +191,39 @@ void zsd_core_last(struct zsd *daemon)
     }
 }
 
+void zsd_core_ending_text(const struct zsd *daemon, char *ret, size_t size)
+{
+    const struct zsd_job *waits = zsd_restart_waits(daemon->core);
+    size_t len = (size_t)snprintf(ret, size, "operations in progress: %u", zsd_core_busy(daemon));
+
+    if (!daemon->core->draining && waits && len < size)
+        len += (size_t)snprintf(ret + len, size - len, "; waits for job '%s' to finish its step",
+                                waits->name);
+    zb_list_each(pos, &daemon->core->jobs->list)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+        uint32_t saved = zsd_commit_progress(job);
+
+        if (job->commit && len < size)
+            len += (size_t)snprintf(ret + len, size - len, "; job '%s': %u of %u shards saved",
+                                    job->name, saved, job->nshards);
+    }
+}
+
 void zsd_core_farewell(struct zsd *daemon)
 {
     zsd_jobs_end_all(daemon->core);
+}
+
+void zsd_core_leave(struct zsd *daemon)
+{
+    daemon->core->leaving = true;
+    zsd_restart_tell(daemon->core);
+}
+
+bool zsd_core_waits(const struct zsd *daemon)
+{
+    return zsd_restart_waits(daemon->core) != NULL;
 }
 
 void zsd_core_drain(struct zsd *daemon)

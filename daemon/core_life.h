@@ -29,11 +29,18 @@ unsigned zsd_core_jobs(const struct zsd *daemon);
 /** Whether something needs zsd_core_tick(): an operation in progress; a scrub, which an orderly end
  * does not wait for; GPU memory that is still mapped. */
 bool zsd_core_ticks(const struct zsd *daemon);
-/** SIGTERM: from now on, new jobs and new steps are refused (-ECANCELED); running ones finish. */
+/** The first stage of an orderly end: new jobs are refused (-ECANCELED), and ranks that attach again
+ * after a restart are told. */
+void zsd_core_leave(struct zsd *daemon);
+/** Whether such ranks are still attached. */
+bool zsd_core_waits(const struct zsd *daemon);
+/** The second stage: from now on, new steps are refused, too; running ones finish. */
 void zsd_core_drain(struct zsd *daemon);
 /** Call when no operation is in progress: cancels waiting steps, and commits the newest steps of
  * durable jobs. */
 void zsd_core_last(struct zsd *daemon);
+/** What an orderly end waits for, in a few words: at most `size` bytes with the terminating 0. */
+void zsd_core_ending_text(const struct zsd *daemon, char *ret, size_t size);
 /** Ends every job before the connections close: its ranks are told that the daemon ends. Otherwise
  * they would consider each other dead. */
 void zsd_core_farewell(struct zsd *daemon);

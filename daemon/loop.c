@@ -25,16 +25,15 @@
 
 static void wake_on_poll(uv_poll_t *poll, int status, int events)
 {
+    struct zsd_loop *loop = zb_container_of(poll->loop, struct zsd_loop, uv);
     struct zsd_wake *w = poll->data;
     eventfd_t n;
 
     (void)events;
     assert(status == 0);           /* our own eventfd: no errors */
     (void)eventfd_read(w->fd, &n); /* drain, then reap: no wake-up can be lost */
-    if (w->engine)
-        (void)zn_reap(w->engine, ZSD_REAP_MAX);
-    else
-        (void)zsd_compute_reap(w->compute, ZSD_REAP_MAX);
+    loop->reaped += w->engine ? zn_reap(w->engine, ZSD_REAP_MAX)
+                              : zsd_compute_reap(w->compute, ZSD_REAP_MAX);
 }
 
 static int wake_start(struct zsd_wake *w, struct zsd *daemon, struct zn_engine *engine,

@@ -29,15 +29,23 @@ struct uv_loop_s *zsd_loop_uv(const struct zsd *daemon);
 /** Waits until every handle is closed. Close the server first. NULL loop: fine. */
 void zsd_loop_free(struct zsd *daemon);
 
+/** How long an orderly end may take. */
+struct zsd_patience {
+    uint64_t wait_ms;  /* for ranks that attach again after a restart; before the others */
+    uint64_t stall_ms; /* without any operation that finishes */
+    uint64_t limit_ms; /* in all, without wait_ms; 0: no limit */
+};
+
 /**
  * From now on SIGTERM, SIGINT, SIGHUP and SIGQUIT begin an orderly end of the loop: no connection
  * is accepted; the core rejects new work and finishes operations in progress; answers are sent, for
- * at most ZSD_SEND_MS more. All of it takes at most drain_ms. A second signal ends the loop at
- * once.
+ * at most ZSD_SEND_MS more. The service manager is told about once a second that more time is
+ * needed. A second signal, or the end of patience, ends the loop at once.
  *
  * @return 0 or a negative errno: err has the message
  */
-int zsd_loop_end_on_signals(struct zsd *daemon, uint32_t drain_ms, struct zb_err *err);
+int zsd_loop_end_on_signals(struct zsd *daemon, const struct zsd_patience *patience,
+                            struct zb_err *err);
 
 /**
  * From now on the loop also ends when it is unused: linger_s seconds after the last client has
@@ -47,7 +55,8 @@ int zsd_loop_end_on_signals(struct zsd *daemon, uint32_t drain_ms, struct zb_err
  */
 void zsd_loop_end_unused(struct zsd *daemon);
 
-/** Runs until a signal, or lack of use, ends the loop. False: operations were still in progress. */
+/** Runs until a signal, or lack of use, ends the loop. False: operations were still in progress, so
+ * zsd_shutdown() would wait for them. */
 bool zsd_loop_run(struct zsd *daemon);
 
 #endif

@@ -23,11 +23,14 @@ struct zsd_ending {
     uv_signal_t signals[4];
     uv_signal_t ignored[3];
     uv_timer_t timer;
-    uint32_t drain_ms;
+    struct zsd_patience patience;
     bool begun;
+    bool drains; /* no rank is waited for any more */
     bool told;   /* the ranks of every job were notified */
     bool forced; /* operations were still in progress */
-    uint64_t deadline_ns;
+    uint64_t begun_ns;
+    uint64_t seen, seen_ns;     /* finished operations, and when there was the last new one */
+    uint64_t notify_ns, log_ns; /* when the next report is due */
     uint64_t send_ns; /* deadline of sending answers, set once nothing is busy; 0: not yet */
 };
 
@@ -45,6 +48,7 @@ struct zsd_loop {
     uv_idle_t again; /* active: the next poll does not wait */
     uv_timer_t tick;
     struct zsd_wake wakes[ZSD_WAKES];
+    uint64_t reaped; /* operations that the pools and the engines have finished */
     struct zsd_ending ending;
     struct zsd_linger linger;
 };

@@ -28,7 +28,8 @@
 #include "daemon/startup.h"
 #include "daemon/store/store.h"
 
-#define DRAIN_MS 120000u /* TimeoutStopSec of the systemd unit is longer */
+#define STALL_MS 120000u /* a drive may stall for half a minute; TimeoutStopSec is longer */
+#define MS_PER_S UINT64_C(1000)
 
 enum {
     EXIT_GOOD = 0,
@@ -66,10 +67,13 @@ static int status_of_start(int rc)
 static int serve(struct zsd *daemon, struct zb_err *err)
 {
     bool embedded = daemon->config.embedded;
+    const struct zsd_patience patience = { .wait_ms = daemon->config.restart_wait_s * MS_PER_S,
+                                           .stall_ms = STALL_MS,
+                                           .limit_ms = daemon->config.stop_timeout_s * MS_PER_S };
     int rc = zsd_startup(daemon, err), status = EXIT_FAILED;
 
     if (rc == 0)
-        rc = zsd_loop_end_on_signals(daemon, DRAIN_MS, err);
+        rc = zsd_loop_end_on_signals(daemon, &patience, err);
     if (rc < 0) {
         status = status_of_start(rc);
         zsd_embedded_refused(embedded ? (int)daemon->config.ready_fd : -1, status, err->text);
@@ -88,6 +92,10 @@ static int serve(struct zsd *daemon, struct zb_err *err)
         if (rc < 0)
             zb_log(ZB_LOG_WARN, "notify-failed", "why=\"%s\"", strerror(-rc));
         status = zsd_loop_run(daemon) ? EXIT_GOOD : EXIT_FAILED;
+        if (status == EXIT_FAILED) {
+            zb_log(ZB_LOG_INFO, "ended", "status=%d", status);
+            zsd_shutdown_now(daemon, status);
+        }
         if (embedded && status == EXIT_GOOD && daemon->config.paths[0] == '\0' &&
             zsd_store_empty(daemon->core))
             zsd_datadir_forget(daemon->datadir); /* nothing is saved: frees the disk space */

@@ -266,6 +266,13 @@ int zsd_startup(struct zsd *daemon, struct zb_err *err)
     return rc;
 }
 
+_Noreturn void zsd_shutdown_now(struct zsd *daemon, int status)
+{
+    zsd_server_drain(daemon);
+    zsd_datadir_close(daemon->datadir);
+    _exit(status);
+}
+
 void zsd_shutdown(struct zsd *daemon)
 {
     for (size_t i = ZB_COUNT(rows); i-- > 0;) {

@@ -18,4 +18,8 @@ int zsd_startup(struct zsd *daemon, struct zb_err *err);
 /** Undoes the steps: connections end first, then the core, which finishes its operations. */
 void zsd_shutdown(struct zsd *daemon);
 
+/** After a forced end: removes the socket and a temporary data directory, and exits the process.
+ * Operations in progress are lost, as in a crash. */
+_Noreturn void zsd_shutdown_now(struct zsd *daemon, int status);
+
 #endif

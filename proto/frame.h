@@ -100,6 +100,7 @@ enum zp_method {
 enum zp_event {
     ZP_EVENT_PEER_LOST = 100,  /* a rank of this job died or disconnected */
     ZP_EVENT_JOB_FAILED = 101, /* the job has ended: code and text have the reason */
+    ZP_EVENT_RESTART = 102,    /* the daemon is about to restart: attach again after a step */
 };
 
 struct zp_frame {

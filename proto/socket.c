@@ -16,24 +16,13 @@ static const char *env(const char *name)
     return value && *value ? value : NULL;
 }
 
-int zp_socket_address(const char *path, struct sockaddr_un *ret, struct zb_err *err)
+/** Fills *ret with the path "DIR/FILE", or FILE if dir is NULL. */
+static int fill(const char *dir, const char *file, struct sockaddr_un *ret, struct zb_err *err)
 {
     struct sockaddr_un a = { .sun_family = AF_UNIX };
-    const char *dir = NULL;
-    int len;
+    int len =
+        snprintf(a.sun_path, sizeof(a.sun_path), "%s%s%s", dir ? dir : "", dir ? "/" : "", file);
 
-    if (path && !*path)
-        return zb_fail(err, -EINVAL, "the path of the socket is empty");
-    if (!path)
-        path = env("ZSHARD_SOCKET");
-    if (!path)
-        dir = env("XDG_RUNTIME_DIR");
-    if (!path && !dir)
-        path = SOCKET_SYSTEM;
-    if (path)
-        len = snprintf(a.sun_path, sizeof(a.sun_path), "%s", path);
-    else
-        len = snprintf(a.sun_path, sizeof(a.sun_path), "%s/" SOCKET_FILE, dir);
     if (len < 0 || (size_t)len >= sizeof(a.sun_path))
         return zb_fail(
             err, -ENAMETOOLONG,
@@ -41,4 +30,31 @@ int zp_socket_address(const char *path, struct sockaddr_un *ret, struct zb_err *
             sizeof(a.sun_path) - 1, a.sun_path);
     *ret = a;
     return 0;
+}
+
+int zp_socket_address(const char *path, struct sockaddr_un *ret, struct zb_err *err)
+{
+    const char *dir;
+
+    if (path && !*path)
+        return zb_fail(err, -EINVAL, "the path of the socket is empty");
+    if (!path)
+        path = env("ZSHARD_SOCKET");
+    if (path)
+        return fill(NULL, path, ret, err);
+    dir = env("XDG_RUNTIME_DIR");
+    return fill(dir, dir ? SOCKET_FILE : SOCKET_SYSTEM, ret, err);
+}
+
+int zp_socket_addresses(const char *path, struct sockaddr_un ret[ZP_SOCKETS_MAX],
+                        struct zb_err *err)
+{
+    int rc = zp_socket_address(path, &ret[0], err);
+
+    if (rc < 0)
+        return rc;
+    if (path || env("ZSHARD_SOCKET") || !env("XDG_RUNTIME_DIR"))
+        return 1;
+    rc = fill(NULL, SOCKET_SYSTEM, &ret[1], err);
+    return rc < 0 ? rc : 2;
 }

@@ -83,6 +83,7 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.durable = options->durable;
     m.takeover = options->takeover;
     m.epoch = options->epoch;
+    m.returns = options->returns;
     m.share = options->share;
     m.early = options->early;
     c->params_writable = options->writable;

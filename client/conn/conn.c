@@ -18,53 +18,96 @@
 #include "client/conn/conn.h"
 #include "proto/socket.h"
 
-#define NS_PER_MS UINT64_C(1000000)
+#define NS_PER_MS        UINT64_C(1000000)
+#define CONNECT_PAUSE_MS 5
 
 /* ---- connecting */
 
-/** Waits while the backlog is full: the daemon is alive, but busy. */
-static int conn_connect(struct zc_client *c, int fd, const struct sockaddr_un *address,
-                        uint64_t until_ns)
+/* Connects to one address; waits while its backlog is full: that daemon is alive, but busy. Returns
+ * the socket, or a negative errno: -ETIMEDOUT if it stays full. */
+static int conn_try(const struct sockaddr_un *address, uint64_t until_ns)
 {
-    while (connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0) {
-        int rc = -errno;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int rc = fd < 0 ? -errno : 0;
 
-        if (rc == -EINTR)
-            continue;
-        if (rc == -EAGAIN && zb_now_ns() < until_ns) {
-            (void)poll(NULL, 0, 5);
-            continue;
-        }
+    while (rc == 0 && connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0) {
+        rc = -errno;
+        if (rc == -EAGAIN && zb_now_ns() >= until_ns)
+            rc = -ETIMEDOUT;
         if (rc == -EAGAIN)
-            return zc_fail(c, -ETIMEDOUT, "the daemon at '%s' accepts no connection",
-                           address->sun_path);
-        if (rc == -EACCES || rc == -EPERM)
-            return zc_fail(c, -EPERM, "not allowed to connect to '%s'", address->sun_path);
-        return zc_fail(c, -ENOTCONN, "no daemon answers at '%s': %s", address->sun_path,
-                       strerror(-rc));
+            (void)poll(NULL, 0, CONNECT_PAUSE_MS);
+        if (rc == -EAGAIN || rc == -EINTR)
+            rc = 0;
     }
-    return 0;
+    if (rc < 0 && fd >= 0)
+        (void)close(fd);
+    return rc < 0 ? rc : fd;
 }
 
-int zc_conn_open(struct zc_client *c, const char *path, uint64_t until_ns)
+/* Whether no daemon listens there. It may be about to start. */
+static bool conn_absent(int rc)
 {
-    struct sockaddr_un address;
-    struct zb_err err = { 0 };
-    int fd, rc;
+    return rc == -ENOENT || rc == -ECONNREFUSED || rc == -ENOTDIR;
+}
 
-    if (zp_socket_address(path, &address, &err) < 0)
-        return zc_fail(c, -EINVAL, "%s", err.text);
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
-        rc = -errno;
-        return zc_fail(c, rc, "a socket: %s", strerror(-rc));
+/* Connects to the first of n addresses at which a daemon listens, and waits for one until wait_ns.
+ * Returns the socket, or what the first address failed with that is more than an absence, with its
+ * place in *ret_at. */
+static int conn_connect(const struct sockaddr_un *addresses, unsigned n, uint64_t until_ns,
+                        uint64_t wait_ns, unsigned *ret_at)
+{
+    for (;;) {
+        int first = 0;
+
+        for (unsigned i = 0; i < n; i++) {
+            int rc = conn_try(&addresses[i], until_ns);
+
+            if (rc >= 0)
+                return rc;
+            if (first == 0 || (conn_absent(first) && !conn_absent(rc))) {
+                first = rc;
+                *ret_at = i;
+            }
+        }
+        if (!conn_absent(first) || zb_now_ns() >= wait_ns)
+            return first;
+        (void)poll(NULL, 0, CONNECT_PAUSE_MS);
     }
-    rc = conn_connect(c, fd, &address, until_ns);
-    if (rc == 0 && zp_stream_new(&c->stream, fd) < 0)
-        rc = zc_fail(c, -ENOMEM, "a connection: %m");
-    if (rc < 0) {
+}
+
+/* The message of a failure; it names each path that was tried. */
+static int conn_refused(struct zc_client *c, const struct sockaddr_un *addresses, unsigned n,
+                        unsigned at, int rc)
+{
+    const char *path = addresses[at].sun_path;
+
+    if (rc == -ETIMEDOUT)
+        return zc_fail(c, rc, "the daemon at '%s' accepts no connection", path);
+    if (rc == -EACCES || rc == -EPERM)
+        return zc_fail(c, -EPERM, "not allowed to connect to '%s'", path);
+    if (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -ENOBUFS)
+        return zc_fail(c, rc, "a socket: %s", strerror(-rc));
+    if (n == 1 || !conn_absent(rc))
+        return zc_fail(c, -ENOTCONN, "no daemon answers at '%s': %s", path, strerror(-rc));
+    return zc_fail(c, -ENOTCONN, "no daemon answers at '%s' or '%s'", addresses[0].sun_path,
+                   addresses[1].sun_path);
+}
+
+int zc_conn_open(struct zc_client *c, const char *path, uint64_t until_ns, uint64_t wait_ns)
+{
+    struct sockaddr_un addresses[ZP_SOCKETS_MAX];
+    struct zb_err err = { 0 };
+    unsigned at = 0;
+    int n = zp_socket_addresses(path, addresses, &err), fd;
+
+    if (n < 0)
+        return zc_fail(c, -EINVAL, "%s", err.text);
+    fd = conn_connect(addresses, (unsigned)n, until_ns, wait_ns, &at);
+    if (fd < 0)
+        return conn_refused(c, addresses, (unsigned)n, at, fd);
+    if (zp_stream_new(&c->stream, fd) < 0) {
         (void)close(fd);
-        return rc;
+        return zc_fail(c, -ENOMEM, "a connection: %m");
     }
     c->state = ZC_OPEN;
     c->heard_ns = zb_now_ns();
@@ -105,7 +148,7 @@ static int conn_event(struct zc_client *c, const struct zp_frame *frame, const u
     struct zc_event event;
     unsigned ran;
 
-    if (frame->method != ZP_EVENT_PEER_LOST && frame->method != ZP_EVENT_JOB_FAILED)
+    if (frame->method < ZP_EVENT_PEER_LOST || frame->method > ZP_EVENT_RESTART)
         return 0; /* from a newer daemon */
     if (zp_decode(c->arena, &zp__job_event__descriptor, body, frame->body_bytes, &m, err) < 0)
         return -EPROTO;
@@ -120,7 +163,7 @@ static int conn_event(struct zc_client *c, const struct zp_frame *frame, const u
                                .code = why.code,
                                .text = why.text };
     ran = conn_run_event(c, &event);
-    if (event.job == c->job && c->job != 0)
+    if (event.job == c->job && c->job != 0 && event.kind != ZC_EVENT_RESTART)
         ran += zc_calls_end(c, true, &why);
     return (int)ran;
 }

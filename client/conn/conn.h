@@ -177,8 +177,9 @@ int zc_hello(struct zc_client *c, const char *program, zc_done_fn *done, void *a
 
 /* ---- conn.c */
 
-/** Connects to the address: 0, or the failure is recorded. */
-int zc_conn_open(struct zc_client *c, const char *path, uint64_t until_ns);
+/** Connects to the daemon (proto/socket.h has the rule), and waits for one until wait_ns: 0, or the
+ * failure is recorded. until_ns limits the wait for a daemon that is busy. */
+int zc_conn_open(struct zc_client *c, const char *path, uint64_t until_ns, uint64_t wait_ns);
 /** OPEN becomes LOST, and every call ends with why->code. Returns the number of callbacks that
  *  ran. */
 unsigned zc_conn_lose(struct zc_client *c, const struct zb_err *why);

@@ -74,6 +74,21 @@ static void handle_shut(struct zc_client *c)
     c->state = ZC_CLOSED;
 }
 
+/* One attempt; on failure c is closed, and holds the message. */
+static int handle_try(struct zc_client *c, const struct zc_options *o, uint64_t until_ns,
+                      uint64_t wait_ns)
+{
+    int rc = handle_build(c);
+
+    if (rc == 0)
+        rc = zc_conn_open(c, o->socket, until_ns, wait_ns);
+    if (rc == 0)
+        rc = handle_greet(c, o->program ? o->program : "libzclient", until_ns);
+    if (rc < 0)
+        handle_shut(c);
+    return rc;
+}
+
 int zc_open(struct zc_client **ret, const struct zc_options *options)
 {
     const struct zc_options defaults = { 0 };
@@ -81,6 +96,7 @@ int zc_open(struct zc_client **ret, const struct zc_options *options)
     uint32_t timeout_ms = o->connect_timeout_ms ? o->connect_timeout_ms : CONNECT_TIMEOUT_MS;
     uint32_t quiet_ms = o->quiet_timeout_ms ? o->quiet_timeout_ms : QUIET_TIMEOUT_MS;
     uint64_t until_ns = zb_now_ns() + timeout_ms * NS_PER_MS;
+    uint64_t wait_ns = o->connect_timeout_ms && !o->no_wait ? until_ns : 0;
     struct zc_client *c = calloc(1, sizeof(*c));
     int rc;
 
@@ -91,13 +107,9 @@ int zc_open(struct zc_client **ret, const struct zc_options *options)
     zb_list_init(&c->free_calls);
     zb_fork_watch(&c->fork, handle_forked);
     c->quiet_ns = quiet_ms * NS_PER_MS;
-    rc = handle_build(c);
-    if (rc == 0)
-        rc = zc_conn_open(c, o->socket, until_ns);
-    if (rc == 0)
-        rc = handle_greet(c, o->program ? o->program : "libzclient", until_ns);
-    if (rc < 0)
-        handle_shut(c);
+    do /* a daemon that is about to end accepts a connection, and hangs up: the next one is awaited */
+        rc = handle_try(c, o, until_ns, wait_ns);
+    while (rc == -ENOTCONN && zb_now_ns() < wait_ns);
     return rc;
 }
 

@@ -11,16 +11,17 @@
 
 #include "base/util.h"
 #include "client/zctl/cmd/cmd.h"
+#include "client/zctl/doctor/doctor.h"
 #include "client/zctl/plan/plan.h"
 #include "client/zctl/top/top.h"
 #include "client/zctl/zctl_main.h"
 
 static const struct zctl_cmd *const cmds[] = {
-    &zctl_clone,  &zctl_completion, &zctl_config,   &zctl_destroy,   &zctl_df,
-    &zctl_export, &zctl_fsck,       &zctl_help,     &zctl_import,    &zctl_jobs,
-    &zctl_ls,     &zctl_metrics,    &zctl_ping,     &zctl_plan,      &zctl_rollback,
-    &zctl_scrub,  &zctl_share,      &zctl_snapshot, &zctl_snapshots, &zctl_stat,
-    &zctl_status, &zctl_tier,       &zctl_tiers,    &zctl_top,       &zctl_version,
+    &zctl_clone,    &zctl_completion, &zctl_config, &zctl_destroy,  &zctl_df,    &zctl_doctor,
+    &zctl_export,   &zctl_fsck,       &zctl_help,   &zctl_import,   &zctl_jobs,  &zctl_ls,
+    &zctl_metrics,  &zctl_ping,       &zctl_plan,   &zctl_rollback, &zctl_scrub, &zctl_share,
+    &zctl_snapshot, &zctl_snapshots,  &zctl_stat,   &zctl_status,   &zctl_tier,  &zctl_tiers,
+    &zctl_top,      &zctl_version,
 };
 
 const struct zctl_cmd *const *zctl_commands(size_t *ret_count)
@@ -34,7 +35,8 @@ static const struct zctl_cmd *line_command(const struct zctl *z, int argc, char 
 {
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "-s") == 0 || strcmp(argv[i], "-o") == 0 ||
-            strcmp(argv[i], "--socket") == 0 || strcmp(argv[i], "--output") == 0)
+            strcmp(argv[i], "--socket") == 0 || strcmp(argv[i], "--output") == 0 ||
+            strcmp(argv[i], "--wait") == 0)
             i++;
         else if (zctl_command(z, argv[i]))
             return zctl_command(z, argv[i]);
@@ -59,6 +61,7 @@ static int line_read(struct zctl *z, const struct zctl_cmd *cmd, int argc, char 
     rc = zb_opt_parse(tables, ZB_COUNT(tables), argc, argv, ret_words, &z->err);
     z->opts = tables[1];
     z->socket = globals->socket;
+    z->wait_ms = (uint32_t)globals->wait_ms;
     z->json = globals->json || globals->as_json;
     return rc;
 }

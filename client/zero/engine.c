@@ -49,6 +49,8 @@ static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
 
     if (rc < 0)
         return rc;
+    if (!z->options.durable) /* there is nothing to attach to again */
+        z->options.reconnect_ms = 0;
     rc = zcz_options_check(&z->options, z->world, &err);
     if (rc < 0)
         return zcz_refuse(z, rc, "%s", err.text);
@@ -185,6 +187,7 @@ static int open_engine(struct zc_zero **ret, const struct zc_zero_options *optio
     *ret = z;
     z->pass = &e->pass;
     z->steps = &e->steps;
+    z->again = zcz_again;
     z->timeout_ms = options->timeout_ms ? options->timeout_ms : ZCZ_TIMEOUT_MS;
     zcz_turn_init(z, machines,
                   z->timeout_ms > UINT32_MAX - ZCZ_GRACE_MS ? UINT32_MAX

@@ -10,8 +10,16 @@
  * refusal. */
 int zcz_account_check(struct zc_zero *z);
 
-/** Begins to count what the store moves. 0 or its failure. */
+/** The start of a store, from join() on: places the slices, which get initial values, or are those
+ * of the step that a resumed job continues from. Collective. 0, a refusal or the failure. */
+int zcz_start_store(struct zc_zero *z, zc_zero_init_fn *init, void *arg);
+/** z->again. */
+int zcz_again(struct zc_zero *z);
+
+/** Begins to count what the store moves, in addition to what was kept. 0 or its failure. */
 int zcz_stats_begin(struct zc_zero *z);
+/** Keeps the counts of a store that is about to be replaced. */
+void zcz_stats_keep(struct zc_zero *z);
 
 /* ---- read.c: elements that the trainer reads or writes */
 

@@ -65,34 +65,31 @@ static int start_values(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     return rc < 0 ? rc : rest;
 }
 
-int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
+/* Checks that all ranks continue in the same way. */
+static int start_agree(struct zc_zero *z, int rc)
 {
-    ZCZ_GUARD(z);
     uint64_t version[6];
-    uint32_t run = 0;
-    bool there;
-    int rc = zcz_enter(z, false), counted;
 
-    if (rc < 0)
-        return rc;
-    if (z->started)
-        return zcz_refuse(z, -EBUSY, "the engine has started already");
-    if (z->nunits == 0 || (!init && !z->options.resume))
-        return zcz_refuse(z, -EINVAL,
-                          "a start needs units, and a function that gives their values");
-    rc = zcz_vote(z, zcz_account_check(z), zcz_digest(z), ZCZ_CALL_UNITS);
-    if (rc == 0 && (z->options.resume || z->options.resume_if_there)) {
-        rc = zcz_resume_attach(z, &there);
-        z->options.resume = rc == 0 && there;
-    }
-    if (rc == 0)
-        rc = zcz_vote(z, z->store->ops->join(z->store), 0, ZCZ_CALL_JOIN);
+    version[0] = z->iterations;
+    version[1] = z->applied;
+    memcpy(&version[2], &z->steps->scaler.scale, sizeof(z->steps->scaler.scale));
+    version[3] = (uint64_t)z->steps->scaler.last_overflow;
+    version[4] = z->steps->scaler.hysteresis;
+    version[5] = zcz_counts_digest(z);
+    return zcz_vote(z, rc, zb_crc32c(0, version, sizeof(version)), ZCZ_CALL_START);
+}
+
+int zcz_start_store(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
+{
+    uint32_t run = 0;
+    int rc = zcz_vote(z, z->store->ops->join(z->store), 0, ZCZ_CALL_JOIN), counted;
+
     if (rc == 0)
         rc = zcz_alone_start(z);
     z->placing = true;
     if (rc == 0 && (rc = z->store->ops->place(z->store)) < 0)
         rc = zcz_fail(z, rc, "%s", z->error.text); /* the daemon tells the others */
-    if (rc == 0)
+    if (rc == 0 && !z->started)
         rc = zcz_pass_start(z);
     counted = zcz_steps_start(z);
     rc = rc == 0 ? counted : rc;
@@ -109,13 +106,29 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     }
     if (rc == 0)
         rc = zcz_note_begin(z);
-    version[0] = z->iterations;
-    version[1] = z->applied;
-    memcpy(&version[2], &z->steps->scaler.scale, sizeof(z->steps->scaler.scale));
-    version[3] = (uint64_t)z->steps->scaler.last_overflow;
-    version[4] = z->steps->scaler.hysteresis;
-    version[5] = zcz_counts_digest(z);
-    rc = zcz_vote(z, rc, zb_crc32c(0, version, sizeof(version)), ZCZ_CALL_START);
+    return start_agree(z, rc);
+}
+
+int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
+{
+    ZCZ_GUARD(z);
+    bool there;
+    int rc = zcz_enter(z, false);
+
+    if (rc < 0)
+        return rc;
+    if (z->started)
+        return zcz_refuse(z, -EBUSY, "the engine has started already");
+    if (z->nunits == 0 || (!init && !z->options.resume))
+        return zcz_refuse(z, -EINVAL,
+                          "a start needs units, and a function that gives their values");
+    rc = zcz_vote(z, zcz_account_check(z), zcz_digest(z), ZCZ_CALL_UNITS);
+    if (rc == 0 && (z->options.resume || z->options.resume_if_there)) {
+        rc = zcz_resume_attach(z, &there);
+        z->options.resume = rc == 0 && there;
+    }
+    if (rc == 0)
+        rc = zcz_start_store(z, init, arg);
     if (rc < 0)
         return rc;
     z->started = true;

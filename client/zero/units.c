@@ -197,17 +197,17 @@ static uint32_t digest_unit(uint32_t crc, const struct zc_unit *unit)
 uint32_t zcz_digest(const struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
-    uint64_t numbers[] = { o->keep,          o->durable,       o->commit_every,
-                           o->resume,        o->offload_param, o->offload_optimizer,
-                           o->micro_steps,   o->groups,        o->prefetch_units,
-                           o->optimizer,     o->moments,       o->nesterov,
-                           o->overlap,       o->offload_grad,  z->comm->ops->device && o->device,
-                           o->stage,         o->group_ranks,   o->accumulate_local,
-                           o->vertical,      o->keep_gathered, o->persist_elems,
-                           o->live_elems,    o->reuse_elems,   o->prefetch_elems,
-                           o->reduce_elems,  o->reduce_waits,  o->quantize_gather,
-                           o->gather_alone,  o->step_unused,   o->resume_if_there,
-                           o->optimizer_late };
+    uint64_t numbers[] = { o->keep,           o->durable,       o->commit_every,
+                           o->resume,         o->offload_param, o->offload_optimizer,
+                           o->micro_steps,    o->groups,        o->prefetch_units,
+                           o->optimizer,      o->moments,       o->nesterov,
+                           o->overlap,        o->offload_grad,  z->comm->ops->device && o->device,
+                           o->stage,          o->group_ranks,   o->accumulate_local,
+                           o->vertical,       o->keep_gathered, o->persist_elems,
+                           o->live_elems,     o->reuse_elems,   o->prefetch_elems,
+                           o->reduce_elems,   o->reduce_waits,  o->quantize_gather,
+                           o->gather_alone,   o->step_unused,   o->resume_if_there,
+                           o->optimizer_late, o->reconnect_ms };
     double scalars[] = { o->clip,          o->beta1,     o->beta2,    o->eps,
                          o->momentum,      o->dampening, o->lr_decay, o->loss_scale.fixed,
                          o->loss_scale.min };

@@ -48,6 +48,22 @@
  * continue exactly. What the nodes (or groups of ranks) have must be from the same run; otherwise
  * the start fails (-EINVAL).
  *
+ * RESTARTS. With options.reconnect_ms a durable job outlives its daemon within the same run.
+ *
+ *   - A daemon that is stopped in good order waits until the ranks have finished their step. Then
+ *     zc_zero_step() closes the job, waits for the next daemon, attaches, and returns as usual: all
+ *     is as before.
+ *   - If a daemon dies, the pass in progress goes on, but what it computes is lost: gathered
+ *     parameters are NaN, gradients go nowhere. The next zc_zero_step(), zc_zero_norm(s)() or
+ *     zc_zero_commit() waits for the next daemon, attaches, and returns ZC_ROLLED_BACK on all ranks. The job is then at the
+ *     newest step that all nodes have committed, with the notes of that step (zc_zero_progress(),
+ *     zc_zero_note_get()); the trainer continues from there, like a resumed run. Reads and writes of
+ *     elements in between fail with -ENOTCONN, which is final.
+ *   - -ESTALE: another run has taken the job over meanwhile. Final, like the end of reconnect_ms.
+ *
+ * Pointers that a gather returned before are not valid after such a step. A daemon that keeps the
+ * parameters in GPU memory (ZC_ZERO_GPU) cannot be replaced in this way: its loss is final.
+ *
  * On one node a step is committed at once. On several, each node prepares it. At the next step,
  * commit or clean close, the ranks tell each other whether all nodes have prepared; then each node
  * commits, or all drop the step. A step that not every node has prepared is never committed.
@@ -73,6 +89,8 @@
  */
 #ifndef ZC_ZERO_H
 #define ZC_ZERO_H
+
+#include <errno.h>
 
 #include "zclient.h"
 
@@ -242,7 +260,11 @@ struct zc_loss_scale {
 };
 
 /** What overlaps with the trainer's computation. Neither flag changes a bit of the result. */
-#define ZC_ZERO_EARLY 1u /* a step begins as gradients come: zc_zero_announce() */
+/** Returned by zc_zero_step(), zc_zero_norm(s)() and zc_zero_commit(): the daemon was lost, and the job continues from
+ * an earlier step. Not final. See RESTARTS. */
+#define ZC_ROLLED_BACK (-ERESTART)
+
+#define ZC_ZERO_EARLY  1u /* a step begins as gradients come: zc_zero_announce() */
 #define ZC_ZERO_SERVE \
     2u /* zc_zero_step() returns when the step has begun; gathers wait unit by unit */
 #define ZC_ZERO_OVERLAP (ZC_ZERO_EARLY | ZC_ZERO_SERVE)
@@ -366,6 +388,9 @@ struct zc_zero_options {
      * device's primary context (the default stream is cudaStreamLegacy, (void *)1).
      * zc_zero_stream() returns it. It must outlive the engine. NULL: the engine makes one */
     void *stream;
+    /* Of a durable job: how long to wait for another daemon, in milliseconds, if this one was lost
+     * or has restarted. RESTARTS at the top of this file. 0: its loss is final */
+    uint32_t reconnect_ms;
 };
 
 /**

@@ -1,6 +1,6 @@
 /*
  * config.c - the table of options, and the three sources of their values: the row's default, the
- * file (config_file.c), the command line.
+ * file (zb_opt_file()), the command line.
  *
  * NOT HERE. Values that depend on the machine ("auto" sizes), and whether a directory exists: see
  * startup.c.
@@ -79,6 +79,7 @@ static const struct zb_opt options[] = {
       .help = "Size of the data file, reserved at the start. 0: no NVMe tier. auto: the size "
               "of the existing file, else 4G or half of the free space, whichever is smaller." },
     { "paths", ZB_OPT_CHARS, AT(paths), .arg = "DIR:DIR...", .def = "", .check = check_paths,
+      .list = ZSD_PATHS_SEPARATOR,
       .help = "More directories with a data file of nvme_bytes each, preferably on other "
               "drives. Pages are spread over all of them by measured speed. At most 7; never "
               "change the order." },
@@ -136,6 +137,14 @@ static const struct zb_opt options[] = {
     { "timeout-ms", ZB_OPT_COUNT, AT(timeout_ms), .arg = "MS", .def = "60000",
       .min = 1, .max = 86400000,
       .help = "Deadline in milliseconds of requests that set none." },
+    { "restart-wait", ZB_OPT_COUNT, AT(restart_wait_s), .arg = "SECONDS", .def = "600",
+      .min = 0, .max = 86400,
+      .help = "How long a stop waits for ranks that attach again after a restart, until they have "
+              "finished their step." },
+    { "stop-timeout", ZB_OPT_COUNT, AT(stop_timeout_s), .arg = "SECONDS", .def = "none",
+      .min = 1, .max = 86400, .word = "none", .word_value = 0,
+      .help = "How long the daemon may then take to stop; after that it exits with status 1, and steps since "
+              "the last commit are lost. none: as long as operations finish." },
     { "hello-ms", ZB_OPT_COUNT, AT(hello_ms), .arg = "MS", .def = "10000",
       .min = 1, .max = 86400000,
       .help = "A client that does not send its hello within this many milliseconds is "
@@ -266,7 +275,7 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
         w.config) { /* the command line takes precedence: parse it again after the file */
         memset(config, 0, sizeof(*config));
         zb_opt_defaults(options, config);
-        rc = zsd_config_file(options, config, w.config, err);
+        rc = zb_opt_file(options, config, w.config, false, err);
         if (rc == 0)
             rc = zb_opt_parse(line, ZB_COUNT(line), argc - 1, argv + 1, NULL, err);
     }

@@ -28,13 +28,4 @@ const struct zb_opt *zsd_options(void);
 int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char **ret_text,
                     struct zb_err *err);
 
-/**
- * Reads a file of these options; its values replace those in *config (config_file.c).
- *
- * @return 0; -EINVAL, -ENOMEM, or the error of opening it: err has the file, and the line if there
- *         is one
- */
-int zsd_config_file(const struct zb_opt *rows, struct zsd_config *config, const char *path,
-                    struct zb_err *err);
-
 #endif

@@ -167,6 +167,7 @@ struct zsd_member {
     struct zsd_unit *defining; /* a unit that has not arrived completely */
     struct zsd_req *open_req;  /* job-open, not answered yet: no other request is accepted */
     bool ready, writable;      /* called ready; may write to the parameter arena */
+    bool returns;              /* attaches again when the daemon was restarted */
     struct zsd_req *ready_req;
     struct zsd_timed ready_timed;
     struct zsd_req *step_req;

@@ -26,7 +26,7 @@
 #define ZSD_LATER_MS 20u
 /** While operations of other jobs are in progress, a process gets one part in ZSD_PACE of the loop's
  * time, after a burst of ZSD_PACE_AHEAD_NS / ZSD_PACE (pace.c). */
-#define ZSD_PACE          8u
+#define ZSD_PACE          16u
 #define ZSD_PACE_AHEAD_NS UINT64_C(8000000)
 /** Interval of checks of links that rest. */
 #define ZSD_PACE_MS 1u

@@ -401,6 +401,11 @@ static void commit_last_done(struct zsd_job *job, const struct zb_err *err)
     (void)err; /* it is logged */
 }
 
+uint32_t zsd_commit_progress(const struct zsd_job *job)
+{
+    return job->commit ? job->commit->next_shard : 0;
+}
+
 void zsd_commit_last(struct zsd_job *job)
 {
     struct zb_err err = { 0 };

@@ -25,6 +25,8 @@ const struct zsd_row *zsd_commit_row(const struct zsd_job *job, uint32_t *ret_pa
 /** Counts a commit that has ended. err NULL: it began at began_ns and is durable, or prepared; else
  * it failed. A refusal that is the caller's fault is not counted. */
 void zsd_commit_count(struct zsd_job *job, uint64_t began_ns, const struct zb_err *err);
+/** Number of shards that a commit in progress has saved. */
+uint32_t zsd_commit_progress(const struct zsd_job *job);
 /** Call when the daemon ends: commits the steps that the job has made since its last commit. */
 void zsd_commit_last(struct zsd_job *job);
 

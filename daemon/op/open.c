@@ -74,7 +74,7 @@ void zsd_room_on_work(struct zsd_work *work)
 
 static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct zb_err *err)
 {
-    if (core->draining)
+    if (core->leaving || core->draining)
         return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new jobs");
     if (!zp_name_valid(q->name))
         return zb_fail(err, -EINVAL,
@@ -125,6 +125,17 @@ static int open_stale(const Zp__JobOpen *q, uint64_t epoch, struct zb_err *err)
     return zb_fail(err, -ESTALE,
                    "job '%s' is in epoch %llu: rank %u of epoch %llu was disconnected", q->name,
                    (unsigned long long)epoch, q->rank, (unsigned long long)q->epoch);
+}
+
+/* Whether a takeover names an older epoch than that of the job: another run has taken it over. */
+static int open_superseded(const Zp__JobOpen *q, uint64_t epoch, struct zb_err *err)
+{
+    if (!q->takeover || q->epoch == 0 || q->epoch >= epoch)
+        return 0;
+    return zb_fail(err, -ESTALE,
+                   "job '%s' is in epoch %llu: another run has taken it over from rank %u of epoch "
+                   "%llu",
+                   q->name, (unsigned long long)epoch, q->rank, (unsigned long long)q->epoch);
 }
 
 /* All ranks open a job with the same optimizer and the same format of moments. */
@@ -180,6 +191,8 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *e
 /* Checks a takeover before any rank is disconnected for it. */
 static int open_takes_over(const struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *err)
 {
+    if (open_superseded(q, job->epoch, err) < 0)
+        return -ESTALE;
     if (open_trains(q, job->optimizer, job->moments, err) < 0)
         return -EINVAL;
     if (!q->keep || q->durable != job->durable || q->groups != job->groups)
@@ -191,12 +204,12 @@ static int open_takes_over(const struct zsd_job *job, const Zp__JobOpen *q, stru
     return 0;
 }
 
-/* Disconnects the attached ranks and begins a new epoch. A job that is not READY yet ends. */
-static void open_takeover(struct zsd_job *job)
+/* Disconnects the attached ranks and begins an epoch after `epoch`. A job that is not READY yet ends. */
+static void open_takeover(struct zsd_job *job, uint64_t epoch)
 {
     struct zb_err why = { 0 };
 
-    job->epoch++;
+    job->epoch = zb_max_u64(job->epoch, epoch) + 1;
     if (job->saved)
         job->saved->epoch = job->epoch;
     (void)zb_fail(&why, -ESTALE,
@@ -256,11 +269,13 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
         return zsd_limit_take(&req->conn->quota, ZSD_LIMIT_JOBS, 1, err);
     if (saved && !q->takeover && q->epoch != 0 && q->epoch != saved->epoch)
         return open_stale(q, saved->epoch, err);
+    if (saved && open_superseded(q, saved->epoch, err) < 0)
+        return -ESTALE;
     *job = saved ? zsd_job_again(core, q, saved) : zsd_job_new(core, q, req->conn->uid);
     if (!*job)
         return zb_fail(err, -ENOMEM, "job '%s': %m", q->name);
     if (saved && q->takeover) /* saved->epoch follows in staging_opened() */
-        (*job)->epoch++;
+        (*job)->epoch = zb_max_u64((*job)->epoch, q->epoch) + 1;
     (*job)->wake.run = zsd_wake_on_work;
     (*job)->over.run = zsd_over_on_work;
     zb_log(ZB_LOG_INFO, "job-open", "job=\"%s\" id=%u uid=%u world=%u keep=%d durable=%d saved=%d",
@@ -317,7 +332,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     if (job && q->attach && q->takeover && job->keep && (job->again || job->state >= ZSD_LOADING)) {
         if (open_takes_over(job, q, &err) < 0)
             goto refuse; /* before its ranks are disconnected */
-        open_takeover(job);
+        open_takeover(job, q->epoch);
         job = zsd_job_by_name(core, q->name); /* it may have ended */
     }
     if (open_waits(core, job, saved, q)) {
@@ -352,6 +367,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
         goto refuse;
     }
     t->member = m;
+    m->returns = q->returns;
     if (zsd_open_asks_gpu(q) && job->state == ZSD_DEFINING)
         zsd_params_ask(job, q->rank, q->device);
     job->seen = true;

@@ -50,6 +50,7 @@ struct zsd_core {
     struct zsd *daemon;
     uint32_t page_elems;
     uint32_t next_job;      /* number of the next new job */
+    bool leaving;           /* the daemon waits for ranks that attach again after its restart */
     bool draining;          /* the daemon is ending: nothing new begins */
     struct zb_list works;   /* deferred */
     struct zsd_wheel wheel; /* deadlines */

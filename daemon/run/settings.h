@@ -40,6 +40,8 @@ struct zsd_config {
     uint32_t user_clients_max; /* of one user; 0: three quarters of clients_max */
     uint32_t user_jobs_max;    /* of one user; 0: three quarters of jobs_max */
     uint32_t hello_ms;         /* deadline of a client's hello */
+    uint32_t restart_wait_s;   /* how long an orderly end waits for ranks that attach again */
+    uint32_t stop_timeout_s;   /* limit of an orderly end; 0: as long as operations finish */
     uint32_t timeout_ms;       /* deadline of requests that set none */
     char kernels[16];          /* auto, ref, avx2, avx512, neon */
     char socket_group[64];     /* group that may connect; "": the owner only */

@@ -34,6 +34,7 @@ struct gpt_args {
     const char *socket, *job;
     bool keep, resume, resume_if_there; /* the last two imply keep; resume overrides the last */
     uint64_t commit_every;
+    uint32_t reconnect_s;
     uint32_t share;
     uint32_t below_3; /* gpt_args_stage() */
     bool keep_gathered, gather_alone, quantize_gather;

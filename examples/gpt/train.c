@@ -24,6 +24,9 @@
  * RESUME. All state here follows from the step's number (note.h). So a kept run needs only its job
  * and that number, which the engine has. The note proves that the job belongs to this run.
  *
+ * RESTART. If the daemon is lost, the step returns ZC_ROLLED_BACK, and the loop continues from the
+ * step that the next daemon has. If it restarts in good order, nothing shows here.
+ *
  * STOPPING. Each rank checks its own flag. The flags are summed with the losses, so all ranks stop
  * after the same step.
  */
@@ -122,6 +125,22 @@ static void memory_most(struct memory *most, const struct memory *now)
     }
 }
 
+/* The daemon was lost: continues from the step that the job is at. */
+static int train_again(struct train *t)
+{
+    uint64_t before = t->steps;
+    double lost;
+    int rc = gpt_passes_loss(t->passes, &lost, t->err); /* of what was computed since */
+
+    *t->err = (struct zb_err){ 0 };
+    if (rc < 0)
+        return rc;
+    rc = gpt_engine_fail(t, zc_zero_progress(t->zero, &t->steps, &t->applied));
+    if (rc == 0)
+        gpt_say_again(t, before);
+    return rc;
+}
+
 static int train_loop(struct train *t)
 {
     int rc = 0;
@@ -130,6 +149,10 @@ static int train_loop(struct train *t)
         struct report r;
 
         rc = step_run(t, t->steps + 1, &r);
+        if (rc == ZC_ROLLED_BACK) {
+            rc = train_again(t);
+            continue;
+        }
         if (rc != 0)
             break;
         t->steps++;
@@ -156,8 +179,15 @@ int gpt_train(const struct gpt_args *args, const volatile sig_atomic_t *stop, FI
         gpt_say_start(&t);
         rc = train_loop(&t);
     }
-    if (rc == 0 && args->keep) /* what it has made is exported all the same */
+    while (rc == 0 && args->keep) { /* if that fails, what it has made is exported all the same */
         kept = gpt_engine_fail(&t, zc_zero_commit(t.zero));
+        if (kept != ZC_ROLLED_BACK)
+            break;
+        kept = 0;
+        rc = train_again(&t);
+        if (rc == 0)
+            rc = train_loop(&t);
+    }
     if (rc == 0 && args->export)
         rc = gpt_export(&t, &told);
     if (rc == 0 && kept == 0 && told == 0)

@@ -238,6 +238,7 @@ static int engine_open(struct train *t)
     options.resume = a->resume;
     options.resume_if_there = a->resume_if_there;
     options.commit_every = a->commit_every;
+    options.reconnect_ms = a->reconnect_s * 1000;
     options.share = a->share;
     options.stage = (enum zc_zero_stage)gpt_args_stage(a);
     options.keep_gathered = a->keep_gathered;

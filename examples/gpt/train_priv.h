@@ -87,6 +87,8 @@ void gpt_memory_see(struct train *t, struct memory *m, enum phase phase);
 
 void gpt_say_start(struct train *t);
 void gpt_say_step(struct train *t, const struct report *r);
+/** The daemon was lost after step `before`. */
+void gpt_say_again(struct train *t, uint64_t before);
 void gpt_say_end(struct train *t);
 /** Writes the line of a step, if --jsonl was given. */
 int gpt_jsonl_write(struct train *t, const struct report *r);

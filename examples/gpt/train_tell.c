@@ -175,6 +175,14 @@ static void say_memory(struct train *t)
     say(t, "zgpt: host memory pinned for it: %s\n", bytes_text(t->stats.pinned_bytes).s);
 }
 
+void gpt_say_again(struct train *t, uint64_t before)
+{
+    say(t,
+        "zgpt: the daemon was lost after step %" PRIu64
+        ", and another one has the job: continues after step %" PRIu64 "\n",
+        before, t->steps);
+}
+
 void gpt_say_end(struct train *t)
 {
     if (t->ran > 0)

@@ -56,7 +56,8 @@ def struct(name: str, *fields: tuple[Any, str]) -> Any:
 # ---- zclient.h
 
 zc_options = struct("zc_options", (c_char_p, "socket program"),
-                    (c_uint32, "connect_timeout_ms quiet_timeout_ms"))
+                    (c_uint32, "connect_timeout_ms quiet_timeout_ms"),
+                    (c_bool, "no_wait"))
 zc_server = struct("zc_server", (c_uint32, "version page_elems block_elems shards_max"),
                    (c_uint8 * 16, "instance"), (c_uint64, "pid"), (c_char * 64, "server"))
 zc_event = struct("zc_event", (c_int, "kind"), (c_uint64, "job"), (c_uint32, "rank"), (c_int, "code"),
@@ -65,8 +66,8 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_bool, "keep attach"), (c_uint64, "staging_bytes"),
                         (c_int, "offload_param offload_optimizer"), (c_uint64, "host_bytes_max"),
                         (c_uint32, "groups"), (c_bool, "durable"), (c_bool, "takeover"), (c_uint64, "epoch"),
-                        (c_uint32, "share"), (c_bool, "early"), (c_int, "optimizer moments offload_grad"),
-                        (c_bool, "writable"), (c_char_p, "device"))
+                        (c_bool, "returns"), (c_uint32, "share"), (c_bool, "early"),
+                        (c_int, "optimizer moments offload_grad"), (c_bool, "writable"), (c_char_p, "device"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),
@@ -181,7 +182,7 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_uint64, "memory_bytes"), (c_bool, "gather_alone step_unused resume_if_there"),
                          (c_uint32, "poll_ms"),
                          (c_void_p, "alloc free memory_arg"), (c_bool, "optimizer_late"),
-                         (c_void_p, "stream"))
+                         (c_void_p, "stream"), (c_uint32, "reconnect_ms"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))

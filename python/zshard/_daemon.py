@@ -55,7 +55,7 @@ class Daemon:
     Attributes:
         socket: its path.
         line: one line about it, for people.
-        started: this process started it.
+        started: this process started it. embedded: some process of this user started it, and it ends by itself.
         warnings: about its data directory; one line each.
         host_bytes, nvme_bytes: budgets. host_free, nvme_free: what no job has taken.
         client: a connection that keeps the daemon alive; the caller closes it.
@@ -70,6 +70,7 @@ class Daemon:
     nvme_free: int
     client: Client
     warnings: list[str] = field(default_factory=list)
+    embedded: bool = False
 
 
 def parse_bytes(value: int | str, what: str) -> int:
@@ -399,6 +400,7 @@ def connect(socket: str | None = None, data: str | None = None, host_bytes: int 
                     time.sleep(0.1)
                 client = _try(path)
     found = _found(path, client, started, folder)
+    found.embedded = True
     if not started:
         _check_wishes(found, host, nvme)
     else:

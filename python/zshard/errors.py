@@ -11,10 +11,11 @@ ZshardError
 |-- DeviceFailed    a drive or GPU failed
 |-- TimedOut        nothing moved until the deadline
 |-- Interrupted     the call was interrupted; nothing changed
-`-- RolledBack      the job was rolled back to an older step
+`-- RolledBack      the daemon was lost, and the job continues from an older step
 """
 
 import errno
+from typing import Any
 
 __all__ = [
     "Corrupt",
@@ -98,7 +99,15 @@ class Interrupted(ZshardError):
 
 
 class RolledBack(ZshardError):
-    """The job was rolled back to an older step."""
+    """The daemon was lost, and the job continues from an older step: the loop continues there. Nothing has failed.
+
+    Attributes:
+        step: the step that the job is at now, as the handle's step_number.
+        note: what commit(note=...) of this rank was given last before that step; None: nothing.
+    """
+
+    step: int = 0
+    note: Any = None
 
 
 _CLASSES: dict[int, type[ZshardError]] = {
@@ -129,6 +138,7 @@ _CLASSES: dict[int, type[ZshardError]] = {
     errno.EIO: DeviceFailed,
     errno.ETIMEDOUT: TimedOut,
     errno.EINTR: Interrupted,
+    errno.ERESTART: RolledBack,
 }
 
 

@@ -73,6 +73,7 @@ def main():
         check([f for f in files if not f.startswith(folder + "/")] == [], f"outside of DESTDIR: {files}")
         conf = os.path.join(folder, "etc", "zshard", "zshardd.conf")
         check(os.path.exists(conf), f"no {conf}")
+        check("\nsocket_group = zshard\n" in open(conf, encoding="utf-8").read(), "the group of the service")
         unit = open(os.path.join(folder, "usr/lib/systemd/system/zshardd.service"), encoding="utf-8").read()
         check("ExecStart=/usr/bin/zshardd --config /etc/zshard/zshardd.conf\n" in unit, unit)
         with open(conf, "w", encoding="utf-8") as own:

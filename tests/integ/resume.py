@@ -17,8 +17,8 @@ PAGES = ["--page-elems", "4096", "--host-bytes", "64M", "--nvme-bytes", "64M"]
 class KeptRun:
     """One job and its files, whatever happens to the processes."""
 
-    def __init__(self, steps, ranks=2, commit_every=5, dtype="bf16", sockets=None, flags=()):
-        self.steps, self.ranks, self.commit_every = steps, ranks, commit_every
+    def __init__(self, steps, ranks=2, commit_every=5, dtype="bf16", sockets=None, flags=(), reconnect=0):
+        self.steps, self.ranks, self.commit_every, self.reconnect = steps, ranks, commit_every, reconnect
         self.sockets = sockets
         self.model = [*MODEL, "--dtype", dtype, *flags]
         self.folder = tempfile.mkdtemp(prefix="zshard-resume-")
@@ -46,7 +46,7 @@ class KeptRun:
         script = (f'echo $$ >{self.folder}/{self.life}.${{OMPI_COMM_WORLD_RANK:-0}}.pid; exec "$@"')
         command = [program("zgpt"), *self.model, "--steps", str(steps or self.steps), "--offload", "nvme",
                    "--job", "kept", "--jsonl", self.jsonl, "--export", self.weights, "--commit-every",
-                   str(self.commit_every), {False: "--keep", True: "--resume", "if-there": "--resume-if-there"}[resume], *more]
+                   str(self.commit_every), "--reconnect", str(self.reconnect), {False: "--keep", True: "--resume", "if-there": "--resume-if-there"}[resume], *more]
         with open(self.log_path(), "wb") as log:
             process = subprocess.Popen(
                 ranks_command(ranks, ["bash", "-c", script, "rank", *command]), stdout=log,

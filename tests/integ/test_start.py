@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 from harness import Daemon, check, main, program, wait_until
 
@@ -122,6 +123,71 @@ def command_line():
     done = start("--help")
     check(done.returncode == 0 and "--host-bytes" in done.stdout and not done.stderr, f"{done}")
     check(start("--version").returncode == 0, "--version")
+
+
+# ---- how clients find the daemon
+
+FOUND = """
+set -e
+mount -t tmpfs none /run
+mkdir /run/zshard
+zctl="$1/zctl" zshardd="$1/zshardd"
+unset ZSHARD_SOCKET
+export XDG_RUNTIME_DIR="$2/session"
+mkdir "$XDG_RUNTIME_DIR"
+start() { "$zshardd" "$@" --host-bytes 8M --nvme-bytes 8M 2>/dev/null >&2 & }
+
+set +e
+"$zctl" ping 2>"$2/said"; echo "none $?"
+cat "$2/said"
+set -e
+start --socket /run/zshard/zshard.sock --data "$2/service"; service=$!
+"$zctl" --wait 10 ping >/dev/null; echo "service $?"
+env -u XDG_RUNTIME_DIR "$zctl" ping >/dev/null; echo "without a session $?"
+start --data "$2/own"; own=$!
+"$zctl" --socket "$XDG_RUNTIME_DIR/zshard.sock" --wait 10 ping >/dev/null
+"$zctl" --json ping | grep -o '"pid": [0-9]*' | grep -qw "$own"; echo "own first $?"
+kill "$own"; wait "$own"
+"$zctl" --json ping | grep -o '"pid": [0-9]*' | grep -qw "$service"; echo "service again $?"
+kill "$service"; wait "$service"
+"""
+
+
+def found():
+    """A session finds the machine's service, and its own daemon first. The error names both places."""
+    if os.geteuid() != 0:
+        print("skipped: only root can mount a /run of its own")
+        return
+    with folder() as f:
+        done = subprocess.run(["unshare", "--mount", "bash", "-c", FOUND, "-", os.path.dirname(program("zctl")), f],
+                              text=True, capture_output=True, timeout=60, check=False)
+        if done.returncode == 1 and "unshare failed" in done.stderr:
+            print("skipped: no mount namespace can be made here")
+            return
+        said = done.stdout.splitlines()
+        check(said[:1] + said[2:] == ["none 3", "service 0", "without a session 0", "own first 0", "service again 0"],
+              f"{done}")
+        for path in (f"'{f}/session/zshard.sock'", "'/run/zshard/zshard.sock'"):
+            check(path in said[1], f"{path} is not in: {said[1]}")
+
+
+def wait_for_it():
+    """A client that is told to wait finds a daemon that starts after it, each time."""
+    with folder() as f:
+        path = os.path.join(f, "s")
+        begun = time.monotonic()
+        done = subprocess.run([program("zctl"), "--socket", path, "--wait", "0.3", "ping"], text=True,
+                              capture_output=True, timeout=60, check=False)
+        check(done.returncode == 3 and path in done.stderr, f"{done}")
+        check(0.3 <= time.monotonic() - begun < 10, "it waited as long as it was told")
+        for i in range(20):
+            client = subprocess.Popen([program("zctl"), "--socket", path, "--wait", "30", "ping"],
+                                      stdout=subprocess.DEVNULL)
+            with subprocess.Popen([program("zshardd"), *in_(f)], stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL) as daemon:
+                status = client.wait(60)
+                daemon.terminate()
+            check(status == 0, f"start {i}: zctl --wait 30 ping ended with {status}")
 
 
 # ---- a data directory that others can write to, and damaged ones
@@ -423,7 +489,7 @@ def signals_end_it():
 
 if __name__ == "__main__":
     sys.exit(main({f.__name__: f for f in (
-        configuration, command_line, damage, not_ours, sockets, two_daemons, after_a_crash, data_directory,
+        configuration, command_line, found, wait_for_it, damage, not_ours, sockets, two_daemons, after_a_crash, data_directory,
         a_file_that_is_not_ours, a_file_of_another_size, a_full_file_system,
         a_read_only_file_system, without_o_direct, anybody_without_a_configuration, either_engine, a_gpu,
         alone, signals_end_it)}))

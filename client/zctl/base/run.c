@@ -48,12 +48,14 @@ int zctl_failed_new(struct zctl *z, int rc)
 
 int zctl_connect(struct zctl *z)
 {
-    const struct zc_options options = { .socket = z->socket, .program = "zctl" };
+    const struct zc_options options = { .socket = z->socket,
+                                        .program = "zctl",
+                                        .connect_timeout_ms = z->wait_ms };
     int rc = zc_open(&z->client, &options);
 
     if (rc == -ENOTCONN)
         return zb_fail(&z->err, rc,
-                       "%s. Is zshardd running? --socket and $ZSHARD_SOCKET name its socket",
+                       "%s. Is zshardd running? --socket or $ZSHARD_SOCKET names its socket",
                        zc_error(z->client));
     return zctl_failed(z, rc);
 }

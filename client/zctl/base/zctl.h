@@ -39,6 +39,7 @@ struct zctl {
     const struct zctl_cmd *const *cmds; /* all commands, sorted by name */
     size_t ncmds;
     const char *socket; /* NULL: the library's rule */
+    uint32_t wait_ms;   /* for a daemon that starts; 0: none */
     bool json;
     FILE *out;
     struct zc_client *client; /* NULL until zctl_connect() */

@@ -18,6 +18,7 @@ struct zctl_globals {
     const char *socket;
     uint32_t json; /* 1: -o json. --json is as_json */
     bool as_json, help, version;
+    double wait_ms;
 };
 
 /** Prints the help of cmd, or of all commands (NULL). */

@@ -11,8 +11,11 @@
 
 const struct zb_opt zctl_options[] = {
     { "socket", ZB_OPT_TEXT, AT(socket), .letter = 's', .arg = "PATH",
-      .help = "the daemon's socket; else $ZSHARD_SOCKET, else $XDG_RUNTIME_DIR/zshard.sock, else "
-              "/run/zshard/zshard.sock" },
+      .help =
+          "the daemon's socket; else $ZSHARD_SOCKET, else the first of "
+          "$XDG_RUNTIME_DIR/zshard.sock and /run/zshard/zshard.sock at which a daemon answers" },
+    { "wait", ZB_OPT_REAL, AT(wait_ms), .arg = "SECONDS", .max = 86400, .zero = true, .scale = 1000,
+      .help = "how long to wait for a daemon that is starting", .absent = "not at all" },
     { "output", ZB_OPT_CHOICE, AT(json), .letter = 'o', .choices = "table json", .def = "table",
       .help = "a table, or one JSON object" },
     { "json", ZB_OPT_FLAG, AT(as_json), .help = "the same as --output json" },
@@ -153,17 +156,18 @@ static int completion(struct zctl *z, int argc, char **argv)
                 "    COMPREPLY=()\n"
                 "    case $before in\n"
                 "    -o) COMPREPLY=($(compgen -W 'json table' -- \"$current\")); return ;;\n"
-                "    -s | --socket | --data) COMPREPLY=($(compgen -f -- \"$current\")); return ;;\n"
+                "    -s | --socket | --data | --config) COMPREPLY=($(compgen -f -- \"$current\")); "
+                "return ;;\n"
                 "    esac\n"
                 "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
                 "        case ${COMP_WORDS[i]} in\n"
-                "        -o | -s | --socket) ((i++)) ;;\n"
+                "        -o | -s | --socket | --output | --wait) ((i++)) ;;\n"
                 "        -*) ;;\n"
                 "        *) command=${COMP_WORDS[i]}; break ;;\n"
                 "        esac\n"
                 "    done\n"
                 "    case $command in\n"
-                "    '') words=\"$commands -o -s --socket --json --help --version\" ;;\n",
+                "    '') words=\"$commands -o -s --socket --wait --json --help --version\" ;;\n",
                 z->out);
     for (size_t i = 0; i < z->ncmds; i++)
         if (*z->cmds[i]->args || z->cmds[i]->options)

@@ -125,6 +125,13 @@ void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes)
         (void)mprotect(at, bytes, PROT_READ);
 }
 
+void zcz_device_unpin(struct zc_zero *z)
+{
+    if (z->device.arena)
+        (void)zk_gpu_unpin(z->device.gpu, z->device.arena, NULL);
+    z->device.arena = NULL;
+}
+
 /* Ends collectives between devices. */
 static void device_leave(struct zc_zero *z, bool clean)
 {
@@ -152,9 +159,7 @@ void zcz_device_drain(struct zc_zero *z, bool clean)
         zk_gpu_stream_free(d->compute);
     zk_gpu_stream_free(d->coll);
     d->up = d->down = d->compute = d->coll = NULL;
-    if (d->arena)
-        (void)zk_gpu_unpin(d->gpu, d->arena, NULL);
-    d->arena = NULL;
+    zcz_device_unpin(z);
     device_leave(z, clean);
 }
 

@@ -42,6 +42,8 @@ int zcz_device_join(struct zc_zero *z);
  * are asynchronous. If the driver cannot pin it, copies are only slower. Does nothing without a
  * device, or for no bytes. */
 void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes);
+/** Unpins it before that. */
+void zcz_device_unpin(struct zc_zero *z);
 /** Whether that memory must be mapped read-write, because the driver cannot pin read-only
  * memory. */
 bool zcz_device_pins_writable(const struct zc_zero *z);

@@ -20,8 +20,8 @@ int zcz_piece_get(struct zc_zero *z, float **ret)
     return rc;
 }
 
-int zcz_piece_load(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc_what what,
-                   uint64_t at, uint64_t n, float **ret)
+int zcz_piece_try(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc_what what,
+                  uint64_t at, uint64_t n, float **ret)
 {
     const struct zcz_store_ops *store = z->store->ops;
     struct zcz_wait w = { .what = "the store to be read" };
@@ -34,12 +34,21 @@ int zcz_piece_load(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc
            (rc = zcz_wait(z, &w)) == 0)
         ;
     if (rc < 0)
-        return zcz_fail(z, rc, "%s", z->error.text);
+        return rc;
     rc = zcz_wait_op(z, &z->op, w.what);
-    if (rc < 0)
-        return zcz_fail(z, rc, "read of unit %u '%s': %s", u->def.index, u->def.name,
-                        zcz_store_text(z->store));
-    return 0;
+    if (z->failed)
+        return z->failed;
+    return rc < 0 ? zcz_refuse(z, rc, "read of unit %u '%s': %s", u->def.index, u->def.name,
+                               zcz_store_text(z->store))
+                  : 0;
+}
+
+int zcz_piece_load(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc_what what,
+                   uint64_t at, uint64_t n, float **ret)
+{
+    int rc = zcz_piece_try(z, u, name, what, at, n, ret);
+
+    return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
 }
 
 int zcz_piece_read(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc_what what,

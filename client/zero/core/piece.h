@@ -13,6 +13,9 @@ int zcz_piece_get(struct zc_zero *z, float **ret);
  * the store; 0: this rank's. */
 int zcz_piece_load(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc_what what,
                    uint64_t at, uint64_t n, float **ret);
+/** The same; a failure is not final. */
+int zcz_piece_try(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc_what what,
+                  uint64_t at, uint64_t n, float **ret);
 /** As zcz_piece_load(), converted to fp32 in the caller's memory. */
 int zcz_piece_read(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc_what what,
                    uint64_t at, uint64_t n, float *to);

@@ -15,6 +15,10 @@
  * errno, z->error has the error message. Several calls may share an op. op->rc becomes the first
  * failure among them, and zcz_store_text() is its error message.
  *
+ * LOST. A store whose daemon has died may still continue with the next daemon (`lost`). Until then
+ * calls that belong to a pass or a step succeed without an effect, and views show NaN, so that the
+ * pass ends like that of the other ranks. All else fails with -ENOTCONN. again.c makes a new store.
+ *
  * PIECES. Initial values, gradients and reads are transferred in pieces of at most piece_elems fp32
  * elements, cut at multiples of it. A piece is memory of the store, which has a fixed number of
  * them. piece() returns NULL while all are in flight, and the caller waits.
@@ -33,6 +37,7 @@ struct zcz_unit;
 struct zcz_op {
     uint32_t pending;
     int rc;
+    bool sure; /* the caller needs the result: if the store is lost meanwhile, rc says so */
     struct zcz_store *store; /* the store whose callbacks finish it */
 };
 
@@ -46,7 +51,7 @@ struct zcz_store_stats {
 struct zcz_store_ops {
     /** Connects, so that failures are detected early. Sets store->node. */
     int (*open)(struct zcz_store *s);
-    /** Joins a kept job, before join(). epoch 0: takes it over; otherwise joins as a rank of that
+    /** Joins a kept job, before join(). epoch 0: takes it over (but see epoch_held); otherwise joins as a rank of that
      * epoch. Sets epoch and points. Does not wait for other ranks. */
     int (*attach)(struct zcz_store *s, uint64_t epoch);
     /** Called when all units are known: names the slices. Does not wait for other ranks. Sets
@@ -156,10 +161,15 @@ struct zcz_store {
     uint64_t piece_elems;   /* of one piece of initial values, gradients or reads */
     bool early;             /* after place(): step_begin() is useful */
     uint32_t pins_max;      /* slices of this rank that can be pinned at one time; at least 1 */
-    uint64_t epoch;         /* of the attached job, */
-    uint32_t npoints;       /* and the steps that it can continue from on this node */
+    uint64_t epoch;         /* of the job, since this rank has joined it */
+    uint32_t npoints;       /* after attach(): the steps that it can continue from on this node */
     struct zc_point points[ZC_POINTS_MAX];
     uint64_t iterations, applied; /* after place(): of a job that continues */
+    bool lost;     /* the daemon has died, and the next one may be attached to: LOST */
+    bool restarts; /* the daemon is about to restart, and waits until the job is closed */
+
+    /* ---- ./: again.c, before attach() */
+    uint64_t epoch_held; /* attach() takes over only from this epoch, or an older one; 0: any */
 
     /* ---- step/: resume.c, before place() */
     uint64_t resume_at; /* the step to continue from, by its number */

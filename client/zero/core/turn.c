@@ -28,6 +28,14 @@ void zcz_turn_init(struct zc_zero *z, zcz_machine_fn *const machines[ZCZ_MACHINE
     z->turns.patience_ms = patience_ms;
 }
 
+uint32_t zcz_turn_patience(struct zc_zero *z, uint64_t patience_ms)
+{
+    uint32_t before = z->turns.patience_ms;
+
+    z->turns.patience_ms = (uint32_t)zb_min_u64(patience_ms, UINT32_MAX);
+    return before;
+}
+
 void zcz_turn_clear(struct zc_zero *z)
 {
     z->turns.stall_ns = 0;

@@ -26,6 +26,8 @@ struct zcz_turns {
 
 void zcz_turn_init(struct zc_zero *z, zcz_machine_fn *const machines[ZCZ_MACHINES],
                    uint32_t patience_ms);
+/** Changes how long zcz_wait() waits while nothing moves. Returns the previous value. */
+uint32_t zcz_turn_patience(struct zc_zero *z, uint64_t patience_ms);
 /** Resets the count of time spent waiting. */
 void zcz_turn_clear(struct zc_zero *z);
 /** Advances everything that can move. If nothing can, waits for the store up to wait_us. */

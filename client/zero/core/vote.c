@@ -147,3 +147,18 @@ int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, enum zcz_call what)
     zcz_buf_put(&z->small, buf);
     return rc;
 }
+
+int zcz_vote_any(struct zc_zero *z, uint32_t *value, enum zcz_call what)
+{
+    const uint32_t *all;
+    struct zcz_buf *buf;
+    int rc = zcz_share(z, value, sizeof(*value), what, 1, &buf);
+
+    if (rc < 0)
+        return rc;
+    all = buf->data;
+    for (uint32_t r = 0; r < z->world; r++)
+        *value |= all[r];
+    zcz_buf_put(&z->small, buf);
+    return 0;
+}

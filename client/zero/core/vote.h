@@ -38,4 +38,7 @@ int zcz_share_wait(struct zc_zero *z);
  */
 int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, enum zcz_call what);
 
+/** Sets *value on all ranks to whether any rank has a value other than 0. Collective. */
+int zcz_vote_any(struct zc_zero *z, uint32_t *value, enum zcz_call what);
+
 #endif

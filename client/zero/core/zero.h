@@ -116,6 +116,10 @@ struct zc_zero {
     bool started;
     bool placing; /* from here on, the store tells the other ranks when this rank leaves */
 
+    /* ---- ./: again.c, set by engine.c: attaches again. Collective, between two steps. 0: the job
+     * continues from the step that it was at; ZC_ROLLED_BACK: from z->iterations; or the failure */
+    int (*again)(struct zc_zero *z);
+
     /* ---- core/: fail.c */
     struct zb_fork fork;
     bool forked; /* this process is a child of the one that opened the engine */
@@ -146,8 +150,8 @@ struct zc_zero {
     struct zcz_pass *pass;   /* pass/pass.h */
     struct zcz_steps *steps; /* step/step.h */
 
-    /* ---- ./: stats.c */
-    struct zcz_store_stats base; /* counts of the store at the start */
+    /* ---- ./: account.c */
+    struct zcz_store_stats base; /* counts of the store at the start, less what was kept */
 };
 
 /** Something has moved, so the turn continues. */

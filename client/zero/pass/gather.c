@@ -129,7 +129,7 @@ static int gather_fetched(struct zc_zero *z, struct zcz_unit *u)
     if (u->pass->fetch.rc < 0)
         return zcz_fail(z, u->pass->fetch.rc, "fetch of unit %u '%s': %s", u->def.index,
                         u->def.name, zcz_store_text(z->store));
-    if (u->view.version != z->applied || u->view.bytes != stored_bytes(z, u))
+    if ((u->view.version != z->applied || u->view.bytes != stored_bytes(z, u)) && !z->store->lost)
         return zcz_fail(z, -EPROTO,
                         "unit %u '%s' came as %llu bytes of version %llu, and not %llu of %llu",
                         u->def.index, u->def.name, (unsigned long long)u->view.bytes,

@@ -136,6 +136,8 @@ int zcz_pass_start(struct zc_zero *z);
 /** Called in the start, when the store has named the slices. With gather_alone, ranks exchange
  * these names. Collective. 0, a refusal or the failure. */
 int zcz_alone_start(struct zc_zero *z);
+/** Forgets these names: before the store is replaced, and at the end. */
+void zcz_alone_done(struct zc_zero *z);
 /** Whether no unit is gathered, being gathered or being reduced. */
 bool zcz_pass_idle(const struct zc_zero *z);
 /** Whether no unit is being reduced, so the store has every gradient. */

@@ -73,7 +73,6 @@ int zcz_alone_fetched(struct zc_zero *z, struct zcz_unit *u);
 int zcz_alone_collect(struct zc_zero *z, struct zcz_unit *u);
 /** Unpins slices. */
 int zcz_alone_unpin(struct zc_zero *z, struct zcz_unit *u);
-void zcz_alone_done(struct zc_zero *z);
 
 /* ---- gather_dev.c */
 /** Returns the layout of a view of `count` elements of the unit: in host memory, or on the device,

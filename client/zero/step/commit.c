@@ -49,7 +49,7 @@ static int commit_ask(struct zc_zero *z, struct zcz_op *op, enum zc_commit what,
 
 int zcz_commit_resolve(struct zc_zero *z, enum zc_commit what, uint64_t iterations)
 {
-    int rc = commit_ask(z, &z->steps->resolve, what, iterations);
+    int rc = z->store->lost ? 0 : commit_ask(z, &z->steps->resolve, what, iterations);
 
     z->steps->dropping = what == ZC_COMMIT_DROP;
     return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
@@ -86,17 +86,32 @@ void zcz_commit_known(struct zc_zero *z, bool saved)
     z->steps->saved = saved;
 }
 
+/* A daemon was lost: all ranks attach again at the end of the step, or of zc_zero_commit(). */
+static int commit_lost(struct zc_zero *z)
+{
+    return zcz_refuse(z, ZC_ROLLED_BACK, "step %llu: the daemon was lost before it was committed",
+                      (unsigned long long)z->iterations);
+}
+
 /* All ranks exchange their results, and a prepared step is resolved accordingly. */
 static int commit_agree(struct zc_zero *z, enum zc_commit what, const struct ballot *mine)
 {
     const struct ballot *all;
     struct zcz_buf *buf;
     uint32_t bad = 0;
+    bool lost = false;
     int rc = zcz_share(z, mine, sizeof(*mine), ZCZ_CALL_COMMIT, 0, &buf);
 
     if (rc < 0)
         return rc;
     all = buf->data;
+    for (uint32_t r = 0; r < z->world; r++)
+        lost = lost || all[r].code == ZC_ROLLED_BACK;
+    if (lost) { /* what is prepared is resolved when the job is attached again */
+        zcz_buf_put(&z->small, buf);
+        z->steps->saved = false;
+        return commit_lost(z);
+    }
     while (bad < z->world && all[bad].code == 0)
         bad++;
     z->steps->saved = bad == z->world;
@@ -115,11 +130,15 @@ static int commit_settle(struct zc_zero *z)
     enum zc_commit what = z->steps->unsettled;
 
     z->steps->unsettled = ZC_COMMIT_NO;
+    if (z->store->lost && z->steps->stepped.iterations != z->iterations) /* no answer came */
+        mine.code = ZC_ROLLED_BACK;
     (void)snprintf(mine.text, sizeof(mine.text), "%.*s", ZC_MESSAGE_MAX,
                    z->steps->stepped.commit_text);
     if (what == ZC_COMMIT_PREPARE)
         return commit_agree(z, what, &mine);
     z->steps->saved = mine.code == 0;
+    if (mine.code == ZC_ROLLED_BACK)
+        return commit_lost(z);
     return z->steps->saved ? 0 : commit_refuse(z, z->rank, &mine);
 }
 
@@ -155,9 +174,18 @@ static int commit_now(struct zc_zero *z)
     }
     if (z->failed)
         return z->failed;
-    mine.code = rc;
+    mine.code = z->store->lost ? ZC_ROLLED_BACK : rc;
     rc = commit_agree(z, what, &mine);
     return rc < 0 ? rc : zcz_commit_resolved(z);
+}
+
+/* Whether some rank's daemon was lost: 0, ZC_ROLLED_BACK, or the failure. */
+static int commit_lost_anywhere(struct zc_zero *z)
+{
+    uint32_t lost = z->store->lost;
+    int rc = z->options.reconnect_ms > 0 ? zcz_vote_any(z, &lost, ZCZ_CALL_COMMIT) : 0;
+
+    return rc == 0 && lost ? ZC_ROLLED_BACK : rc;
 }
 
 int zc_zero_commit(struct zc_zero *z)
@@ -174,6 +202,8 @@ int zc_zero_commit(struct zc_zero *z)
     z->committing = true;
     rc = stepping_wait(z);
     if (rc == 0)
+        rc = commit_lost_anywhere(z);
+    if (rc == 0)
         rc = zcz_commit_settle(z);
     z->committing = true;
     if (rc == 0)
@@ -181,5 +211,5 @@ int zc_zero_commit(struct zc_zero *z)
     if (rc == 0 && !z->steps->saved)
         rc = commit_now(z);
     z->committing = false;
-    return rc;
+    return rc == ZC_ROLLED_BACK ? z->again(z) : rc;
 }

@@ -58,10 +58,10 @@ static int piece_add(struct zc_zero *z, struct zcz_unit *u, uint64_t at, uint64_
                      struct zc_zero_norm *of_unit)
 {
     float *piece;
-    int rc = zcz_piece_load(z, u, 0, ZC_GRAD, at, n, &piece);
+    int rc = zcz_piece_try(z, u, 0, ZC_GRAD, at, n, &piece);
 
     if (rc < 0)
-        return rc;
+        return z->store->lost ? rc : zcz_fail(z, rc, "%s", z->error.text);
     for (uint32_t t = 0; t < u->def.ntensors; t++)
         if (zcz_tensor_trained(u, t))
             tensor_add(z->kernels, &u->def.tensors[t], u->first + at, n, piece, of_unit++);
@@ -70,7 +70,7 @@ static int piece_add(struct zc_zero *z, struct zcz_unit *u, uint64_t at, uint64_
 }
 
 /* Adds up this rank's slices. */
-static int norms_mine(struct zc_zero *z, struct zc_zero_norm *norms)
+static int norms_add(struct zc_zero *z, struct zc_zero_norm *norms)
 {
     int rc = 0;
 
@@ -87,6 +87,19 @@ static int norms_mine(struct zc_zero *z, struct zc_zero_norm *norms)
             norms += zcz_tensor_trained(u, t);
     }
     return rc;
+}
+
+/* The norms of this rank's slices; NaN if the daemon is lost. */
+static int norms_mine(struct zc_zero *z, struct zc_zero_norm *norms)
+{
+    int rc = z->store->lost ? 0 : norms_add(z, norms);
+
+    if (z->failed || !z->store->lost)
+        return rc;
+    zcz_forgive(z);
+    for (uint32_t i = 0; i < z->steps->ntrained; i++)
+        norms[i] = (struct zc_zero_norm){ .sum_of_squares = (double)NAN, .nonfinite = 1 };
+    return 0;
 }
 
 /* Adds the results of all ranks. Groups of ranks have the same gradients, so one group is
@@ -158,6 +171,18 @@ void zcz_norms_close(struct zc_zero *z)
     free(z->steps->norms);
 }
 
+/* Some rank's daemon was lost, and its gradients are, too: attaches again, unless the trainer holds
+ * a unit. */
+static int norms_lost(struct zc_zero *z)
+{
+    uint32_t lost = z->store->lost;
+    int rc = z->options.reconnect_ms > 0 ? zcz_vote_any(z, &lost, ZCZ_CALL_NORMS) : 0;
+
+    for (uint32_t i = 0; i < z->nunits && lost; i++)
+        lost = z->units[i].pass->holds == 0;
+    return rc == 0 && lost ? z->again(z) : rc;
+}
+
 static int norms_enter(struct zc_zero *z)
 {
     int rc = zcz_enter(z, true);
@@ -167,7 +192,8 @@ static int norms_enter(struct zc_zero *z)
     if (z->steps->announced)
         return zcz_refuse(
             z, -EBUSY, "norms of tensors, and the step is announced: its gradients may be in use");
-    return 0;
+    rc = norms_settle(z, true);
+    return rc < 0 ? rc : norms_lost(z);
 }
 
 int zc_zero_norms(struct zc_zero *z, struct zc_zero_norm *ret, uint32_t n)
@@ -181,9 +207,7 @@ int zc_zero_norms(struct zc_zero *z, struct zc_zero_norm *ret, uint32_t n)
     if (n != z->steps->ntrained)
         return zcz_refuse(z, -EINVAL, "norms of %u tensors, and %u are trainable", n,
                           z->steps->ntrained);
-    rc = norms_settle(z, true);
-    if (rc == 0)
-        rc = zcz_norms(z, &norms);
+    rc = zcz_norms(z, &norms);
     if (rc == 0 && n > 0)
         memcpy(ret, norms, n * sizeof(*ret));
     return rc;
@@ -197,8 +221,6 @@ int zc_zero_norm(struct zc_zero *z, double *ret)
     double sum = 0;
     int rc = norms_enter(z);
 
-    if (rc == 0)
-        rc = norms_settle(z, true);
     if (rc == 0)
         rc = zcz_norms(z, &norms);
     if (rc < 0)

@@ -20,6 +20,10 @@
  * version and wait in the store, unit by unit; the next gradients wait here (reduce.c). So the next
  * forward pass begins while the end of the model is still being updated. A failed step fails the
  * engine, at the next call.
+ *
+ * RESTARTS. The ranks tell each other whether a daemon was lost in this pass, or is about to
+ * restart. If one was lost, its gradients are, too: all ranks attach again instead of stepping. If
+ * one restarts, all make the step, and then attach again (z->again()).
  */
 #include <errno.h>
 #include <float.h>
@@ -40,6 +44,19 @@ int zcz_steps_start(struct zc_zero *z)
     z->applied = z->store->applied;
     z->steps->scaler = zcz_scale_new(&z->options.loss_scale, z->iterations);
     return zcz_counts_start(z);
+}
+
+void zcz_steps_again(struct zc_zero *z)
+{
+    struct zcz_steps *s = z->steps;
+
+    s->announced = s->announcing = s->announced_classes = false;
+    s->announce = s->step = s->resolve = s->notes = (struct zcz_op){ 0 };
+    s->unsettled = ZC_COMMIT_NO;
+    s->dropping = false;
+    s->norms_at = 0;
+    s->lagging = s->counts_set = false;
+    z->stepping = z->committing = false;
 }
 
 void zcz_steps_close(struct zc_zero *z)
@@ -130,6 +147,7 @@ struct step_share {
     uint64_t hash;            /* of the trainer's arguments */
     uint64_t note_bytes;      /* length of the trainer's bytes, on the first rank of a node */
     uint64_t micros;          /* what the sum is divided by; 0: the trainer gives a divisor */
+    uint64_t lost, restarts;  /* of this rank's store */
     struct zcz_scaler scaler; /* read by each rank from the note in its node's daemon */
 };
 
@@ -137,6 +155,7 @@ struct step_share {
 struct step_shared {
     double norm; /* of all gradients */
     uint64_t nonfinite, note_bytes;
+    bool lost, restarts; /* some rank's store */
     unsigned char *used; /* the bits of all ranks; freed by zc_zero_step_by() */
 };
 
@@ -215,6 +234,8 @@ static int share_merge(struct zc_zero *z, const unsigned char *all, size_t bytes
         }
         ret->nonfinite += of.norm.nonfinite;
         ret->note_bytes = zb_max_u64(ret->note_bytes, of.note_bytes);
+        ret->lost = ret->lost || of.lost;
+        ret->restarts = ret->restarts || of.restarts;
         for (size_t i = 0; i < used_bytes(z); i++)
             ret->used[i] |= bits[i];
         rc = share_compare(z, &first, &of, r);
@@ -243,6 +264,8 @@ static int step_share(struct zc_zero *z, const struct zc_zero_step_how *how,
              : zcz_fail(z, -ENOMEM, "no memory for the bits of %u tensors", z->steps->ntensors);
     if (rc == 0) {
         mine.norm = z->steps->norm;
+        mine.lost = z->store->lost;
+        mine.restarts = z->store->restarts;
         memcpy(share, &mine, sizeof(mine));
         used_mine(z, share + sizeof(mine));
         rc = zcz_share(z, share, bytes, ZCZ_CALL_STEP, 0, &buf);
@@ -435,6 +458,20 @@ static int step_make(struct zc_zero *z, const struct zc_zero_step_how *how,
     return rc < 0 ? rc : step_begin(z, &step, classes);
 }
 
+/* Some rank's daemon is about to restart: waits until the step is whole, and continues with the
+ * next daemon. */
+static int step_then_restart(struct zc_zero *z)
+{
+    struct zcz_wait w = { .what = "the step before a restart of the daemon" };
+    int rc = zcz_turn(z, 0);
+
+    while (rc == 0 && z->stepping)
+        rc = zcz_wait(z, &w);
+    if (rc == 0)
+        rc = zcz_commit_settle(z);
+    return rc < 0 && rc != ZC_ROLLED_BACK ? rc : z->again(z);
+}
+
 int zc_zero_step_by(struct zc_zero *z, const struct zc_zero_step_how *how,
                     struct zc_zero_stepped *ret)
 {
@@ -449,17 +486,21 @@ int zc_zero_step_by(struct zc_zero *z, const struct zc_zero_step_how *how,
         rc = step_settle(z);
     if (rc == 0)
         rc = zcz_commit_settle(z);
-    if (rc == 0)
+    if (rc == 0 || rc == ZC_ROLLED_BACK)
         rc = step_share(z, how, &shared);
-    if (rc == 0)
+    if (rc == 0 && shared.lost)
+        rc = z->again(z);
+    else if (rc == 0)
         rc = step_make(z, how, &shared, &out);
+    if (rc == 0 && shared.restarts)
+        rc = step_then_restart(z);
     free(shared.used);
-    if (rc < 0)
+    if (rc < 0 && rc != ZC_ROLLED_BACK)
         return rc;
     out.iterations = z->iterations;
     out.applied = z->applied;
     *ret = out;
-    return 0;
+    return rc;
 }
 
 int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
@@ -544,6 +585,8 @@ int zcz_step_turn(struct zc_zero *z)
         return announce_turn(z);
     z->stepping = false;
     zcz_moved(z);
+    if (z->store->lost) /* whether the step was made shows when the job is attached again */
+        return 0;
     if (z->steps->step.rc < 0)
         return zcz_fail(z, z->steps->step.rc, "step %llu: %s", (unsigned long long)z->iterations,
                         zcz_store_text(z->store));

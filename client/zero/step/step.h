@@ -59,6 +59,8 @@ static inline bool zcz_steps_idle(const struct zc_zero *z)
 {
     return z->steps->notes.pending == 0 && z->steps->announce.pending == 0 && !z->stepping;
 }
+/** Between two steps, before the job is attached again: forgets what the store was told. */
+void zcz_steps_again(struct zc_zero *z);
 void zcz_steps_close(struct zc_zero *z);
 
 /* ---- step.c */

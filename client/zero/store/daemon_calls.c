@@ -10,13 +10,21 @@
 #include "client/zero/core/zero.h"
 #include "client/zero/store/daemon_priv.h"
 
+bool zcz_daemon_lost(struct zcz_daemon *d, int rc)
+{
+    if (rc != -ENOTCONN || !d->limbo || d->gone)
+        return d->base.lost;
+    d->base.lost = true;
+    return true;
+}
+
 static void op_end(struct zcz_op *op, int rc)
 {
     struct zcz_daemon *d = zcz_daemon_of(op->store);
 
     assert(op->pending > 0);
     op->pending--;
-    if (rc < 0) {
+    if (rc < 0 && (!zcz_daemon_lost(d, rc) || op->sure)) {
         (void)zb_fail(&d->base.err, rc, "%s", zc_error(d->c));
         op->rc = op->rc ? op->rc : rc;
     }
@@ -38,10 +46,16 @@ void zcz_daemon_on_piece(void *arg, int rc)
 void zcz_daemon_on_event(void *arg, const struct zc_event *event)
 {
     struct zcz_daemon *d = arg;
-    const struct zcz_store *s = &d->base;
+    struct zcz_store *s = &d->base;
     uint32_t rank = event->rank < s->node_world ? s->node_ranks[event->rank] : event->rank;
 
-    if (event->job != d->job.id || d->gone)
+    if (event->job != d->job.id || d->gone || d->base.lost)
+        return;
+    if (event->kind == ZC_EVENT_RESTART) {
+        d->base.restarts = d->limbo != NULL;
+        return;
+    }
+    if (zcz_daemon_lost(d, event->code)) /* it ends in good order, without having waited */
         return;
     d->gone = event->code;
     d->base.err.code = 0; /* the reason replaces failures that it caused */
@@ -53,14 +67,27 @@ void zcz_daemon_on_event(void *arg, const struct zc_event *event)
         (void)zb_fail(&d->base.err, d->gone, "%s", event->text);
 }
 
-int zcz_daemon_begun(struct zcz_daemon *d, struct zcz_op *op, int rc)
+int zcz_daemon_begun_sure(struct zcz_daemon *d, struct zcz_op *op, int rc)
 {
     if (rc == 0) {
         op->store = &d->base;
         op->pending++;
+        op->sure = true;
         return 0;
     }
+    (void)zcz_daemon_lost(d, rc);
     return rc == -ENOBUFS ? -EAGAIN : zcz_refuse(d->base.z, rc, "%s", zc_error(d->c));
+}
+
+int zcz_daemon_begun(struct zcz_daemon *d, struct zcz_op *op, int rc)
+{
+    bool sure = op->sure;
+
+    if (rc < 0 && zcz_daemon_lost(d, rc))
+        return 0;
+    rc = zcz_daemon_begun_sure(d, op, rc);
+    op->sure = sure;
+    return rc;
 }
 
 int zcz_daemon_wait(struct zcz_daemon *d, int rc, const char *what)

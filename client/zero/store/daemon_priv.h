@@ -33,6 +33,9 @@ struct zcz_daemon {
     bool placing;
     struct zcz_op ping;
     uint64_t pinged_ns;
+    struct zcz_store_stats stats; /* as last read */
+    void *limbo; /* what views show when the daemon is lost; NULL: its loss is final */
+    size_t limbo_bytes;
 };
 
 static inline struct zcz_daemon *zcz_daemon_of(struct zcz_store *s)
@@ -46,8 +49,13 @@ static inline struct zcz_daemon *zcz_daemon_of(struct zcz_store *s)
 void zcz_daemon_on_op(void *arg, int rc);
 void zcz_daemon_on_piece(void *arg, int rc);
 void zcz_daemon_on_event(void *arg, const struct zc_event *event);
-/** Handles the result of starting a call: 0 and op->pending grows, -EAGAIN, or a refusal. */
+/** Handles the result of starting a call: 0 and op->pending grows, -EAGAIN, or a refusal. If the
+ * daemon is lost, 0, and the op is as before. */
 int zcz_daemon_begun(struct zcz_daemon *d, struct zcz_op *op, int rc);
+/** The same for a call whose result is needed: a refusal if the daemon is lost. */
+int zcz_daemon_begun_sure(struct zcz_daemon *d, struct zcz_op *op, int rc);
+/** Whether the failure is the loss of a daemon that can be replaced: then it is recorded. */
+bool zcz_daemon_lost(struct zcz_daemon *d, int rc);
 /** The same, and waits for the call. On failure, its error message becomes the engine's. */
 int zcz_daemon_wait(struct zcz_daemon *d, int rc, const char *what);
 

@@ -11,6 +11,7 @@
 
 #include "client/zero/core/zero.h"
 #include "client/zero/store/daemon_priv.h"
+#include "client/zero/store/limbo.h"
 
 #define CONNECT_MS_MAX 5000u
 
@@ -21,6 +22,7 @@ int zcz_daemon_open(struct zcz_store *s)
         .socket = s->z->options.socket,
         .program = "zero",
         .connect_timeout_ms = (uint32_t)zb_min_u64(s->z->timeout_ms, CONNECT_MS_MAX),
+        .no_wait = true,
     };
     int rc = zc_open(&d->c, &options);
 
@@ -74,7 +76,8 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .attach = attaches,
         .durable = z->options.durable,
         .takeover = attaches && epoch == 0,
-        .epoch = epoch,
+        .epoch = epoch ? epoch : d->base.epoch_held,
+        .returns = z->options.reconnect_ms > 0,
         .offload_param = place_param(z),
         .device = params_on_gpu(z) ? zk_gpu_info(z->device.gpu)->id : NULL,
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
@@ -98,6 +101,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
     if (rc < 0)
         return rc;
     d->joined = true;
+    d->base.epoch = d->job.epoch;
     for (uint32_t i = 0; i < ZB_PIECES; i++)
         d->pieces[i] = (struct zcz_piece){
             .data = (float *)(void *)((char *)d->job.staging + i * piece_bytes),
@@ -161,11 +165,13 @@ int zcz_daemon_attach(struct zcz_store *s, uint64_t epoch)
     struct zcz_daemon *d = zcz_daemon_of(s);
     int rc = start_job(d, true, epoch);
 
+    if (rc == -ENOENT && s->epoch_held > 0)
+        return zcz_refuse(s->z, rc, "job '%s' was lost with its daemon: it had no commit yet",
+                          s->z->job);
     if (rc == -ENOENT)
         s->err.code = 0; /* the job may be created instead */
     if (rc < 0)
         return rc;
-    s->epoch = d->job.epoch;
     s->npoints = (uint32_t)zb_min_u64(d->job.npoints, ZC_POINTS_MAX);
     memcpy(s->points, d->job.points, sizeof(s->points));
     return 0;
@@ -211,6 +217,22 @@ void zcz_daemon_let_go(struct zcz_daemon *d)
     d->params = NULL;
 }
 
+/* What views show if the daemon is lost: as large as the largest slice. Without it, which is no
+ * failure, the loss is final. */
+static void place_limbo(struct zcz_daemon *d)
+{
+    const struct zc_zero *z = d->base.z;
+
+    if (z->options.reconnect_ms == 0)
+        return;
+    for (uint32_t i = 0; i < z->nunits; i++)
+        d->limbo_bytes =
+            zb_max_u64(d->limbo_bytes, zb_plane_bytes(z->units[i].layout.block_bytes[ZB_PARAM],
+                                                      d->base.page_elems, z->units[i].slice));
+    d->limbo_bytes = zb_round_up(zb_max_u64(d->limbo_bytes, 1), ZB_PAGE_ALIGN);
+    d->limbo = zcz_limbo_map(d->limbo_bytes);
+}
+
 int zcz_daemon_place(struct zcz_store *s)
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
@@ -225,6 +247,8 @@ int zcz_daemon_place(struct zcz_store *s)
     s->pins_max = d->placement.ring_bytes == 0 ? UINT32_MAX : ZC_PINS_MIN;
     if (rc == 0 && d->placement.gpu_params > 0)
         rc = place_import(d);
+    else if (rc == 0)
+        place_limbo(d);
     if (rc == 0) {
         zcz_device_pin(s->z, d->placement.arena, d->placement.arena_bytes);
         s->iterations = d->placement.iterations;

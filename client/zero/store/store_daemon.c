@@ -16,6 +16,9 @@
  * zcz_wait() gives up. Some requests may take longer than the timeout: placing a large job, a step
  * that has begun, a commit. While one of these is in progress, the daemon is pinged, and an answer
  * counts as progress. A fetch during a step has no timeout of its own.
+ *
+ * LOST. With reconnect_ms, the death of the daemon of a durable job is not final (store.h). Requests
+ * in flight end as if they had succeeded, unless their result is needed; new ones begin nothing.
  */
 #include <assert.h>
 #include <errno.h>
@@ -26,6 +29,7 @@
 
 #include "client/zero/core/zero.h"
 #include "client/zero/store/daemon_priv.h"
+#include "client/zero/store/limbo.h"
 #include "client/zero/store/stores.h"
 
 #define PING_NS UINT64_C(50000000)
@@ -37,7 +41,7 @@ static float *daemon_piece(struct zcz_store *s)
     struct zcz_daemon *d = zcz_daemon_of(s);
 
     for (uint32_t i = 0; i < ZB_PIECES; i++)
-        if (!d->pieces[i].used) {
+        if (!d->pieces[i].used || s->lost) { /* lost: nobody reads them */
             d->pieces[i].used = true;
             return d->pieces[i].data;
         }
@@ -95,7 +99,7 @@ static int daemon_read(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
 
-    return zcz_daemon_begun(
+    return zcz_daemon_begun_sure(
         d, op,
         zc_read(d->c, d->shards[u->def.index], what, first, count, piece, zcz_daemon_on_op, op));
 }
@@ -105,8 +109,8 @@ static int daemon_read_named(struct zcz_store *s, struct zcz_op *op, uint64_t na
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
 
-    return zcz_daemon_begun(d, op,
-                            zc_read(d->c, name, what, first, count, piece, zcz_daemon_on_op, op));
+    return zcz_daemon_begun_sure(
+        d, op, zc_read(d->c, name, what, first, count, piece, zcz_daemon_on_op, op));
 }
 
 static int daemon_set(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t name,
@@ -116,16 +120,18 @@ static int daemon_set(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u
     struct zcz_piece *p = piece_of(d, piece);
 
     p->op = op;
-    return zcz_daemon_begun(d, op,
-                            zc_write(d->c, name ? name : d->shards[u->def.index], what, first,
-                                     count, piece, zcz_daemon_on_piece, p));
+    return zcz_daemon_begun_sure(d, op,
+                                 zc_write(d->c, name ? name : d->shards[u->def.index], what, first,
+                                          count, piece, zcz_daemon_on_piece, p));
 }
 
 static int daemon_sync(struct zcz_store *s)
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
 
-    return zcz_daemon_wait(d, zc_ping(d->c, zcz_daemon_on_op, &d->op), "the daemon");
+    int rc = zcz_daemon_wait(d, zc_ping(d->c, zcz_daemon_on_op, &d->op), "the daemon");
+
+    return rc == 0 && s->lost ? zcz_refuse(s->z, -ENOTCONN, "the daemon is gone") : rc;
 }
 
 static int daemon_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u,
@@ -134,6 +140,7 @@ static int daemon_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit 
     struct zcz_daemon *d = zcz_daemon_of(s);
     uint32_t timeout_ms = s->z->stepping ? UINT32_MAX : s->z->timeout_ms;
 
+    u->view = (struct zc_view){ .data = d->limbo }; /* until the answer comes */
     return zcz_daemon_begun(d, op,
                             zc_fetch(d->c, &d->shards[u->def.index], 1, min_version, timeout_ms,
                                      &u->view, zcz_daemon_on_op, op));
@@ -144,6 +151,8 @@ static int daemon_release(struct zcz_store *s, struct zcz_unit *u)
     struct zcz_daemon *d = zcz_daemon_of(s);
     int rc = zc_release(d->c, &d->shards[u->def.index], 1);
 
+    if (rc < 0 && zcz_daemon_lost(d, rc))
+        return 0;
     if (rc < 0)
         (void)zb_fail(&d->base.err, rc, "%s", zc_error(d->c));
     return rc;
@@ -160,6 +169,8 @@ static int daemon_fetch_named(struct zcz_store *s, struct zcz_op *op, const uint
     struct zcz_daemon *d = zcz_daemon_of(s);
     uint32_t timeout_ms = s->z->stepping ? UINT32_MAX : s->z->timeout_ms;
 
+    for (uint32_t i = 0; i < n; i++)
+        ret[i] = (struct zc_view){ .data = d->limbo };
     return zcz_daemon_begun(
         d, op, zc_fetch(d->c, names, n, min_version, timeout_ms, ret, zcz_daemon_on_op, op));
 }
@@ -169,6 +180,8 @@ static int daemon_release_named(struct zcz_store *s, const uint64_t *names, uint
     struct zcz_daemon *d = zcz_daemon_of(s);
     int rc = zc_release(d->c, names, n);
 
+    if (rc < 0 && zcz_daemon_lost(d, rc))
+        return 0;
     if (rc < 0)
         (void)zb_fail(&d->base.err, rc, "%s", zc_error(d->c));
     return rc;
@@ -178,6 +191,7 @@ static int daemon_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, s
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
 
+    *ret = (struct zc_norm){ 0 };
     return zcz_daemon_begun(d, op, zc_norms(d->c, d->job.id, step, ret, zcz_daemon_on_op, op));
 }
 
@@ -216,8 +230,8 @@ static int daemon_optimizer(struct zcz_store *s, struct zcz_op *op, enum zc_opti
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
 
-    return zcz_daemon_begun(d, op,
-                            zc_job_optimizer(d->c, d->job.id, kind, moments, zcz_daemon_on_op, op));
+    return zcz_daemon_begun_sure(
+        d, op, zc_job_optimizer(d->c, d->job.id, kind, moments, zcz_daemon_on_op, op));
 }
 
 static int daemon_abandon(struct zcz_store *s, struct zcz_op *op, uint64_t step)
@@ -231,10 +245,12 @@ static int daemon_commit(struct zcz_store *s, struct zcz_op *op, enum zc_commit 
                          uint64_t iterations)
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
+    int rc = zc_commit(d->c, d->job.id, what, iterations, UINT32_MAX, &d->committed,
+                       zcz_daemon_on_op, op);
 
-    return zcz_daemon_begun(d, op,
-                            zc_commit(d->c, d->job.id, what, iterations, UINT32_MAX, &d->committed,
-                                      zcz_daemon_on_op, op));
+    if (what == ZC_COMMIT_PREPARED || what == ZC_COMMIT_DROP)
+        return zcz_daemon_begun(d, op, rc);
+    return zcz_daemon_begun_sure(d, op, rc);
 }
 
 static int daemon_note_put(struct zcz_store *s, struct zcz_op *op, bool of_job, const void *note,
@@ -261,8 +277,12 @@ static int daemon_stats(struct zcz_store *s, struct zcz_store_stats *ret)
     struct zcz_daemon *d = zcz_daemon_of(s);
     struct zc_job_row *rows = NULL;
     size_t n = 0;
-    int rc = zc_jobs_wait(d->c, s->z->job, &rows, &n);
+    int rc = s->lost ? -ENOTCONN : zc_jobs_wait(d->c, s->z->job, &rows, &n);
 
+    if (rc < 0 && zcz_daemon_lost(d, rc)) { /* what it had moved before */
+        *ret = d->stats;
+        return 0;
+    }
     if (rc < 0)
         return zcz_refuse(s->z, rc, "%s", d->gone ? d->base.err.text : zc_error(d->c));
     for (size_t i = 0; i < n; i++)
@@ -278,6 +298,7 @@ static int daemon_stats(struct zcz_store *s, struct zcz_store_stats *ret)
     zc_rows_free(rows);
     ret->gpu_params_bytes = d->placement.gpu_params;
     ret->gpu_why = zcz_daemon_why(d);
+    d->stats = *ret;
     return 0;
 }
 
@@ -311,12 +332,16 @@ static int daemon_poll(struct zcz_store *s, uint32_t wait_us)
     }
     if (d->c && (d->placing || s->z->stepping || s->z->committing))
         poll_ping(d);
+    if (s->lost)
+        pfd.fd = -1; /* a socket that has ended would never let it sleep */
     if (wait_us > 0)
         (void)ppoll(&pfd, 1, &nap, NULL); /* if a signal ends it early, the caller checks again */
-    if (d->c)
+    if (d->c && !s->lost)
         rc = zc_poll(d->c, 0);
     if (d->gone)
         return d->gone;
+    if (rc < 0 && zcz_daemon_lost(d, rc))
+        return 1; /* calls have ended */
     if (rc < 0)
         (void)zb_fail(&d->base.err, rc, "%s", zc_error(d->c));
     return rc;
@@ -340,6 +365,7 @@ static void daemon_close(struct zcz_store *s)
 
     zcz_daemon_let_go(d);
     zc_close(d->c); /* ends calls in flight, before the memory that they write to is freed */
+    zcz_limbo_unmap(d->limbo, d->limbo_bytes);
     free(d->ids);
     free(d->shards);
     free(s->node_ranks);

@@ -46,6 +46,7 @@ class Handle:
         options = self.engine.options
         self._notes = _notes.Notes(runtime, options.get("job"), bool(options.get("keep") or options.get("durable")))
         runtime.before_step, runtime.writing = self._notes.before_step, self._notes.writing
+        runtime.resume = self._notes.again
         try:
             if self.resumed:
                 self._notes.resume()
@@ -90,6 +91,7 @@ class Handle:
 
         Raises:
             Refused: the job has no daemon, or is not durable. ValueError: a note before the first step.
+            RolledBack: the daemon was lost before this; as from optimizer.step().
         """
         if self.runtime.waiting is not None:
             self.runtime.waiting.step()

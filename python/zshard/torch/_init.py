@@ -47,6 +47,7 @@ class Wishes:
     resume: bool | str = False
     comm: str | Comm = "auto"
     timeout: float = 60
+    reconnect: float = 120
 
     @property
     def explicit(self) -> str:
@@ -73,6 +74,7 @@ def init(
     resume: bool | str = False,
     comm: str | Comm = "auto",
     timeout: float = 60,
+    reconnect: float = 120,
 ) -> None:
     """Sets what the next `shard` uses. Optional; opens nothing. A later call replaces the settings.
 
@@ -87,6 +89,9 @@ def init(
         resume: continue the job of that name. "auto": if it exists; otherwise start it.
         comm: "auto", "self", "tcp", "mpi", "nccl", or a Comm.
         timeout: seconds to wait for the daemon or a peer.
+        reconnect: of a durable job: seconds to wait for another daemon if this one restarts or dies. A restart in good
+            order shows nothing. If the daemon dies, optimizer.step() raises RolledBack, with the step that the job
+            continues from. 0: the loss of the daemon ends the run. Not for a daemon that was started by the run.
 
     Raises:
         ValueError: the arguments contradict each other.
@@ -100,10 +105,13 @@ def init(
         raise ValueError("resume needs the job's name: init(job=...)")
     if timeout <= 0:
         raise ValueError(f"timeout={timeout}: seconds, more than 0")
+    if not 0 <= reconnect <= 1e6:
+        raise ValueError(f"reconnect={reconnect}: seconds, 0 to 1000000")
     for name, value in (("host_bytes", host_bytes), ("nvme_bytes", nvme_bytes)):
         if value is not None:
             _daemon.parse_bytes(value, name)
-    made = Wishes(job, socket, data, host_bytes, nvme_bytes, keep or durable, durable, resume, comm, timeout)
+    made = Wishes(job, socket, data, host_bytes, nvme_bytes, keep or durable, durable, resume, comm, timeout,
+                   reconnect)  # fmt: skip
     with _lock:
         before, _wishes = _wishes, made
         if _context is not None:
@@ -206,6 +214,8 @@ class Context:
         tier = offload if offload != "auto" else "nvme" if daemon.nvme_bytes else "host"
         options |= {"socket": daemon.socket, "offload_param": tier, "offload_optimizer": tier}
         options |= {"keep": wishes.keep, "durable": wishes.durable}
+        if wishes.durable and not daemon.embedded:
+            options["reconnect_ms"] = int(wishes.reconnect * 1000)
         if wishes.resume == "auto":
             options["resume_if_there"] = True
         elif wishes.resume:

@@ -211,6 +211,15 @@ class Notes:
         set_rng_state(state)
         return True
 
+    def again(self) -> Any:
+        """After the job was attached to another daemon: as resume(). Returns this rank's note. Collective."""
+        self._instance = ""
+        if self.runtime.steps > 0:
+            self.resume()
+        else:
+            self.note, self.note_step, self._mark, self._last = None, 0, "", ""
+        return self.note
+
     def _file(self, mark: str) -> dict[str, Any]:
         """What commit() wrote after the step of that mark; {}: nothing."""
         if not mark or self.job is None:

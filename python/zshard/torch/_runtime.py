@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from .._engine import Engine
+from ..errors import RolledBack
 from ._memory import UnitMemory, saved_hooks, tensor_at
 from ._unit_state import Group, UnitState
 from ._units import Plan
@@ -58,6 +59,7 @@ class Runtime:
         self.first_trainable: dict[int, int] = {}  # of each trainable unit: its first tensor's number
         self.steps = 0
         self.before_step: Callable[[], None] | None = None  # sends the note that goes with the step
+        self.resume: Callable[[], Any] | None = None  # reads the note of the job's step; returns commit()'s
         self.writing: Callable[[], None] | None = (
             None  # marks the job: weights are written that belong to the next step
         )
@@ -84,10 +86,13 @@ class Runtime:
     # ---- calls of the engine
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """A call of the engine, whose time is not ours."""
+        """A call of the engine, whose time is not ours. RolledBack: the job continues from an older step."""
         start = perf_counter_ns()
         try:
             return function(*args)
+        except RolledBack as e:
+            self.rolled_back(e)
+            raise
         finally:
             self.c_ns += perf_counter_ns() - start
 
@@ -493,6 +498,17 @@ class Runtime:
         norms = self.norms
         self.clear()
         self.norms, self.spent = norms, True
+
+    def rolled_back(self, error: RolledBack) -> None:
+        """The job continues from an older step, in another daemon."""
+        self.steps, _ = self.engine.progress()
+        for state, i in self.trainable:
+            state.params[i].grad = None
+        self.clear()
+        self.spent, self.last = False, None
+        error.step = self.steps
+        if self.resume is not None:
+            error.note = self.resume()
 
     def settle(self) -> None:
         """Before a micro-step: what the user did to .grad since the last one. RuntimeError: it cannot be done."""

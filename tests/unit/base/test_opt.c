@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/opt.h"
 #include "base/util.h"
@@ -297,6 +298,27 @@ static void from_a_file(void **state)
     assert_int_equal(v.share, 9);
 }
 
+/** A file with options of another program. */
+static void others_in_a_file(void **state)
+{
+    char path[] = "/tmp/zshard-opt-XXXXXX";
+    int fd = mkstemp(path);
+    static const char text[] = "one = 1\nshare = 9 two = { \"a:b\", c }\nkeep_not = 'x y'\n";
+    struct zb_err err = { 0 };
+    struct values v = { .share = 7 };
+
+    (void)state;
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, sizeof(text) - 1), sizeof(text) - 1);
+    assert_int_equal(zb_opt_file(rows, &v, path, false, &err), -EINVAL);
+    assert_non_null(strstr(err.text, ":1: unknown option 'one'"));
+    assert_int_equal(v.share, 7);
+    assert_int_equal(zb_opt_file(rows, &v, path, true, NULL), 0);
+    assert_int_equal(v.share, 9);
+    assert_int_equal(close(fd), 0);
+    assert_int_equal(unlink(path), 0);
+}
+
 /* ---- help */
 
 static void help_is_of_the_rows(void **state)
@@ -339,6 +361,7 @@ int main(void)
         cmocka_unit_test(values_arrive),
         cmocka_unit_test(words_among_options),
         cmocka_unit_test(from_a_file),
+        cmocka_unit_test(others_in_a_file),
         cmocka_unit_test(help_is_of_the_rows),
     };
 

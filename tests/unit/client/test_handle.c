@@ -281,7 +281,8 @@ static void hello_table(void **state)
         f.fn = hello_fn;
         f.arg = (void *)(uintptr_t)&hello_cases[i];
         fake_start(&f);
-        rc = zc_open(&c, &(struct zc_options){ .socket = f.path, .connect_timeout_ms = 200 });
+        rc = zc_open(&c, &(struct zc_options){
+                             .socket = f.path, .connect_timeout_ms = 200, .no_wait = true });
         if (rc != hello_cases[i].rc)
             fail_msg("%s: got %d '%s'", hello_cases[i].name, rc, zc_error(c));
         if (rc == 0)

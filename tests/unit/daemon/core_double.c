@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/core_life.h"
@@ -112,12 +113,30 @@ void zsd_core_last(struct zsd *daemon)
     (void)daemon;
 }
 
+void zsd_core_ending_text(const struct zsd *daemon, char *ret, size_t size)
+{
+    (void)daemon;
+    (void)snprintf(ret, size, "busy with %u", core_double.busy);
+}
+
 void zsd_core_farewell(struct zsd *daemon)
 {
     (void)daemon;
     core_double.farewells++;
     core_double.busy += core_double.farewell_busy;
     core_answer_all(5);
+}
+
+void zsd_core_leave(struct zsd *daemon)
+{
+    (void)daemon;
+    core_double.leaving = true;
+}
+
+bool zsd_core_waits(const struct zsd *daemon)
+{
+    (void)daemon;
+    return core_double.waits;
 }
 
 void zsd_core_drain(struct zsd *daemon)

@@ -34,7 +34,8 @@ struct core_double {
     bool others;            /* what zsd_core_others() returns */
     unsigned farewell_busy; /* operations that zsd_core_farewell() begins; it answers all */
     unsigned farewells;
-    bool draining;
+    bool leaving, draining;
+    bool waits; /* what zsd_core_waits() returns */
     unsigned handled, released, gone, turns, ticks;
     unsigned news, frees;
 };

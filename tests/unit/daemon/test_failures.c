@@ -134,7 +134,7 @@ static void the_start(void **state)
         fail_at = nth;
         rc = zsd_startup(&d, &err);
         if (rc == 0)
-            rc = zsd_loop_end_on_signals(&d, 1000, &err);
+            rc = zsd_loop_end_on_signals(&d, &(struct zsd_patience){ 0, 1000, 1000 }, &err);
         if (asked < nth)
             assert_int_equal(rc, 0); /* nothing failed */
         fail_at = 0;

@@ -3,6 +3,7 @@
 #include "tests/unit/daemon/server_fixture.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -28,12 +29,18 @@ static void later(uint64_t ms, uv_timer_cb run)
     (void)uv_timer_start(&timer, run, ms, 0);
 }
 
-static void watch(uint32_t drain_ms)
+static void watch_for(uint64_t stall_ms, uint64_t limit_ms)
 {
     struct zb_err err = { 0 };
+    const struct zsd_patience patience = { .stall_ms = stall_ms, .limit_ms = limit_ms };
 
-    if (zsd_loop_end_on_signals(&x.daemon, drain_ms, &err) < 0)
+    if (zsd_loop_end_on_signals(&x.daemon, &patience, &err) < 0)
         fail_msg("%s", err.text);
+}
+
+static void watch(uint64_t limit_ms)
+{
+    watch_for(limit_ms, limit_ms);
 }
 
 static void nothing_in_progress(void **state)
@@ -173,7 +180,7 @@ static void a_client_that_never_reads(void **state)
     assert_int_equal(close(fd), 0);
 }
 
-/** drain_ms limits the whole end, the sending of answers included. */
+/** The limit is that of the whole end, the sending of answers included. */
 static void a_short_time_for_all(void **state)
 {
     int fd = sf_client(&x);
@@ -210,6 +217,131 @@ static void the_manager_is_told(void **state)
     assert_string_equal(text, "STOPPING=1");
     assert_int_equal(close(fd), 0);
     assert_int_equal(unlink(a.sun_path), 0);
+}
+
+/* ---- an end that takes long */
+
+static struct zsd_task slow_task;
+static uint64_t slow_until;
+static unsigned slow_done;
+
+static void slow_run(struct zsd_task *task)
+{
+    (void)task;
+    (void)usleep(50000);
+}
+
+/* One operation after the other finishes, until slow_until. */
+static void slow_next(struct zsd_task *task)
+{
+    slow_done++;
+    if (now_ms() < slow_until)
+        zsd_compute_post(x.daemon.compute, task);
+    else
+        core_double.busy = 0;
+}
+
+static void slow_begin(uint64_t ms)
+{
+    slow_task = (struct zsd_task){ .run = slow_run, .done = slow_next };
+    slow_until = now_ms() + ms;
+    slow_done = 0;
+    core_double.busy = 1;
+    zsd_compute_post(x.daemon.compute, &slow_task);
+}
+
+/** As long as operations finish, the end is waited for. */
+static void slow_but_moving(void **state)
+{
+    uint64_t begin = now_ms();
+
+    (void)state;
+    watch_for(500, 0);
+    slow_begin(1500);
+    assert_int_equal(raise(SIGTERM), 0);
+    assert_true(zsd_loop_run(&x.daemon));
+    assert_true(now_ms() - begin >= 1500);
+    assert_true(slow_done > 3);
+}
+
+/** The limit of all of it holds, even so. */
+static void moving_for_too_long(void **state)
+{
+    uint64_t begin = now_ms();
+
+    (void)state;
+    watch_for(60000, 300);
+    slow_begin(1000);
+    assert_int_equal(raise(SIGTERM), 0);
+    assert_false(zsd_loop_run(&x.daemon));
+    assert_true(now_ms() - begin >= 300);
+    assert_true(now_ms() - begin < 1000);
+    while (core_double.busy > 0) /* the task is in this file's memory */
+        (void)zsd_compute_reap(x.daemon.compute, 1);
+}
+
+/** The manager hears about once a second what the end waits for, and that it takes longer. */
+static void more_time_is_asked_for(void **state)
+{
+    static const char want[] = "EXTEND_TIMEOUT_USEC=30000000\nSTATUS=Stopping: busy with 1";
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    char text[128] = "";
+
+    (void)state;
+    (void)snprintf(a.sun_path, sizeof(a.sun_path), "%s/n", x.dir);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&a, sizeof(a)), 0);
+    assert_int_equal(setenv("NOTIFY_SOCKET", a.sun_path, 1), 0);
+    watch_for(60000, 0);
+    slow_begin(1300);
+    assert_int_equal(raise(SIGTERM), 0);
+    assert_true(zsd_loop_run(&x.daemon));
+    assert_int_equal(unsetenv("NOTIFY_SOCKET"), 0);
+    assert_int_equal(recv(fd, text, sizeof(text) - 1, MSG_DONTWAIT), 10);
+    memset(text, 0, sizeof(text));
+    assert_int_equal(recv(fd, text, sizeof(text) - 1, MSG_DONTWAIT), strlen(want));
+    assert_string_equal(text, want);
+    assert_int_equal(close(fd), 0);
+    assert_int_equal(unlink(a.sun_path), 0);
+}
+
+/* ---- ranks that attach again */
+
+static void all_have_left(uv_timer_t *t)
+{
+    (void)t;
+    assert_true(core_double.leaving);
+    assert_false(core_double.draining); /* steps are still made */
+    core_double.waits = false;
+}
+
+/** They are told, and the core drains when they have left; or when they take too long. */
+static void ranks_that_return(void **state)
+{
+    static const struct {
+        uint64_t wait_ms, least_ms;
+        uv_timer_cb later;
+    } rows[] = { { 60000, 150, all_have_left }, { 200, 200, NULL } };
+
+    for (size_t i = 0; i < ZB_COUNT(rows); i++) {
+        const struct zsd_patience patience = { .wait_ms = rows[i].wait_ms, .stall_ms = 60000 };
+        uint64_t begin = now_ms();
+        struct zb_err err = { 0 };
+
+        if (i > 0)
+            (void)sf_setup(state);
+        core_double.waits = true;
+        assert_int_equal(zsd_loop_end_on_signals(&x.daemon, &patience, &err), 0);
+        assert_int_equal(raise(SIGTERM), 0);
+        if (rows[i].later)
+            later(150, rows[i].later);
+        assert_true(zsd_loop_run(&x.daemon));
+        assert_true(now_ms() - begin >= rows[i].least_ms);
+        assert_true(now_ms() - begin < 2000);
+        assert_true(core_double.draining);
+        if (i + 1 < ZB_COUNT(rows))
+            (void)sf_teardown(state);
+    }
 }
 
 /* ---- an unused daemon */
@@ -334,6 +466,10 @@ int main(void)
         TEST(a_client_that_never_reads),
         TEST(a_short_time_for_all),
         TEST(the_manager_is_told),
+        TEST(ranks_that_return),
+        TEST(slow_but_moving),
+        TEST(moving_for_too_long),
+        TEST(more_time_is_asked_for),
         TEST(unused),
         TEST(unused_for_a_second),
         TEST(unused_with_a_kept_job),

@@ -56,9 +56,42 @@ static void table(void **state)
     }
 }
 
+/* What a client tries. */
+static void tried(void **state)
+{
+    static const struct {
+        const char *path, *env, *xdg, *want[ZP_SOCKETS_MAX];
+        int rc;
+    } rows[] = {
+        { "/tmp/s", "/tmp/e", "/tmp/x", { "/tmp/s" }, 1 },
+        { NULL, "/tmp/e", "/tmp/x", { "/tmp/e" }, 1 },
+        { NULL, "", "/tmp/x", { "/tmp/x/zshard.sock", "/run/zshard/zshard.sock" }, 2 },
+        { NULL, NULL, NULL, { "/run/zshard/zshard.sock" }, 1 },
+        { NULL, NULL, "", { "/run/zshard/zshard.sock" }, 1 },
+        { "", "/tmp/e", "/tmp/x", { NULL }, -EINVAL },
+        { NULL, NULL, HUNDRED, { NULL }, -ENAMETOOLONG },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(rows); i++) {
+        struct sockaddr_un a[ZP_SOCKETS_MAX];
+        struct zb_err err = { 0 };
+        int rc;
+
+        set_env("ZSHARD_SOCKET", rows[i].env);
+        set_env("XDG_RUNTIME_DIR", rows[i].xdg);
+        rc = zp_socket_addresses(rows[i].path, a, &err);
+        if (rc != rows[i].rc)
+            fail_msg("row %zu: got %d '%s'", i, rc, err.text);
+        for (int k = 0; k < rc; k++)
+            assert_string_equal(a[k].sun_path, rows[i].want[k]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tried),
         cmocka_unit_test(table),
     };
 

@@ -190,7 +190,7 @@ static void completion_is_of_the_rows(void **state)
     for (size_t i = 0; i < n; i++)
         len +=
             (size_t)snprintf(all + len, sizeof(all) - len, "%s%s", i > 0 ? " " : "", rows[i]->name);
-    (void)snprintf(want, sizeof(want), "%s -o -s --socket --json --help --version\n", all);
+    (void)snprintf(want, sizeof(want), "%s -o -s --socket --wait --json --help --version\n", all);
     assert_completes(s.out, "''", want);
     (void)snprintf(want, sizeof(want), "%s\n", all);
     assert_completes(s.out, "help ''", want);

@@ -1,9 +1,9 @@
 /*
- * config_file.c - the configuration file: a sequence of NAME = VALUE.
+ * opt_file.c - a file of options: a sequence of NAME = VALUE.
  *
  * SYNTAX. A value is a word, or a text in double or single quotes, in which a backslash escapes the
- * next character. The value of `paths` may be a list: { VALUE, VALUE ... }. Blanks and newlines
- * only separate tokens. Comments: # or // to the end of the line, and those of C.
+ * next character. The value of an option with `list` may be a list: { VALUE, VALUE ... }. Blanks
+ * and newlines only separate tokens. Comments: # or // to the end of the line, and those of C.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -15,13 +15,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/opt.h"
 #include "base/size.h"
 #include "base/util.h"
-#include "daemon/config/config.h"
 
 #define FILE_BYTES_MAX ZB_MIB
+#define TEXT_BYTES     4096 /* of one value, a whole list included */
 #define SIGNS          "={},"
-#define LIST_OPTION    "paths"
 
 /** Kinds of a token: a character of SIGNS, or one of these; a negative errno is a failure. */
 enum { TOKEN_END = 0, TOKEN_TEXT = 't' };
@@ -32,8 +32,9 @@ struct file {
     const char *at; /* in its text */
     unsigned line;
     unsigned given[ZB_OPT_ROWS_MAX]; /* the line on which an option was given; 0: not yet */
-    char token[sizeof(((struct zsd_config *)0)->paths)]; /* of TOKEN_TEXT */
-    struct zsd_config *config;
+    char token[TEXT_BYTES];          /* of TOKEN_TEXT */
+    void *values;
+    bool others; /* options without a row are skipped */
     struct zb_err *err;
 };
 
@@ -114,8 +115,8 @@ static int token_next(struct file *f)
 
 /* ---- options */
 
-/** Reads a list, after its opening brace, and joins its texts with ZSD_PATHS_SEPARATOR. */
-static int file_list(struct file *f, const char *name)
+/** Reads a list, after its opening brace, and joins its texts with `separator`. */
+static int file_list(struct file *f, const char *name, const char *separator)
 {
     char all[sizeof(f->token)] = "";
     int t = token_next(f);
@@ -123,10 +124,10 @@ static int file_list(struct file *f, const char *name)
     while (t == TOKEN_TEXT) {
         size_t len = strlen(all);
 
-        if (!*f->token || strpbrk(f->token, ZSD_PATHS_SEPARATOR))
+        if (!*f->token || strpbrk(f->token, separator))
             return zb_fail(f->err, -EINVAL, "%s:%u: %s: '%s' cannot be in a list", f->path, f->line,
                            name, f->token);
-        if ((size_t)snprintf(all + len, sizeof(all) - len, "%s%s", len ? ZSD_PATHS_SEPARATOR : "",
+        if ((size_t)snprintf(all + len, sizeof(all) - len, "%s%s", len ? separator : "",
                              f->token) >= sizeof(all) - len)
             return zb_fail(f->err, -EINVAL, "%s:%u: %s: the list is too long", f->path, f->line,
                            name);
@@ -156,6 +157,23 @@ static const struct zb_opt *file_find(const struct zb_opt *rows, const char *tok
     return zb_opt_find(rows, name, strlen(name));
 }
 
+/** Reads the value of `name`, after its name, into f->token. */
+static int file_value(struct file *f, const char *name, const char *separator)
+{
+    int t = token_next(f);
+
+    if (t >= 0 && t != '=')
+        return zb_fail(f->err, -EINVAL, "%s:%u: %s has no '=' after it", f->path, f->line, name);
+    if (t >= 0)
+        t = token_next(f);
+    if (t == '{' && separator)
+        t = file_list(f, name, separator);
+    if (t < 0 || t == TOKEN_TEXT)
+        return t;
+    return zb_fail(f->err, -EINVAL, "%s:%u: %s needs a value%s", f->path, f->line, name,
+                   t == '{' ? ", not a list" : "");
+}
+
 /** Reads the rest of an option, after its name. */
 static int file_option(struct file *f)
 {
@@ -164,27 +182,19 @@ static int file_option(struct file *f)
     char name[64], where[PATH_MAX + 96];
     int t;
 
-    if (!o)
+    if (!o && !f->others)
         return zb_fail(f->err, -EINVAL, "%s:%u: unknown option '%s'", f->path, f->line, f->token);
-    if (*given)
+    if (o && *given)
         return zb_fail(f->err, -EINVAL, "%s:%u: %s is given twice: first on line %u", f->path,
                        f->line, f->token, *given);
-    *given = f->line;
-    (void)snprintf(name, sizeof(name), "%s", f->token);
-    t = token_next(f);
-    if (t >= 0 && t != '=')
-        t = zb_fail(f->err, -EINVAL, "%s:%u: %s has no '=' after it", f->path, f->line, name);
-    if (t >= 0)
-        t = token_next(f);
-    if (t == '{' && strcmp(o->name, LIST_OPTION) == 0)
-        t = file_list(f, name);
+    if (o)
+        *given = f->line;
+    (void)snprintf(name, sizeof(name), "%.63s", f->token);
+    t = file_value(f, name, o ? o->list : "\n");
     if (t < 0)
         return t;
-    if (t != TOKEN_TEXT)
-        return zb_fail(f->err, -EINVAL, "%s:%u: %s needs a value%s", f->path, f->line, name,
-                       t == '{' ? ", not a list" : "");
     (void)snprintf(where, sizeof(where), "%s:%u: %s", f->path, f->line, name);
-    return zb_opt_set(o, f->config, f->token, where, f->err);
+    return o ? zb_opt_set(o, f->values, f->token, where, f->err) : 0;
 }
 
 static int file_parse(struct file *f)
@@ -227,10 +237,12 @@ static int file_read(const char *path, char **ret_text, struct zb_err *err)
     return rc;
 }
 
-int zsd_config_file(const struct zb_opt *rows, struct zsd_config *config, const char *path,
-                    struct zb_err *err)
+int zb_opt_file(const struct zb_opt *rows, void *values, const char *path, bool others,
+                struct zb_err *err)
 {
-    struct file f = { .rows = rows, .path = path, .line = 1, .config = config, .err = err };
+    struct file f = {
+        .rows = rows, .path = path, .line = 1, .values = values, .others = others, .err = err
+    };
     char *text = NULL;
     int rc = file_read(path, &text, err);
 

@@ -1,0 +1,139 @@
+# ctest: LABELS full COST 30
+"""Runs that outlive their daemon: a restart in good order shows nothing, a death raises RolledBack. Losses and weights
+are those of an uninterrupted run, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from test_torch_resume import ROOT, Daemon
+
+STEPS = 40
+TRAIN = """
+    import random, sys, time
+    import torch
+    import zshard
+    import zshard.torch as zt
+    steps, socket, job, reconnect = int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])
+    torch.manual_seed(0); random.seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 4))
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    zt.init(job=job, socket=socket, durable=True, reconnect=reconnect)
+    handle = zt.shard(model, opt, offload="host", commit_every=0)
+    rank = handle.engine.rank
+    while handle.step_number < steps:
+        try:
+            x = torch.randn(5, 8) + random.random()
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            opt.step()
+            opt.zero_grad()
+            if handle.step_number % 3 == 0:
+                handle.commit(note={"batches": handle.step_number})
+        except zshard.RolledBack as e:
+            assert e.step == handle.step_number and e.note == handle.note, (e.step, e.note)
+            print("back", e.step, e.note, flush=True)
+            continue
+        if rank == 0:
+            print(handle.step_number, float(norm).hex(), loss.item().hex(), flush=True)
+        time.sleep(0.02)
+    for name, value in model.state_dict().items():
+        print(name, value.double().sum().item().hex())
+    handle.close()
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    (tmp_path / "data").mkdir()
+    made = Daemon(tmp_path)
+    yield made
+    assert made.process is not None
+    made.process.terminate()
+    made.process.wait(60)
+
+
+def restart(daemon: Daemon) -> None:
+    assert daemon.process is not None
+    daemon.process.terminate()
+    assert daemon.process.wait(60) == 0
+    daemon.start()
+
+
+def death(daemon: Daemon) -> None:
+    daemon.kill()
+    time.sleep(0.2)
+    daemon.start()
+
+
+class Run:
+    """A run in processes of its own, and what it says."""
+
+    def __init__(self, daemon: Daemon, job: str, ranks: int, reconnect: float = 60) -> None:
+        script = daemon.folder / "train.py"
+        script.write_text(textwrap.dedent(TRAIN), encoding="utf-8")
+        words = [str(script), str(STEPS), daemon.socket, job, str(reconnect)]
+        if ranks > 1:
+            words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *words]
+        env = os.environ | {"PYTHONPATH": str(ROOT / "python"), "ZSHARD_NOTES": str(daemon.folder / "notes")}
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, *words], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def until(self, step: int) -> None:
+        """Reads until this step was made."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+            if line.startswith(f"{step} "):
+                return
+        raise AssertionError(f"step {step} was not made: {self.lines}\n{self.errors()}")
+
+    def errors(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read()[-3000:]
+
+    def end(self) -> list[str]:
+        out, err = self.process.communicate(timeout=300)
+        assert self.process.returncode == 0, err[-3000:]
+        self.lines += out.split("\n")
+        return [line.strip() for line in self.lines if line.strip()]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_daemons_come_and_go(daemon: Daemon, ranks: int) -> None:
+    whole = Run(daemon, "whole", ranks).end()
+    run = Run(daemon, "again", ranks)
+    for step, what in ((4, restart), (10, death), (20, restart), (26, death)):
+        run.until(step)
+        what(daemon)
+    lines = run.end()
+    backs = [line for line in lines if line.startswith("back")]
+    assert len(backs) == 2 * ranks, backs
+    for line in backs:  # the note is that of the last commit
+        step = int(line.split()[1])
+        assert step % 3 == 0 and line == f"back {step} {{'batches': {step}}}", line
+    steps = {line.split()[0]: line for line in whole}
+    for line in lines:
+        assert line.startswith("back") or line == steps[line.split()[0]]
+    assert {line.split()[0] for line in lines if not line.startswith("back")} == set(steps)
+
+
+def test_without_reconnecting(daemon: Daemon) -> None:
+    run = Run(daemon, "ends", 1, reconnect=0)
+    run.until(3)
+    death(daemon)
+    _, err = run.process.communicate(timeout=120)
+    assert run.process.returncode == 1 and "NotConnected" in err
