@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ._content import FP32, Content, ConvertError, Tensor, Writing, ranges
-from ._deepspeed import VERSION
-from ._pickle import Named, hollow, reserve_pt, save_pt
+from ._deepspeed import VERSION, is_fp16, scaling
+from ._pickle import hollow, reserve_pt, save_pt
 from ._universal import check_client, hyper_groups, model_states
 
 SUB_GROUP = 1_000_000_000  # DeepSpeed's default of sub_group_size
@@ -145,7 +145,7 @@ class _Writer:
         """Makes a rank's file, and returns its tensors."""
         prefix = "bf16_" if any(t.dtype == torch.bfloat16 for t in self.content.of_kind("trained")) else ""
         path = os.path.join(self.folder, f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
-        common = {"loss_scaler": self._scaler(), "dynamic_loss_scale": self._fp16(), "overflow": False}
+        common = scaling(self.content)
         if self.how.stage == 3:
             made: dict[str, Any] = {
                 "zero_stage": 3,
@@ -157,7 +157,7 @@ class _Writer:
         else:
             pads = [self._padding(rank, i) for i in range(len(self.sets))]
             made = {
-                **(common if self._fp16() else {}),
+                **(common if is_fp16(self.content) else {}),
                 "base_optimizer_state": self._state(rank),
                 "single_partition_of_fp32_groups": [hollow(n - p) for n, p in zip(self.sizes, pads, strict=True)],
                 "zero_stage": self.how.stage,
@@ -177,21 +177,6 @@ class _Writer:
                 if name != "step":
                     value.zero_()
         return state
-
-    def _fp16(self) -> bool:
-        return any(t.dtype == torch.float16 for t in self.content.of_kind("trained"))
-
-    def _scaler(self) -> Named:
-        """A loss scaler of DeepSpeed's."""
-        module = "deepspeed.runtime.fp16.loss_scaler"
-        if not self._fp16():
-            return Named(module, "LossScaler", {"cur_scale": 1.0, "dynamic": False})
-        state = {
-            "cur_scale": self.content.loss_scale or 65536.0, "dynamic": True, "cur_iter": 0, "last_overflow_iter": -1,
-            "scale_factor": 2.0, "scale_window": 1000, "min_scale": 1, "delayed_shift": 2, "cur_hysteresis": 2,
-            "consecutive_hysteresis": False, "raise_error_at_min_scale": True, "dtype": torch.float16,
-        }  # fmt: skip
-        return Named(module, "DynamicLossScaler", state)
 
     def put(self, number: int, t: Tensor, plane: str, first: int, values: torch.Tensor) -> None:
         """Elements of a trained tensor's plane, into the ranks' vectors."""

@@ -167,8 +167,6 @@ def say(settings: _config.Settings, given: Any) -> None:
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, settings: _config.Settings) -> zt.Handle:
     """zshard.torch.shard() with a configuration's settings. None: no optimizer, and so no state. Collective."""
     options: dict[str, Any] = dict(settings.engine)
-    if settings.loss_scale:
-        options["loss_scale"] = settings.loss_scale
     if settings.stage > 0 or settings.dtype != torch.float32:
         options["step_unused"] = True  # as DeepSpeed steps a tensor without a gradient
     wishes = context().wishes
