@@ -80,17 +80,21 @@ ECHO = "import os, sys\nopen(sys.argv[-1] + os.environ['RANK'], 'w').write(repr(
 @pytest.mark.parametrize(
     ("options", "script", "argv"),
     [
-        (["--include", "localhost:0"], ["echo.py"], ["--local_rank=0", "a b", "$HOME"]),
-        (["--num_gpus", "1", "--no_local_rank"], ["echo.py"], ["a b", "$HOME"]),
-        (["--num_gpus", "1", "--module"], ["echo"], ["--local_rank=0", "a b", "$HOME"]),
+        (["--include", "localhost:0"], ["echo.py"], ["--local_rank=0", "--run", "a b", "--n", "$HOME"]),
+        (["--num_gpus", "1", "--no_local_rank"], ["echo.py"], ["--run", "a b", "--n", "$HOME"]),
+        (["--num_gpus", "1", "--module"], ["echo"], ["--local_rank=0", "--run", "a b", "--n", "$HOME"]),
         (["--num_gpus", "1", "--no_python"], [sys.executable, "echo.py"], None),
-        (["--num_gpus", "1", "--no_python", "--no_local_rank"], [sys.executable, "echo.py"], ["a b", "$HOME"]),
+        (
+            ["--num_gpus", "1", "--no_python", "--no_local_rank"],
+            [sys.executable, "echo.py"],
+            ["--run", "a b", "--n", "$HOME"],
+        ),
     ],
     ids=["script", "no local rank", "module", "program", "program, no local rank"],
 )
 def test_what_the_script_gets(tmp_path: Path, options: list[str], script: list[str], argv: list[str] | None) -> None:
     (tmp_path / "echo.py").write_text(ECHO)
-    words = ["--master_port", port(), *options, *script, "a b", "$HOME", str(tmp_path / "got")]
+    words = ["--master_port", port(), *options, *script, "--run", "a b", "--n", "$HOME", str(tmp_path / "got")]
     made = subprocess.run([*LAUNCHER, *words],
                           capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)  # fmt: skip
     if argv is None:  # python itself gets --local_rank=0
@@ -157,7 +161,7 @@ def test_devices(monkeypatch: Any, tmp_path: Path, words: list[str], gpus: int, 
         (["--bind_cores_to_rank"], "--numa-binding"),
         (["--node_rank", "1"], "no start on several nodes"),
         (["--save_pid"], "--save_pid"),
-        (["--num_gpu", "x"], "invalid int"),
+        (["--num_gpus", "x"], "invalid int"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )

@@ -41,7 +41,8 @@ class LaunchError(ValueError):
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments, with DeepSpeed's names."""
-    p = argparse.ArgumentParser(prog="deepspeed", description="Starts a DeepSpeed script on zshard, on this node.")
+    about = "Starts a DeepSpeed script on zshard, on this node."
+    p = argparse.ArgumentParser(prog="deepspeed", description=about, allow_abbrev=False)
     p.add_argument("-H", "--hostfile", default=HOSTFILE, help="a file with this host alone: 'localhost slots=4'")
     p.add_argument("-i", "--include", default="", help="devices: localhost:0,2")
     p.add_argument("-e", "--exclude", default="", help="all devices but these: localhost:0")
@@ -145,18 +146,18 @@ def devices(args: argparse.Namespace) -> list[str]:
 
 
 def words(args: argparse.Namespace, ranks: int) -> list[str]:
-    """Arguments of torch.distributed.run."""
+    """Arguments of torch.distributed.run. After "--" it does not take the script's for its own."""
     made = ["--nnodes", "1", "--nproc-per-node", str(ranks)]
     made += ["--master-addr", "127.0.0.1", "--master-port", str(args.master_port)]
     if args.enable_each_rank_log != "None":
         made += ["--log-dir", args.enable_each_rank_log, "--redirects", "3"]
     if args.no_local_rank:
         kind = ["--module"] if args.module else ["--no-python"] if args.no_python else []
-        return [*made, *kind, args.user_script, *args.user_args]
+        return [*made, *kind, "--", args.user_script, *args.user_args]
     program = [] if args.no_python else [sys.executable, "-u", *(["-m"] if args.module else [])]
     # Each rank has its own argument: the shell puts it there, and becomes the script's process.
     line = f'exec {shlex.join([*program, args.user_script])} "--local_rank=$LOCAL_RANK" "$@"'
-    return [*made, "--no-python", "/bin/sh", "-c", line, "sh", *args.user_args]
+    return [*made, "--no-python", "--", "/bin/sh", "-c", line, "sh", *args.user_args]
 
 
 def main(args: Sequence[str] | None = None) -> int:
