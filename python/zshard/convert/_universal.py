@@ -173,9 +173,10 @@ def model_states(content: Content, world: int, groups: list[tuple[dict[str, Any]
 def hyper_groups(content: Content, groups: list[tuple[dict[str, Any], list[Tensor]]]) -> list[dict[str, Any]]:
     """param_groups as DeepSpeed's files have them: one number each."""
     made = []
+    always = {"bias_correction": True} if "exp_avg_sq" in content.moments() else {}  # DeepSpeed's Adam reads it
     for i, (settings, mine) in enumerate(groups):
         steps = max((t.step for t in mine), default=0)
-        made.append({**settings, "step": steps, "params": [i]})
+        made.append({**always, **settings, "step": steps, "params": [i]})
     return made
 
 

@@ -137,8 +137,8 @@ class _Writer:
             hyper[place]["params"].append(number)
             planes = [m for m in moments if all(m in t.planes for t in mine)]
             state[number] = {m: hollow(self.sizes[number]) for m in planes}
-            if planes:
-                state[number]["step"] = hollow(())
+            if planes:  # a number: torch's optimizers make a tensor of it, and DeepSpeed's need a number
+                state[number]["step"] = mine[0].step if mine else 0
         return {"state": state, "param_groups": hyper}
 
     def _optim_file(self, rank: int) -> dict[str, Any]:
@@ -168,9 +168,7 @@ class _Writer:
         whole = reserve_pt({"optimizer_state_dict": made, "ds_config": {}, "ds_version": VERSION}, path)
         state = whole["optimizer_state_dict"]
         inner = state["optimizer_state_dict" if self.how.stage == 3 else "base_optimizer_state"]["state"]
-        for number, (_, mine) in enumerate(self.sets):
-            if "step" in inner[number]:
-                inner[number]["step"].fill_(float(mine[0].step if mine else 0))
+        for number in range(len(self.sets)):
             if self.how.stage == 3:
                 state["fp32_flat_groups"][number].zero_()
             for name, value in inner[number].items():
