@@ -376,6 +376,18 @@ def test_dcp_is_loaded_by_torch(tmp_path: Path) -> None:
     assert train(other, mine, 2, 2) == pytest.approx(losses, rel=1e-6)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeeds_own_optimizers_find_what_they_read(tmp_path: Path, stage: int) -> None:
+    """FusedAdam and DeepSpeedCPUAdam: bias_correction in the groups, and counts that are numbers."""
+    synthetic(stage=2, ranks=1).write(tmp_path / "in")
+    out = zc.convert(tmp_path / "in", tmp_path / "out", "zero", stage=stage, ranks=1)
+    (file,) = Path(out).glob("*_optim_states.pt")
+    whole = _pickle.load_pt(str(file))["optimizer_state_dict"]
+    inner = whole["optimizer_state_dict" if stage == 3 else "base_optimizer_state"]
+    assert all(group["bias_correction"] is True for group in inner["param_groups"])
+    assert all(type(state["step"]) is int and state["step"] > 0 for state in inner["state"].values())
+
+
 def test_fp16(tmp_path: Path) -> None:
     """A checkpoint of fp16 parameters has DeepSpeed's dynamic loss scaler, with its scale."""
     files = synthetic(stage=2, ranks=1, dtype=torch.float16)

@@ -147,6 +147,17 @@ def test_bf16_has_fp32_masters(runs: Runs) -> None:
     same(runs("one")["bf16"], want.losses, rel=2e-3)
 
 
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_buffers_keep_their_dtype(ds: Any, kind: str) -> None:
+    """As with DeepSpeed: the frequencies of a rotary embedding would be rounded."""
+    model = tiny()
+    model.register_buffer("inv_freq", torch.tensor([1.001]))
+    engine = ds.initialize(model=model, config=CONFIG | {kind: {"enabled": True}})[0]
+    assert engine.module.inv_freq.dtype == torch.float32
+    assert {p.dtype for p in engine.module.parameters()} == {torch.bfloat16 if kind == "bf16" else torch.float16}
+    engine.destroy()
+
+
 def test_fp16_skips_steps_until_the_scale_fits(runs: Runs) -> None:
     """A first scale of 2^40 overflows: steps are skipped, the scheduler and the weights stay, and the scale halves."""
     (got,) = runs("one")["fp16"]

@@ -90,6 +90,9 @@ def test_with_a_daemon(tmp_path: Path) -> None:
     want = run(tmp_path, "plain", "none")
     for offload in ("host", "nvme"):
         assert run(tmp_path, "uneven", offload) == want
+    written = run(tmp_path, "written", "none")
+    assert written != want
+    assert run(tmp_path, "written", "host") == written  # rank 1 writes slices of both
     for case in ("fails", "sleeps"):
         assert run(tmp_path, case, "host") == want, case
     assert run(tmp_path, "sleeps", "none") == want

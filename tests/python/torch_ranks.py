@@ -60,6 +60,10 @@ def main(out: str, case: str, offload: str) -> None:
     for i in range(4):
         if case == "freeze":
             model.blocks[1].requires_grad_(i not in (1, 2))
+        if case == "written" and i == 2:
+            with zt.gathered(model, write_rank=1):
+                for p in model.parameters() if rank == 1 else ():
+                    p.data.mul_(0.5)
         if case == "uneven" and rank == 1:
             with torch.no_grad():
                 loss_of(model, batch(i))

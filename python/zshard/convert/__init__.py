@@ -39,6 +39,8 @@ class Loaded:
         client_state: what the user saved along. Objects of classes that are not plain are `Foreign`.
         lr_scheduler: the scheduler's state, for its load_state_dict(); None: there was none.
         loss_scale: of fp16 training; None: not known.
+        engine_state: what a training engine keeps besides, under DeepSpeed's names, as far as it is known:
+            skipped_steps, global_samples, loss_scaler (a dict).
         missing, unexpected: names, with strict=False.
     """
 
@@ -49,6 +51,7 @@ class Loaded:
     client_state: dict[str, Any] = field(default_factory=dict)
     lr_scheduler: Any = None
     loss_scale: float | None = None
+    engine_state: dict[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
 
@@ -94,7 +97,7 @@ def load(
             made.problems.check()
             target.append(made)
             said = Loaded(found.form, found.path, found.tag, found.step, found.client_state, found.lr_scheduler,
-                          found.loss_scale, made.missing, made.unexpected)  # fmt: skip
+                          found.loss_scale, found.engine_state, made.missing, made.unexpected)  # fmt: skip
             return _live.plan_of(made), said
 
         plan, loaded = _live.on_first(runtime, look)
@@ -113,6 +116,7 @@ def save(
     client_state: dict[str, Any] | None = None,
     lr_scheduler: Any = None,
     frozen: bool = True,
+    engine_state: dict[str, Any] | None = None,
     **options: Any,
 ) -> str:
     """Saves a sharded model and its optimizer in one of the forms. Collective; rank 0 writes, piece by piece.
@@ -128,6 +132,7 @@ def save(
         client_state: a dict of what else is to be kept.
         lr_scheduler: a scheduler, or its state_dict().
         frozen: False leaves frozen parameters out, such as the base of an adapter; load() then needs strict=False.
+        engine_state: as Loaded has it, for load() and for DeepSpeed.
         **options: of "zero": stage= (3), ranks= (1), sub_group= (elements; DeepSpeed's sub_group_size); of "dcp":
             model_key=, optim_key=, the names above theirs ("model", "optim"); of "universal": step_as=, "tensor" for
             torch's optimizers, or "int" for DeepSpeed's own.
@@ -145,6 +150,8 @@ def save(
     with runtime.lock:
         _live.check_ready(runtime, "save()")
         found = _live.content(handle, optimizer, step, client_state, lr_scheduler, frozen)
+        found.engine_state = dict(engine_state or {})
+        found.loss_scale = found.engine_state.get("loss_scaler", {}).get("cur_scale")
         path, tag = target_of(folder, form, tag, found.step)
         plan = writing(found, form, None, options)
         place: list[Place] = []

@@ -33,6 +33,7 @@ def arguments() -> argparse.ArgumentParser:
     work.add_argument("--max-shard-size", default="5GB", help=f"of {SAFETENSORS}: maximum size of a file")
     work.add_argument("--stage", type=int, help="of zero: 1, 2 or 3")
     work.add_argument("--ranks", type=int, help="of zero: for how many ranks")
+    work.add_argument("--step-as", choices=("tensor", "int"), help="of universal: int for DeepSpeed's own optimizers")
     return parser
 
 
@@ -43,7 +44,7 @@ def main(words: list[str] | None = None) -> int:
         if given.command == "info":
             print(describe(open_(given.folder, given.tag)))
             return 0
-        options: dict[str, Any] = {k: v for k in ("stage", "ranks") if (v := getattr(given, k)) is not None}
+        options: dict[str, Any] = {k: v for k in ("stage", "ranks", "step_as") if (v := getattr(given, k)) is not None}
         path = convert(
             given.source,
             given.out,

@@ -79,6 +79,8 @@ class Content:
         groups: an optimizer's param_groups with names as "params"; empty: not known.
         optimizer: the engine's name of its kind; "": not known.
         loss_scale: of fp16 training; None: not known.
+        engine_state: what a training engine keeps besides, under DeepSpeed's names: skipped_steps, global_samples,
+            loss_scaler (a dict); what is not known is not there.
         about: what the form says besides, for people.
     """
 
@@ -93,6 +95,7 @@ class Content:
     client_state: dict[str, Any] = field(default_factory=dict)
     lr_scheduler: Any = None
     loss_scale: float | None = None
+    engine_state: dict[str, Any] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
 
     def find(self, names: Sequence[str]) -> Tensor | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ._content import FP32, Content, Joined, Problems, Tensor, number
-from ._pickle import Foreign, load_pt
+from ._pickle import Foreign, Named, load_pt
 
 VERSION = "0.19.8"  # of DeepSpeed, whose layout is written
 KNOWN = frozenset(
@@ -109,6 +109,7 @@ def base_content(form: str, path: str, tag: str | None, model: ModelStates, prob
     made.aliases = {str(a): str(n) for a, n in dict(state.get("shared_params") or {}).items()}
     made.client_state = {k: v for k, v in state.items() if k not in KNOWN}
     made.lr_scheduler = state.get("lr_scheduler")
+    made.engine_state = {k: number(state[k]) for k in ("skipped_steps", "global_samples") if k in state}
     made.about["deepspeed"] = state.get("ds_version")
     buffers = set(state.get("buffer_names") or ())
     frozen = {n: tuple(s) for n, s in (state.get("frozen_param_shapes") or {}).items()}
@@ -171,7 +172,38 @@ def group_settings(groups: Any, shapes: list[dict[str, tuple[int, ...]]], proble
     return made if covered >= {n for s in shapes for n in s} else []
 
 
-def scale_of(scaler: Any) -> float | None:
-    """The loss scale of a loss scaler of DeepSpeed's; None where there is no scaling."""
-    scale = scaler.field("cur_scale") if isinstance(scaler, Foreign) else None
-    return float(scale) if isinstance(scale, (int, float)) and scale != 1 else None
+def take_scaler(content: Content, scaler: Any) -> None:
+    """The loss scale and its state, from a loss scaler of DeepSpeed's; nothing where there is no scaling."""
+    fields = scaler.state if isinstance(scaler, Foreign) and isinstance(scaler.state, dict) else {}
+    kept = {str(k): v for k, v in fields.items() if isinstance(v, (bool, int, float))}
+    scale = kept.get("cur_scale")
+    if isinstance(scale, (int, float)) and (kept.get("dynamic") or scale != 1):
+        content.loss_scale, content.engine_state["loss_scaler"] = float(scale), kept
+
+
+def scaler(content: Content) -> Named:
+    """A loss scaler of DeepSpeed's, dynamic for a model in fp16."""
+    module = "deepspeed.runtime.fp16.loss_scaler"
+    if not is_fp16(content):
+        return Named(module, "LossScaler", {"cur_scale": 1.0, "dynamic": False})
+    there = content.engine_state.get("loss_scaler", {})
+    scale = content.loss_scale or there.get("cur_scale") or 65536.0
+    if there and not there.get("dynamic"):
+        return Named(module, "LossScaler", {"cur_scale": scale, "dynamic": False})
+    state = {
+        "cur_iter": 0, "last_overflow_iter": -1, "scale_factor": 2.0, "scale_window": 1000, "min_scale": 1,
+        "delayed_shift": 2, "cur_hysteresis": 2, "consecutive_hysteresis": False, "raise_error_at_min_scale": True,
+    }  # fmt: skip
+    state |= {k: v for k, v in there.items() if k in state}
+    return Named(module, "DynamicLossScaler", {**state, "cur_scale": scale, "dynamic": True, "dtype": torch.float16})
+
+
+def scaling(content: Content) -> dict[str, Any]:
+    """What optimizer states have about the loss scale."""
+    made = scaler(content)
+    return {"loss_scaler": made, "dynamic_loss_scale": made.state["dynamic"], "overflow": False}
+
+
+def is_fp16(content: Content) -> bool:
+    """Whether trained parameters are fp16."""
+    return any(t.dtype == torch.float16 for t in content.of_kind("trained"))

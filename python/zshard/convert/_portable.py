@@ -54,6 +54,7 @@ def read(path: str, tag: str | None = None) -> Content:
         {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in g.items()} for g in index["groups"]
     ]
     content.optimizer, content.loss_scale = index.get("optimizer") or "", index.get("loss_scale")
+    content.engine_state = index.get("engine_state") or {}
     planes = {}
     for plane in [*index["planes"], OTHERS]:
         file = os.path.join(path, f"{plane}.safetensors")
@@ -160,6 +161,7 @@ def _write_index(content: Content, folder: str) -> None:
         "step": content.step,
         "optimizer": content.optimizer or None,
         "loss_scale": content.loss_scale,
+        "engine_state": content.engine_state,
         "planes": [FP32, *content.moments()],
         "groups": content.groups,
         "aliases": content.aliases,

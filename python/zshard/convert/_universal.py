@@ -27,8 +27,10 @@ from ._deepspeed import (
     dtype_of,
     files_of,
     group_settings,
+    is_fp16,
     read_model,
-    scale_of,
+    scaling,
+    take_scaler,
 )
 from ._pickle import hollow, load_pt, reserve_pt, save_pt
 
@@ -60,7 +62,7 @@ def read(path: str, tag: str | None = None) -> Content:
     inner = optimizer.get("optimizer_state_dict")
     source = inner if isinstance(inner, dict) else optimizer
     content.groups = group_settings(source.get("param_groups"), model.shapes, problems)
-    content.loss_scale = scale_of(optimizer.get("loss_scaler"))
+    take_scaler(content, optimizer.get("loss_scaler"))
     common = _common_step(source, model)
     for group in model.shapes:
         for name, shape in group.items():
@@ -159,7 +161,7 @@ def model_states(content: Content, world: int, groups: list[tuple[dict[str, Any]
         "random_ltd": None,
         "skipped_steps": 0,
         "global_steps": content.step,
-        "global_samples": 0,
+        **{k: content.engine_state[k] for k in ("skipped_steps", "global_samples") if k in content.engine_state},
         "dp_world_size": world,
         "mp_world_size": 1,
         "ds_config": {},
@@ -171,9 +173,10 @@ def model_states(content: Content, world: int, groups: list[tuple[dict[str, Any]
 def hyper_groups(content: Content, groups: list[tuple[dict[str, Any], list[Tensor]]]) -> list[dict[str, Any]]:
     """param_groups as DeepSpeed's files have them: one number each."""
     made = []
+    always = {"bias_correction": True} if "exp_avg_sq" in content.moments() else {}  # DeepSpeed's Adam reads it
     for i, (settings, mine) in enumerate(groups):
         steps = max((t.step for t in mine), default=0)
-        made.append({**settings, "step": steps, "params": [i]})
+        made.append({**always, **settings, "step": steps, "params": [i]})
     return made
 
 
@@ -236,6 +239,7 @@ def _write_common(
     states = {i: {"step": _count(g["step"], step_as)} for i, g in enumerate(hyper)}
     optimizer = {
         "ds_version": VERSION,
+        **(scaling(content) if is_fp16(content) else {}),
         "param_groups": hyper,
         "optimizer_state_dict": {"state": states, "param_groups": hyper},
     }

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ._content import FP32, Content, Joined, Problems, Tensor, number
-from ._deepspeed import ModelStates, base_content, dtype_of, files_of, group_settings, read_model, scale_of
+from ._deepspeed import ModelStates, base_content, dtype_of, files_of, group_settings, read_model, take_scaler
 from ._pickle import load_pt
 
 FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
@@ -77,7 +77,7 @@ def read(path: str, tag: str | None = None) -> Content:
             f"model states are of DeepSpeed {model.state.get('ds_version')}, optimizer states of {', '.join(versions)}"
         )
     rows = [states[r] for r in range(world)]
-    content.loss_scale = scale_of(rows[0].get("loss_scaler"))
+    take_scaler(content, rows[0].get("loss_scaler"))
     _Reader(stage, rows, model, content, problems).run()
     problems.check()
     return content

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ._content import FP32, Content, ConvertError, Tensor, Writing, ranges
-from ._deepspeed import VERSION
-from ._pickle import Named, hollow, reserve_pt, save_pt
+from ._deepspeed import VERSION, is_fp16, scaling
+from ._pickle import hollow, reserve_pt, save_pt
 from ._universal import check_client, hyper_groups, model_states
 
 SUB_GROUP = 1_000_000_000  # DeepSpeed's default of sub_group_size
@@ -137,15 +137,15 @@ class _Writer:
             hyper[place]["params"].append(number)
             planes = [m for m in moments if all(m in t.planes for t in mine)]
             state[number] = {m: hollow(self.sizes[number]) for m in planes}
-            if planes:
-                state[number]["step"] = hollow(())
+            if planes:  # a number: torch's optimizers make a tensor of it, and DeepSpeed's need a number
+                state[number]["step"] = mine[0].step if mine else 0
         return {"state": state, "param_groups": hyper}
 
     def _optim_file(self, rank: int) -> dict[str, Any]:
         """Makes a rank's file, and returns its tensors."""
         prefix = "bf16_" if any(t.dtype == torch.bfloat16 for t in self.content.of_kind("trained")) else ""
         path = os.path.join(self.folder, f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
-        common = {"loss_scaler": self._scaler(), "dynamic_loss_scale": self._fp16(), "overflow": False}
+        common = scaling(self.content)
         if self.how.stage == 3:
             made: dict[str, Any] = {
                 "zero_stage": 3,
@@ -157,7 +157,7 @@ class _Writer:
         else:
             pads = [self._padding(rank, i) for i in range(len(self.sets))]
             made = {
-                **(common if self._fp16() else {}),
+                **(common if is_fp16(self.content) else {}),
                 "base_optimizer_state": self._state(rank),
                 "single_partition_of_fp32_groups": [hollow(n - p) for n, p in zip(self.sizes, pads, strict=True)],
                 "zero_stage": self.how.stage,
@@ -168,30 +168,13 @@ class _Writer:
         whole = reserve_pt({"optimizer_state_dict": made, "ds_config": {}, "ds_version": VERSION}, path)
         state = whole["optimizer_state_dict"]
         inner = state["optimizer_state_dict" if self.how.stage == 3 else "base_optimizer_state"]["state"]
-        for number, (_, mine) in enumerate(self.sets):
-            if "step" in inner[number]:
-                inner[number]["step"].fill_(float(mine[0].step if mine else 0))
+        for number in range(len(self.sets)):
             if self.how.stage == 3:
                 state["fp32_flat_groups"][number].zero_()
             for name, value in inner[number].items():
                 if name != "step":
                     value.zero_()
         return state
-
-    def _fp16(self) -> bool:
-        return any(t.dtype == torch.float16 for t in self.content.of_kind("trained"))
-
-    def _scaler(self) -> Named:
-        """A loss scaler of DeepSpeed's."""
-        module = "deepspeed.runtime.fp16.loss_scaler"
-        if not self._fp16():
-            return Named(module, "LossScaler", {"cur_scale": 1.0, "dynamic": False})
-        state = {
-            "cur_scale": self.content.loss_scale or 65536.0, "dynamic": True, "cur_iter": 0, "last_overflow_iter": -1,
-            "scale_factor": 2.0, "scale_window": 1000, "min_scale": 1, "delayed_shift": 2, "cur_hysteresis": 2,
-            "consecutive_hysteresis": False, "raise_error_at_min_scale": True, "dtype": torch.float16,
-        }  # fmt: skip
-        return Named(module, "DynamicLossScaler", state)
 
     def put(self, number: int, t: Tensor, plane: str, first: int, values: torch.Tensor) -> None:
         """Elements of a trained tensor's plane, into the ranks' vectors."""

@@ -22,8 +22,7 @@ from .. import torch as zt
 if TYPE_CHECKING:
     from ._engine import DeepSpeedEngine
 
-_OURS = "zshard_engine"  # in the client state: this engine's counts
-_COUNTS = ("global_steps", "skipped_steps", "micro_steps", "global_samples")
+_COUNTS = ("skipped_steps", "global_samples")
 
 
 def _wait() -> None:
@@ -53,8 +52,9 @@ def save(
         save_dir if save_latest else os.path.join(save_dir, tag),
         tag=tag if save_latest else None,
         step=engine.global_steps,
-        client_state={_OURS: {name: getattr(engine, name) for name in _COUNTS}, **client_state},
+        client_state=client_state,
         lr_scheduler=engine.lr_scheduler,
+        engine_state=_state(engine),
         frozen=not exclude_frozen,
     )
     return True
@@ -84,14 +84,14 @@ def load(
         engine_log(f"load_checkpoint: there is no '{folder}', so nothing was loaded")
         return None, None
     loaded = convert.load(engine.module, engine.optimizer if with_optimizer else None, folder, strict=strict)
-    client = dict(loaded.client_state)
-    counts = client.pop(_OURS, {})
     if not module_only:
-        _counts(engine, counts, client, loaded.step)
+        _counts(engine, loaded.engine_state, loaded.step)
+        if with_optimizer:
+            engine.loss_scaler.load(loaded.engine_state.get("loss_scaler", {}))
         if with_scheduler and engine.lr_scheduler is not None and loaded.lr_scheduler is not None:
             engine.lr_scheduler.load_state_dict(loaded.lr_scheduler)
     engine.loaded_checkpoint_tag = str(tag)
-    return folder, client
+    return folder, dict(loaded.client_state)
 
 
 def engine_log(message: str) -> None:
@@ -101,13 +101,19 @@ def engine_log(message: str) -> None:
     logger.warning(message)
 
 
-def _counts(engine: DeepSpeedEngine, counts: dict[str, Any], client: dict[str, Any], step: int) -> None:
-    """Counts as this engine saved them; of DeepSpeed's checkpoints as far as they are in the client state."""
-    made = {"global_steps": step} | {name: client[name] for name in _COUNTS if name in client} | counts
-    for name in _COUNTS:
-        if name in made:
-            setattr(engine, name, int(made[name]))
-    engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
+def _state(engine: DeepSpeedEngine) -> dict[str, Any]:
+    """What belongs to the engine, and is kept beside tensors."""
+    made: dict[str, Any] = {name: getattr(engine, name) for name in _COUNTS}
+    if engine.fp16_enabled():
+        made["loss_scaler"] = engine.loss_scaler.state()
+    return made
+
+
+def _counts(engine: DeepSpeedEngine, state: dict[str, Any], step: int) -> None:
+    """Counts as they were saved; samples that were not counted are those of this engine's batches."""
+    engine.global_steps, engine.skipped_steps = step, int(state.get("skipped_steps", 0))
+    engine.global_samples = int(state.get("global_samples", step * engine.train_batch_size()))
+    engine.micro_steps = step * engine.gradient_accumulation_steps()
 
 
 # ---- weights alone

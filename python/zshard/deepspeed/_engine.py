@@ -18,6 +18,7 @@ from torch import nn
 from .. import torch as zt
 from . import _checkpoint
 from ._config import Settings
+from ._scaler import LossScaler
 from .comm import get_local_rank
 
 
@@ -45,6 +46,7 @@ class DeepSpeedEngine(nn.Module):
         handle: zshard.torch's handle of the model.
         global_steps, skipped_steps, micro_steps, global_samples: counts since the start, kept in checkpoints.
         config: the configuration, a dict.
+        loss_scaler: the state of fp16's loss scale, kept in checkpoints.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class DeepSpeedEngine(nn.Module):
         self._scaled = 0  # scale() calls of this step
         self._no_sync = False
         self._norm: float | None = None
+        self.loss_scaler = LossScaler(settings.loss_scale)
         self._applied = False
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         self.global_rank = dist.get_rank() if dist.is_initialized() else 0
@@ -83,6 +86,7 @@ class DeepSpeedEngine(nn.Module):
         """What other libraries read of a DeepSpeed optimizer."""
         extra: Any = self.optimizer
         extra.parameter_offload = _Offload(self.module)
+        extra.loss_scaler = self.loss_scaler
         if not hasattr(extra, "overflow"):
             extra.overflow = False
 
@@ -181,7 +185,8 @@ class DeepSpeedEngine(nn.Module):
 
     def _step(self, lr_kwargs: dict[str, Any]) -> None:
         runtime, last = self.handle.runtime, self.handle.runtime.last
-        runtime.step_clip, runtime.step_scale = self._settings.clip, self._bare_scale(runtime.micros)
+        runtime.step_clip = self._settings.clip
+        runtime.step_scale = self._bare_scale(runtime.micros) / self.loss_scale()
         try:
             self.optimizer.step()
         finally:
@@ -194,6 +199,8 @@ class DeepSpeedEngine(nn.Module):
         self.optimizer.overflow = skipped  # type: ignore[attr-defined]
         self._applied = stepped is not None and not skipped
         self.optimizer.zero_grad()
+        if stepped is not None:
+            self.loss_scaler.update(skipped)
         if skipped:
             self.skipped_steps += 1
         elif self.lr_scheduler is not None:
@@ -233,7 +240,7 @@ class DeepSpeedEngine(nn.Module):
 
     def loss_scale(self) -> float:
         """The factor by which the loss is multiplied in fp16; else 1."""
-        return float(self.handle.engine.loss_scale) if self._needs_scale() else 1.0
+        return self.loss_scaler.cur_scale if self._needs_scale() else 1.0
 
     @property
     def cur_scale(self) -> float:

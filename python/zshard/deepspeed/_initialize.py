@@ -108,10 +108,12 @@ def _given(args: Any, config: Any, config_params: Any) -> _config.Given:
 
 
 def _cast(model: nn.Module, dtype: torch.dtype) -> None:
-    """Parameters and buffers in the configuration's dtype, but for models that zero.Init has cast."""
+    """Parameters in the configuration's dtype, but for models that zero.Init has cast. Buffers keep theirs."""
     if dtype == torch.float32 or any(_spool.spooled(p) is not None for p in model.parameters()):
         return
-    model.to(dtype=dtype)
+    for p in model.parameters():
+        if p.is_floating_point():
+            p.data = p.data.to(dtype)
 
 
 def _trained(model: nn.Module, given: Any) -> list[Any]:
@@ -167,8 +169,6 @@ def say(settings: _config.Settings, given: Any) -> None:
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, settings: _config.Settings) -> zt.Handle:
     """zshard.torch.shard() with a configuration's settings. None: no optimizer, and so no state. Collective."""
     options: dict[str, Any] = dict(settings.engine)
-    if settings.loss_scale:
-        options["loss_scale"] = settings.loss_scale
     if settings.stage > 0 or settings.dtype != torch.float32:
         options["step_unused"] = True  # as DeepSpeed steps a tensor without a gradient
     wishes = context().wishes

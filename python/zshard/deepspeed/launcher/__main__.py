@@ -1,0 +1,7 @@
+"""python -m zshard.deepspeed.launcher: the `deepspeed` command (runner.py)."""
+
+import sys
+
+from .runner import main
+
+sys.exit(main())
