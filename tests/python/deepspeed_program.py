@@ -31,6 +31,8 @@ CASES: dict[str, dict[str, Any]] = {
                                                                        "warmup_num_steps": 4, "total_num_steps": 9}}},
     "bare": BASE | {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3},
                     "optimizer": {"type": "SGD", "params": {"lr": 0.05}}},  # steps as large as the gradient is
+    "sum": BASE | {"gradient_allreduce_op": "sum", "zero_optimization": {"stage": 1},
+                   "optimizer": {"type": "SGD", "params": {"lr": 0.025}}},
     "bf16": BASE | {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}},
     "fp16": BASE | {"fp16": {"enabled": True, "initial_scale_power": 40, "hysteresis": 1},
                     "zero_optimization": {"stage": 2}},
@@ -62,6 +64,9 @@ def train(case: str) -> dict[str, Any]:
         engine.step()
         losses.append(loss.item())
         seen.append([engine.global_steps, engine.skipped_steps, engine.get_lr()[0], engine.get_global_grad_norm()])
+    if "fp16" not in config and "bf16" not in config and engine.zero_optimization_stage() in (1, 2):
+        for p in list(engine.module.parameters())[:2]:  # whole on each rank, as the masters are together
+            assert torch.equal(p, deepspeed.utils.safe_get_full_fp32_param(p))
     engine.destroy()
     return {"losses": losses, "seen": [[None if v is None else float(v) for v in row] for row in seen]}
 

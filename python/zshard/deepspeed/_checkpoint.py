@@ -56,6 +56,7 @@ def save(
         client_state={_OURS: {name: getattr(engine, name) for name in _COUNTS}, **client_state},
         lr_scheduler=engine.lr_scheduler,
         frozen=not exclude_frozen,
+        in_step=True,
     )
     return True
 

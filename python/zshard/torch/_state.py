@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import _step
+from . import _kept, _step
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
@@ -109,8 +109,8 @@ def write_param(runtime: Runtime, p: torch.Tensor, value: torch.Tensor | None, r
     """
     _check_open(runtime)
     _check_whole(runtime)
-    runtime.let_go()
     unit, piece = _found(runtime, p)
+    runtime.let_go(runtime.units[unit.index])
     mine = root in (_ALL, runtime.engine.rank)
     kind, flat = "f32", None
     if mine:
@@ -199,6 +199,7 @@ def _hide(entry: _Shown) -> torch.Tensor:
         return value
     with runtime.lock:
         entry.p.data = _views(entry.state)[_place(entry.state, entry.p)]
+        _kept.seen(runtime, entry.state)
         runtime.release(entry.state)
         runtime.leave()
     return value
@@ -261,6 +262,8 @@ def _write_back(entries: Sequence[_Shown], write_rank: int | None) -> None:
         if yes:
             assert entry.root is not None
             write_param(entry.runtime, entry.p, value, entry.root)
+    for entry in last:
+        _kept.show(entry.runtime)
     if mixed is not None:
         raise ValueError(
             f"'{_found(mixed.runtime, mixed.p)[1].name}': gathered(write_rank={write_rank}) around or inside of "
@@ -389,6 +392,8 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Any] | None, stri
         text = "\n\t".join(errors) if errors else "another rank refused its state_dict"
         raise RuntimeError(f"load_state_dict of {type(model).__name__}:\n\t{text}")
     _write_all(own, given, root, engine)
+    for r in runtimes.values():
+        _kept.show(r)
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 
