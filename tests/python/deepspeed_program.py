@@ -54,6 +54,10 @@ def train(case: str) -> dict[str, Any]:
         given = {"optimizer": torch.optim.AdamW(model.parameters(), lr=2e-3)}
         given["lr_scheduler"] = lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5)
     engine, optimizer, _, scheduler = deepspeed.initialize(model=model, config=config, **given)
+    if case == "zero3":  # as documents of DeepSpeed and of Hugging Face load weights
+        with deepspeed.zero.GatheredParameters(list(engine.module.parameters()), modifier_rank=0):
+            if rank == 0:
+                engine.module.load_state_dict(zoo.build(name).state_dict())
     data, losses, seen = zoo.batches(name, rank), [], []
     for _ in range(STEPS * engine.gradient_accumulation_steps()):
         loss = zoo.loss_of(engine, next(data))

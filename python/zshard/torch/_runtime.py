@@ -513,6 +513,8 @@ class Runtime:
             state.params[i].grad = None
         self.clear()
         self.spent, self.last = False, None
+        if self.kept:  # what is gathered is of a later step; the next one shows parameters again
+            self.let_go()
         error.step = self.steps
         if self.resume is not None:
             error.note = self.resume()

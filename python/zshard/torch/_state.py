@@ -153,6 +153,7 @@ class _Shown:
         self.runtime, self.state, self.p, self.value = runtime, state, p, value
         self.depth = 0
         self.root: int | None = None  # the rank whose values count at the end; None: nothing may be written
+        self.named = False  # a block names one
         self.version, self.steps = p._version, runtime.steps
 
     def written(self) -> bool:
@@ -234,6 +235,7 @@ def gathered(what: Params, write_rank: int | None = None) -> Iterator[None]:
             continue
         entry = _shown.get(id(p)) or _show(p)
         entry.depth += 1
+        entry.named = entry.named or write_rank is not None
         entries.append(entry)
     try:
         yield
@@ -494,7 +496,11 @@ def _on_load(
             "load_state_dict(assign=True) would replace the parameters of a sharded model; use "
             "assign=False, which writes their values"
         )
-    there = [p for leaf, p in module._parameters.items() if p is not None and _step.runtime_of(p) is not None]
+    there = [
+        p
+        for p in module._parameters.values()
+        if p is not None and _step.runtime_of(p) is not None and not (id(p) in _shown and _shown[id(p)].named)
+    ]  # what a block around this call sends is only written here: that may be on one rank alone
     if there:
         block = gathered(there, write_rank=_ALL)
         block.__enter__()
