@@ -168,6 +168,14 @@ def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:
     )
 
 
+def safe_update_full_grad_vectorized(param_list: Any, update_func: Any) -> None:
+    """Not supported, as safe_set_full_grad()."""
+    raise NotImplementedError(
+        "safe_update_full_grad_vectorized: gradients are reduced in the engine and cannot be replaced; multiply "
+        "param.grad by a number, or change the loss"
+    )
+
+
 def _local(name: str, instead: str) -> Any:
     def refuse(*_: Any, **__: Any) -> Any:
         raise NotImplementedError(f"{name}: the engine's slices are not DeepSpeed's; use {instead}")
