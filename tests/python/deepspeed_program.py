@@ -31,6 +31,8 @@ CASES: dict[str, dict[str, Any]] = {
                                                                        "warmup_num_steps": 4, "total_num_steps": 9}}},
     "bare": BASE | {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3},
                     "optimizer": {"type": "SGD", "params": {"lr": 0.05}}},  # steps as large as the gradient is
+    "sum": BASE | {"gradient_allreduce_op": "sum", "zero_optimization": {"stage": 1},
+                   "optimizer": {"type": "SGD", "params": {"lr": 0.025}}},
     "bf16": BASE | {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}},
     "fp16": BASE | {"fp16": {"enabled": True, "initial_scale_power": 40, "hysteresis": 1},
                     "zero_optimization": {"stage": 2}},
@@ -52,6 +54,10 @@ def train(case: str) -> dict[str, Any]:
         given = {"optimizer": torch.optim.AdamW(model.parameters(), lr=2e-3)}
         given["lr_scheduler"] = lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5)
     engine, optimizer, _, scheduler = deepspeed.initialize(model=model, config=config, **given)
+    if case == "zero3":  # as documents of DeepSpeed and of Hugging Face load weights
+        with deepspeed.zero.GatheredParameters(list(engine.module.parameters()), modifier_rank=0):
+            if rank == 0:
+                engine.module.load_state_dict(zoo.build(name).state_dict())
     data, losses, seen = zoo.batches(name, rank), [], []
     for _ in range(STEPS * engine.gradient_accumulation_steps()):
         loss = zoo.loss_of(engine, next(data))
@@ -62,6 +68,9 @@ def train(case: str) -> dict[str, Any]:
         engine.step()
         losses.append(loss.item())
         seen.append([engine.global_steps, engine.skipped_steps, engine.get_lr()[0], engine.get_global_grad_norm()])
+    if "fp16" not in config and "bf16" not in config and engine.zero_optimization_stage() in (1, 2):
+        for p in list(engine.module.parameters())[:2]:  # whole on each rank, as the masters are together
+            assert torch.equal(p, deepspeed.utils.safe_get_full_fp32_param(p))
     engine.destroy()
     return {"losses": losses, "seen": [[None if v is None else float(v) for v in row] for row in seen]}
 

@@ -60,7 +60,7 @@ PROGRAM = os.path.join(HERE, "deepspeed_program.py")
 ONE_CHANGED = [PROGRAM, "zshard.deepspeed"]
 UNCHANGED = ["-m", "zshard.run", PROGRAM, "deepspeed"]
 RUNS = {
-    "two": (2, ONE_CHANGED, "zero1,zero2,zero3,steps,init,own"),
+    "two": (2, ONE_CHANGED, "zero1,zero2,zero3,steps,init,own,sum"),
     "one": (1, ONE_CHANGED, "zero3,stage0,bare,bf16,fp16,init"),
     "unchanged": (2, UNCHANGED, "zero1,zero2,zero3"),
 }
@@ -136,6 +136,10 @@ def test_accumulation_clipping_and_schedule(runs: Runs) -> None:
 def test_bare_backward_divides_by_the_micro_steps(runs: Runs) -> None:
     """By SGD, whose steps are as large as the gradient."""
     same(runs("one")["bare"], plain(1, STEPS, accumulation=2, make=lambda params: torch.optim.SGD(params, lr=0.05)))
+
+
+def test_gradients_may_be_added_instead_of_averaged(runs: Runs) -> None:
+    same(runs("two")["sum"], plain(2, STEPS, make=lambda params: torch.optim.SGD(params, lr=0.05)))
 
 
 def test_bf16_has_fp32_masters(runs: Runs) -> None:

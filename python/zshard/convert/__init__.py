@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ..torch import _kept
 from . import _live
 from ._content import ConvertError
 from ._folder import Place, open_
@@ -102,6 +103,7 @@ def load(
 
         plan, loaded = _live.on_first(runtime, look)
         _live.Filler(handle, optimizer, plan, target[0] if target else None).run()
+        _kept.show(runtime)
     return loaded
 
 
@@ -117,6 +119,7 @@ def save(
     lr_scheduler: Any = None,
     frozen: bool = True,
     engine_state: dict[str, Any] | None = None,
+    in_step: bool = False,
     **options: Any,
 ) -> str:
     """Saves a sharded model and its optimizer in one of the forms. Collective; rank 0 writes, piece by piece.
@@ -133,6 +136,7 @@ def save(
         lr_scheduler: a scheduler, or its state_dict().
         frozen: False leaves frozen parameters out, such as the base of an adapter; load() then needs strict=False.
         engine_state: as Loaded has it, for load() and for DeepSpeed.
+        in_step: allowed between the backward passes of a step, whose gradients are not saved.
         **options: of "zero": stage= (3), ranks= (1), sub_group= (elements; DeepSpeed's sub_group_size); of "dcp":
             model_key=, optim_key=, the names above theirs ("model", "optim"); of "universal": step_as=, "tensor" for
             torch's optimizers, or "int" for DeepSpeed's own.
@@ -142,13 +146,13 @@ def save(
 
     Raises:
         ConvertError: the form cannot hold it. OSError, ZshardError: it cannot be written. On all ranks; what was there
-            stays.
+            stays. RuntimeError: in the middle of a step.
     """
     handle = _live.handle_of(model)
     runtime = handle.runtime
     options = options_of(form, options)
     with runtime.lock:
-        _live.check_ready(runtime, "save()")
+        _live.check_ready(runtime, "save()", in_step)
         found = _live.content(handle, optimizer, step, client_state, lr_scheduler, frozen)
         found.engine_state = dict(engine_state or {})
         found.loss_scale = found.engine_state.get("loss_scaler", {}).get("cur_scale")
@@ -170,4 +174,5 @@ def save(
         finally:
             for one in place:
                 one.discard()
+        _kept.show(runtime)
     return path

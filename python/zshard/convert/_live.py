@@ -68,11 +68,11 @@ def handle_of(model: Any) -> Handle:
         raise ValueError("the model is not sharded: call zshard.torch.shard(model, optimizer) first") from e
 
 
-def check_ready(runtime: Runtime, what: str) -> None:
-    """Raises RuntimeError where the model is closed, or is in the middle of a step."""
+def check_ready(runtime: Runtime, what: str, in_step: bool = False) -> None:
+    """Raises RuntimeError where the model is closed, or is in the middle of a step. in_step: of a pass."""
     _state._check_open(runtime)
     _state._check_whole(runtime)
-    if runtime.depth or runtime.in_backward or runtime.micros:
+    if runtime.depth or runtime.in_backward or runtime.micros and not in_step:
         raise RuntimeError(f"{what} in the middle of a step: call it after optimizer.step() and zero_grad()")
     runtime.let_go()
 

@@ -56,6 +56,7 @@ def save(
         lr_scheduler=engine.lr_scheduler,
         engine_state=_state(engine),
         frozen=not exclude_frozen,
+        in_step=True,
     )
     return True
 

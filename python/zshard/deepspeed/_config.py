@@ -33,6 +33,26 @@ _HINTS = {
     "stage3_max_reuse_distance": "reuse_elems",
     "reduce_bucket_size": "reduce_elems",
 }
+_OP = "gradient_allreduce_op"
+_BOOLS = frozenset(
+    """
+    adam_w_mode allgather_partitions amsgrad auto_cast bf16_master_weights_and_grads bf16_optimizer_states
+    bias_correction check_grad_overflow check_overflow compute_grad_norm consecutive_hysteresis contiguous_gradients
+    contiguous_memory_optimization cpu_checkpointing cpu_offload cpu_offload_param cpu_offload_use_pin_memory
+    dataloader_drop_last disable_allgather disable_python_gc dump_state elastic_checkpoint enable_sanity_checks enabled
+    fast_init foreach fp16_master_weights_and_grads fp32_optimizer_states fused gather_16bit_weights_on_model_save
+    graph_harvesting ignore_unused_parameters immediate_grad_update legacy_fusion legacy_stage1 load_from_fp32_weights
+    load_universal_checkpoint log_trace_cache_warnings managed_gradient_accumulation maximize memory_breakdown
+    memory_efficient_linear mics_hierarchical_params_gather nesterov overlap_comm overlap_events override_module_apply
+    partition_activations pin_memory pipeline_loading_checkpoint pipeline_read pipeline_write prescale_gradients profile
+    reduce_scatter round_robin_gradients save_muon_momentum_buffer_in_memory set_grad_none single_submit
+    sparse_gradients stage3_allgather_sequential stage3_gather_16bit_weights_on_model_save
+    stage3_gather_fp16_weights_on_model_save stage3_use_all_reduce_for_fetch_params super_offload
+    synchronize_checkpoint_boundary torch_adam use_data_before_expert_parallelism use_gds
+    use_multi_rank_bucket_allreduce wall_clock_breakdown zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+    zero_quantized_gradients zero_quantized_nontrainable_weights zero_quantized_weights
+    """.split()
+)  # keys that are true or false wherever they stand: DeepSpeed takes 1 and 0 as well
 
 Given = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -56,6 +76,7 @@ class Settings:
         scheduler: the scheduler's class name and arguments; "" if the configuration has none.
         loss_scale: struct zc_loss_scale as a dict; {}: none.
         engine: further options of the engine.
+        summed: gradients of ranks are added and not averaged.
         quantize_frozen: frozen parameters are stored as int8.
         data: folder of the daemon's data (nvme_path), or None.
         ignored: keys that have no effect, with the reason.
@@ -76,6 +97,7 @@ class Settings:
     scheduler_args: dict[str, Any] = field(default_factory=dict)
     loss_scale: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
+    summed: bool = False
     quantize_frozen: bool = False
     data: str | None = None
     ignored: list[tuple[str, str]] = field(default_factory=list)
@@ -111,7 +133,8 @@ def read(given: Given, world: int) -> Settings:
     """
     raw = _unfolded(as_dict(given))
     lib = _lib.load()
-    text = _text(raw)
+    summed = str(raw.get(_OP, "mean")).lower() == "sum"  # the C engine averages; DeepSpeedEngine scales the loss
+    text = _text({k: v for k, v in raw.items() if k != _OP} if summed else raw)
     ret = ctypes.POINTER(_c.zc_zero_config)()
     why = ctypes.create_string_buffer(512)
     rc = lib.zc_zero_config_parse(ctypes.byref(ret), text, len(text), world, why, len(why))
@@ -120,9 +143,18 @@ def read(given: Given, world: int) -> Settings:
     if rc < 0:
         raise error(rc, why.value.decode(errors="replace"))
     try:
-        return _settings(raw, ret.contents, world)
+        made = _settings(raw, ret.contents, world)
+        made.summed = summed
+        return made
     finally:
         lib.zc_zero_config_free(ret)
+
+
+def _switches(value: Any) -> Any:
+    """1 and 0 of keys that are true or false, as such."""
+    if not isinstance(value, Mapping):
+        return value
+    return {k: bool(v) if k in _BOOLS and type(v) is int and v in (0, 1) else _switches(v) for k, v in value.items()}
 
 
 def _finite(value: Any) -> Any:
@@ -148,7 +180,7 @@ def _unfolded(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(raw: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps(_finite(raw), allow_nan=False).encode()
+        return json.dumps(_switches(_finite(raw)), allow_nan=False).encode()
     except (TypeError, ValueError) as e:
         raise DeepSpeedConfigError(f"the configuration has a value that JSON does not have: {e}") from None
 

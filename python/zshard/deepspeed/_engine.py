@@ -142,6 +142,8 @@ class DeepSpeedEngine(nn.Module):
         divided = loss / self._accumulation if scale_wrt_gas else loss
         self.handle.set_boundary(self.is_gradient_accumulation_boundary())
         scaled = divided * self.loss_scale() if self._needs_scale() else divided
+        if self._settings.summed:
+            scaled = scaled * self.world_size
         scaled.backward(retain_graph=retain_graph)
         self._ours += 1
         return divided
@@ -223,7 +225,7 @@ class DeepSpeedEngine(nn.Module):
                 "fp16: backward() was called without the loss scale; use engine.backward(loss) or "
                 "engine.scale(loss).backward()"
             )
-        return 1.0 / self._accumulation
+        return (self.world_size if self._settings.summed else 1.0) / self._accumulation
 
     def was_step_applied(self) -> bool:
         """Whether the last step() changed the parameters."""
@@ -303,7 +305,8 @@ class DeepSpeedEngine(nn.Module):
     ) -> bool:
         """Writes save_dir/TAG (global_stepN): weights, optimizer state, scheduler, counts and client_state. Collective.
 
-        Every rank passes its own client_state; rank 0's is kept. Returns True; what cannot be written raises.
+        Every rank passes its own client_state; rank 0's is kept. Between the micro-steps of a step it is the state of
+        the last step. Returns True; what cannot be written raises.
         """
         return _checkpoint.save(self, save_dir, tag, client_state or {}, save_latest, exclude_frozen_parameters)
 
@@ -352,15 +355,16 @@ class DeepSpeedEngine(nn.Module):
 
     def offload_states(self, *_: Any, **__: Any) -> None:
         """Frees temporary memory of this process; model states are in the daemon, where they are offloaded."""
-        self.handle.sleep()
+        self.empty_partition_cache()
 
     def reload_states(self, non_blocking: bool = False) -> None:
         """Nothing: the next pass allocates what it needs."""
         self.handle.wake()
 
     def empty_partition_cache(self) -> None:
-        """Frees temporary memory of this process."""
-        self.handle.sleep()
+        """Frees temporary memory of this process; nothing in the middle of a step, which needs it."""
+        if self.handle.runtime.micros == 0:
+            self.handle.sleep()
 
     # ---- what the configuration says
 

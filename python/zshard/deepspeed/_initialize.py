@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .. import torch as zt
+from ..torch import _kept
 from ..torch._init import context
 from . import _config, _spool
 from ._dataloader import DeepSpeedDataLoader
@@ -188,8 +189,10 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, settings: _
         quantize_frozen=settings.quantize_frozen,
         **options,
     )
+    if settings.stage < 3:
+        _kept.keep(handle.runtime)
     for p in model.parameters():
-        p.ds_status = partition_parameters.ZeroParamStatus.NOT_AVAILABLE  # type: ignore[attr-defined]
+        p.ds_status = partition_parameters.status_of(p)  # type: ignore[attr-defined]
     model.__dict__["ds_external_parameters"] = _no_external
     return handle
 

@@ -61,6 +61,10 @@ class _Accelerator:
         """Whether the device computes in fp16."""
         return True
 
+    def supported_dtypes(self) -> list[torch.dtype]:
+        """Floating-point dtypes that the device computes in."""
+        return [torch.float32, torch.float16, *([torch.bfloat16] if self.is_bf16_supported() else [])]
+
     def is_synchronized_device(self) -> bool:
         """Whether the device has no queue of its own."""
         return not self._cuda()
@@ -87,6 +91,39 @@ class _Accelerator:
         """Starts that count over."""
         if self._cuda():
             torch.cuda.reset_peak_memory_stats(device_index)
+
+    def total_memory(self, device_index: Any = None) -> int:
+        """Bytes of memory of the GPU; without one of the machine."""
+        if self._cuda():
+            return torch.cuda.get_device_properties(device_index).total_memory
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def available_memory(self, device_index: Any = None) -> int:
+        """Bytes of that which are free."""
+        if self._cuda():
+            return torch.cuda.mem_get_info(device_index)[0]
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def manual_seed(self, seed: int) -> None:
+        """Seeds the generator of the device."""
+        torch.cuda.manual_seed(seed) if self._cuda() else torch.manual_seed(seed)
+
+    def initial_seed(self) -> int:
+        """What it was seeded with."""
+        return torch.cuda.initial_seed() if self._cuda() else torch.initial_seed()
+
+    def get_rng_state(self, device_index: Any = None) -> torch.Tensor:
+        """The state of the generator of the device."""
+        if not self._cuda():
+            return torch.get_rng_state()
+        return torch.cuda.get_rng_state("cuda" if device_index is None else device_index)
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: Any = None) -> None:
+        """Sets that state."""
+        if not self._cuda():
+            torch.set_rng_state(new_state)
+        else:
+            torch.cuda.set_rng_state(new_state, "cuda" if device_index is None else device_index)
 
     def manual_seed_all(self, seed: int) -> None:
         """Seeds all generators."""

@@ -19,7 +19,7 @@ from .. import _c
 from .._client import Client
 from .._engine import Engine
 from ..errors import Refused, ZshardError, error
-from . import _cuda, _meta, _notes, _plain, _sources, _state, _step
+from . import _cuda, _kept, _meta, _notes, _plain, _sources, _state, _step
 from ._groups import build
 from ._hooks import Hooks
 from ._init import context
@@ -56,7 +56,7 @@ class Handle:
             runtime.fail("closed: it could not be resumed")
             raise
         self._pid = os.getpid()
-        self._end = weakref.finalize(self, _end, self.engine)  # also at the end of the process
+        self._end = weakref.finalize(self, _end, self.engine, runtime.exposed)  # also at the end of the process
 
     @property
     def step_number(self) -> int:
@@ -97,7 +97,10 @@ class Handle:
             self.runtime.waiting.step()
         if note is not None:
             self._notes.commit(note)
+        if self.runtime.kept:
+            self.runtime.let_go()
         self.runtime.call(self.engine.commit)
+        _kept.show(self.runtime)
 
     def stats(self) -> dict[str, Any]:
         """The engine's counters (struct zc_zero_stats), and seconds in hooks: `python_seconds` without the engine's
@@ -150,6 +153,7 @@ class Handle:
                 state.params[i].grad = None
             runtime.clear()
             runtime.spent = False
+            _kept.show(runtime)
 
     def sleep(self) -> None:
         """Frees temporary memory of this process between two steps: buffers of gathers and gradients.
@@ -163,10 +167,13 @@ class Handle:
         with runtime.lock:
             if runtime.depth or runtime.in_backward or runtime.micros:
                 raise RuntimeError("sleep() in the middle of a step: call it after optimizer.step() and zero_grad()")
+            if runtime.kept:
+                runtime.let_go()
             runtime.call(self.engine.park)
             for state in runtime.units:
                 state.views.clear()
                 state.memory.forget()
+            _kept.show(runtime)
 
     def wake(self) -> None:
         """The counterpart of sleep(). It does nothing: the next pass allocates memory as it needs it.
@@ -200,21 +207,22 @@ class Handle:
             raise error(code, f"snapshot('{name}'): rank 0 could not take it")
 
     def close(self, clean: bool = True, gather: bool = False) -> None:
-        """Ends the engine. clean: collective. gather: parameters are real tensors again; else they stay NaN, and a
-        forward call raises. May be called again."""
+        """Ends the engine. clean: collective. gather: parameters are real tensors again, as are those that had their
+        values between passes; else they stay NaN, and a forward call raises. May be called again."""
         runtime = self.runtime
         if runtime.closed or self._pid != os.getpid():
             return
         if clean and runtime.waiting is not None:
             runtime.waiting.step()
-        if gather:
+        real = gather or runtime.kept
+        if real:
             from ._real import materialize
 
             materialize(runtime)
         runtime.closed = "closed"
         self._end.detach()
-        _step.unregister(runtime, gone=not gather)
-        if gather:
+        _step.unregister(runtime, gone=not real)
+        if real:
             self._hooks.remove()
             _restore_module(self.model)
         self.engine.close(clean)
@@ -226,9 +234,13 @@ class Handle:
         self.close(kind is None)
 
 
-def _end(engine: Engine) -> None:
+def _end(engine: Engine, exposed: list[Any]) -> None:
     """A model was dropped without close(), or the process ends: by an exception, or in good order. Then the other ranks
     can finish the step in progress. Engine.close() does nothing in a child of fork."""
+    for ref, scalar in exposed:  # parameters that are still there look at the engine's memory
+        param = ref()
+        if param is not None:
+            param.data = scalar
     engine.close(clean=getattr(sys, "last_value", None) is None)
 
 

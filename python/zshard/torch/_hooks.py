@@ -239,7 +239,7 @@ class _Learner(TorchFunctionMode):
                 group.detached = group.late = True
         if func in _LOOKS:
             return
-        if state.holds:
+        if state.holds > state.kept:
             return
         with runtime.lock:
             group = runtime.stack[-1]

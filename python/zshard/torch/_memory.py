@@ -194,6 +194,16 @@ class UnitMemory:
             if self.mode == "copy":
                 self.storage.resize_(0)
 
+    def own(self) -> None:
+        """Parameters that are shown become ordinary tensors, with a copy of what they show. swap: so do their views."""
+        if self.mode == "swap":
+            whole = tensor_at(self.shown, self.unit.elems, self.unit.dtype, self.device).clone()
+            self.storage._swap_data_ptr_(whole.untyped_storage())
+            self.held = None
+        elif self.mode == "view":
+            self._set([t.clone() for t in self.views[self.shown]])
+        self.shown = 0
+
     def leave(self) -> None:
         """Outside of a pass: each parameter is a NaN scalar of its own."""
         if self.outside:

@@ -25,6 +25,7 @@ from torch import nn
 
 from .._engine import Engine
 from ..errors import RolledBack
+from . import _kept
 from ._memory import UnitMemory, saved_hooks, tensor_at
 from ._unit_state import Group, UnitState
 from ._units import Plan
@@ -73,6 +74,8 @@ class Runtime:
         self.before_forward: Callable[[], None] | None = None
         self.busy_ns = 0  # in hooks and steps, without the engine's calls
         self.c_ns = 0  # in the engine's calls
+        self.kept = False  # parameters have their values between two passes, too (_kept.py)
+        self.exposed: list[Any] = []  # then: (weak reference to a parameter, a NaN scalar)
         self.saved = saved_hooks(self._shown) if any(u.memory.mode == "view" for u in states) else None
         self.watching = False  # `saved` is at work
         self.trainable = [(u, i) for u in states if u.trainable for i in range(len(u.params))]
@@ -99,6 +102,7 @@ class Runtime:
     def fail(self, why: str) -> None:
         """The model cannot be used any more. A kept job stays."""
         self.closed = why
+        _kept.forget(self)
         self.engine.close(False)
 
     # ---- gathering
@@ -446,10 +450,13 @@ class Runtime:
         for state in self.units:
             state.forget()
 
-    def let_go(self) -> None:
-        """Before a step or a write: what a backward pass with create_graph left gathered is released."""
+    def let_go(self, only: UnitState | None = None) -> None:
+        """Before a step or a write: what a backward pass with create_graph left gathered is released, and what is kept
+        gathered: of one unit, or of all."""
         if not self.in_backward:
             self._drop_holds()
+            if self.kept:
+                _kept.drop(self, self.units if only is None else [only])
             self.leave()
 
     def _drop_holds(self) -> None:
@@ -506,6 +513,8 @@ class Runtime:
             state.params[i].grad = None
         self.clear()
         self.spent, self.last = False, None
+        if self.kept:  # what is gathered is of a later step; the next one shows parameters again
+            self.let_go()
         error.step = self.steps
         if self.resume is not None:
             error.note = self.resume()
@@ -569,6 +578,7 @@ class Runtime:
         """Writes fp32 values, the same on every rank. Collective, between steps."""
         host = values.to("cpu", torch.float32).contiguous()
         with self.lock:
+            self.let_go(self.units[unit])
             self.call(self.engine.write_on, -1, unit, what, first, host.numel(), "f32", host.data_ptr())
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import _step
+from . import _kept, _step
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
@@ -109,8 +109,8 @@ def write_param(runtime: Runtime, p: torch.Tensor, value: torch.Tensor | None, r
     """
     _check_open(runtime)
     _check_whole(runtime)
-    runtime.let_go()
     unit, piece = _found(runtime, p)
+    runtime.let_go(runtime.units[unit.index])
     mine = root in (_ALL, runtime.engine.rank)
     kind, flat = "f32", None
     if mine:
@@ -153,6 +153,7 @@ class _Shown:
         self.runtime, self.state, self.p, self.value = runtime, state, p, value
         self.depth = 0
         self.root: int | None = None  # the rank whose values count at the end; None: nothing may be written
+        self.named = False  # a block names one
         self.version, self.steps = p._version, runtime.steps
 
     def written(self) -> bool:
@@ -199,6 +200,7 @@ def _hide(entry: _Shown) -> torch.Tensor:
         return value
     with runtime.lock:
         entry.p.data = _views(entry.state)[_place(entry.state, entry.p)]
+        _kept.seen(runtime, entry.state)
         runtime.release(entry.state)
         runtime.leave()
     return value
@@ -233,6 +235,7 @@ def gathered(what: Params, write_rank: int | None = None) -> Iterator[None]:
             continue
         entry = _shown.get(id(p)) or _show(p)
         entry.depth += 1
+        entry.named = entry.named or write_rank is not None
         entries.append(entry)
     try:
         yield
@@ -261,6 +264,8 @@ def _write_back(entries: Sequence[_Shown], write_rank: int | None) -> None:
         if yes:
             assert entry.root is not None
             write_param(entry.runtime, entry.p, value, entry.root)
+    for entry in last:
+        _kept.show(entry.runtime)
     if mixed is not None:
         raise ValueError(
             f"'{_found(mixed.runtime, mixed.p)[1].name}': gathered(write_rank={write_rank}) around or inside of "
@@ -389,6 +394,8 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Any] | None, stri
         text = "\n\t".join(errors) if errors else "another rank refused its state_dict"
         raise RuntimeError(f"load_state_dict of {type(model).__name__}:\n\t{text}")
     _write_all(own, given, root, engine)
+    for r in runtimes.values():
+        _kept.show(r)
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 
@@ -489,7 +496,11 @@ def _on_load(
             "load_state_dict(assign=True) would replace the parameters of a sharded model; use "
             "assign=False, which writes their values"
         )
-    there = [p for leaf, p in module._parameters.items() if p is not None and _step.runtime_of(p) is not None]
+    there = [
+        p
+        for p in module._parameters.values()
+        if p is not None and _step.runtime_of(p) is not None and not (id(p) in _shown and _shown[id(p)].named)
+    ]  # what a block around this call sends is only written here: that may be on one rank alone
     if there:
         block = gathered(there, write_rank=_ALL)
         block.__enter__()

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import _kept
+
 if TYPE_CHECKING:
     from ._runtime import Runtime
 
@@ -244,7 +246,9 @@ class Merged:
         self.runtime.waiting = None
         array = (ctypes.c_uint32 * len(self.group_of))(*self.group_of)
         factors = (ctypes.c_float * len(self.factors))(*self.factors)
-        return _make(self.runtime, self.groups, array, factors, 1.0, self.runtime.step_clip)
+        made = _make(self.runtime, self.groups, array, factors, 1.0, self.runtime.step_clip)
+        _kept.show(self.runtime)
+        return made
 
 
 def apply(stepper: Stepper, scale: float = 1.0) -> Any:
@@ -257,7 +261,9 @@ def apply(stepper: Stepper, scale: float = 1.0) -> Any:
     start = perf_counter_ns() - runtime.c_ns
     with runtime.lock:
         try:
-            return _apply(stepper, scale)
+            made = _apply(stepper, scale)
+            _kept.show(runtime)
+            return made
         finally:
             runtime.busy_ns += perf_counter_ns() - runtime.c_ns - start
 
@@ -284,11 +290,11 @@ def _apply(stepper: Stepper, scale: float) -> Any:
             stacklevel=5,
         )
         return None
+    runtime.let_go()
     if stepper.rule.kind != runtime.kind:
         become(runtime, stepper.rule.kind)
     if stepper not in runtime.steppers:
         runtime.steppers.append(stepper)
-    runtime.let_go()
     group_of, factors, common = collect(runtime, stepper.group_of())
     for name, param in stepper.frozen:
         if param.grad is not None:

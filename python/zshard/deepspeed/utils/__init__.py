@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...torch import _state, _step
+from ...torch import _kept, _state, _step
 from .. import _spool
 from ..comm import get_rank
 
@@ -146,6 +146,7 @@ def safe_set_full_fp32_param(param: nn.Parameter, value: torch.Tensor) -> None:
         runtime = _step.runtime_of(param)
         assert runtime is not None
         _state.write_param(runtime, param, value)
+        _kept.show(runtime)
 
 
 def safe_set_full_optimizer_state(param: nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
@@ -156,6 +157,7 @@ def safe_set_full_optimizer_state(param: nn.Parameter, value: torch.Tensor, opti
         runtime = _step.runtime_of(param)
         assert runtime is not None
         _step.write_state(runtime, param, optim_state_key, value)
+        _kept.show(runtime)
 
 
 def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:
@@ -163,6 +165,14 @@ def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:
     raise NotImplementedError(
         "safe_set_full_grad: gradients are reduced in the engine and cannot be replaced; multiply param.grad by a "
         "number, or change the loss"
+    )
+
+
+def safe_update_full_grad_vectorized(param_list: Any, update_func: Any) -> None:
+    """Not supported, as safe_set_full_grad()."""
+    raise NotImplementedError(
+        "safe_update_full_grad_vectorized: gradients are reduced in the engine and cannot be replaced; multiply "
+        "param.grad by a number, or change the loss"
     )
 
 

@@ -1,6 +1,6 @@
 """`deepspeed.zero`: Init, GatheredParameters, register_external_parameter."""
 
-from . import partition_parameters
+from . import offload_config, partition_parameters
 from .partition_parameters import (
     GatheredParameters,
     Init,
@@ -8,6 +8,7 @@ from .partition_parameters import (
     ZeroParamType,
     register_external_parameter,
     unregister_external_parameter,
+    unwrap_model_for_generation,
 )
 
 __all__ = [
@@ -15,7 +16,9 @@ __all__ = [
     "Init",
     "ZeroParamStatus",
     "ZeroParamType",
+    "offload_config",
     "partition_parameters",
     "register_external_parameter",
     "unregister_external_parameter",
+    "unwrap_model_for_generation",
 ]

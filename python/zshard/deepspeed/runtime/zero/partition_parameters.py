@@ -6,8 +6,9 @@ the engine's. Outside of a pass and of GatheredParameters they read as NaN.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -39,6 +40,12 @@ class ZeroParamStatus(Enum):
     AVAILABLE = 1
     NOT_AVAILABLE = 2
     INFLIGHT = 3
+
+
+def status_of(p: torch.Tensor) -> ZeroParamStatus:
+    """Of a parameter outside of a pass and of GatheredParameters: below stage 3 it has its value."""
+    runtime = _step.runtime_of(p)
+    return ZeroParamStatus.AVAILABLE if runtime is not None and runtime.kept else ZeroParamStatus.NOT_AVAILABLE
 
 
 def is_zero_param(p: Any) -> bool:
@@ -212,7 +219,7 @@ class GatheredParameters:
         fwd_module: a module that uses the parameters outside of their own module's forward.
         enabled: False: nothing is done.
 
-    Raises RuntimeError where a parameter of a running engine was written inside and modifier_rank is None.
+    Raises RuntimeError where a parameter was written inside and modifier_rank is None.
     """
 
     def __init__(
@@ -245,6 +252,7 @@ class GatheredParameters:
                 _spool.spooled(self._mine[0]).spool.wait()  # type: ignore[union-attr]
             for p in self._mine:
                 _spool.show(p)
+                _versions[id(p)] = p._version
         sharded = [p for p in self.params if _step.runtime_of(p) is not None]
         if sharded:
             self._block = _state.gathered(sharded, write_rank=self.root)
@@ -255,29 +263,47 @@ class GatheredParameters:
         if not self.enabled:
             return
         waiting = [p for p in self.params if _spool.spooled(p) is not None and _depth.get(id(p))]
+        lost = None
         for p in waiting:
             _depth[id(p)] -= 1
             source = _spool.spooled(p)
             assert source is not None
             if self.root is not None and exc[0] is None:
                 source.spool.share(source, p.data, self.root)
+                _versions[id(p)] = p._version
         for p in waiting:
             if _depth[id(p)] == 0:
                 del _depth[id(p)]
+                if _versions.pop(id(p)) != p._version and exc[0] is None:
+                    lost = lost or p
                 _spool.hide(p, p.device)
         if waiting and self.root is not None:
             _spool.spooled(waiting[0]).spool.wait()  # type: ignore[union-attr]
         if self._block is not None:
             block, self._block = self._block, None
             block.__exit__(*exc)
-        self._status(ZeroParamStatus.NOT_AVAILABLE)
+        self._status(None)
+        if lost is not None:
+            raise RuntimeError(
+                f"GatheredParameters: in-place modification of a parameter of shape {list(lost.shape)} without "
+                "modifier_rank: the change is dropped; name the rank whose values count"
+            )
 
-    def _status(self, status: ZeroParamStatus) -> None:
+    def _status(self, status: ZeroParamStatus | None) -> None:
         for p in self.params:
-            p.ds_status = status
+            p.ds_status = status or status_of(p)
 
 
-_depth: dict[int, int] = {}  # of spooled parameters that are shown: the blocks that show them
+@contextlib.contextmanager
+def unwrap_model_for_generation(model: Any) -> Iterator[Any]:
+    """Inside, all parameters of an engine's model are gathered, so that each token gathers nothing. Collective."""
+    with GatheredParameters(list(model.parameters())):
+        yield model
+
+
+# Of spooled parameters that are shown, by id:
+_depth: dict[int, int] = {}  # the blocks that show them
+_versions: dict[int, int] = {}  # p._version when they were shown, or were last sent to all ranks
 
 
 def register_external_parameter(module: nn.Module, parameter: Any) -> None:
