@@ -5,9 +5,9 @@
  * gathered of it, and tells the others. Then values are written to the store piece by piece. If a
  * piece is only partly replaced, the rest of it is read first.
  *
- *     root -1        every rank has the values, and writes its own slices
- *     root r         rank r sends them to all, one piece at a time, and each writes its own slices
- *     gather_alone   rank r writes the slices of all ranks, by name
+ *     root -1   every rank has the values, and writes its own slices
+ *     root r    rank r sends them to all, one piece at a time, and each writes its own slices: the
+ *               daemon takes values of a shard from its rank alone
  *
  * At the end the ranks vote, so that no rank reads what is not written yet.
  */
@@ -30,12 +30,6 @@ struct write {
     const void *in;
 };
 
-/* A slice of this or another rank. */
-struct slice {
-    uint64_t name; /* 0: this rank's */
-    uint64_t first, count;
-};
-
 /* Converts the values of elements [from, from + n) of the unit to fp32. */
 static void write_give(const struct write *w, uint64_t from, uint64_t n, float *to)
 {
@@ -49,22 +43,21 @@ static void write_give(const struct write *w, uint64_t from, uint64_t n, float *
                                                                    n);
 }
 
-/* Reads the current elements [at, at + n) of a slice. */
-static int write_old(struct write *w, const struct slice *s, uint64_t at, uint64_t n, float *to)
+/* Reads the current elements [at, at + n) of this rank's slice. */
+static int write_old(struct write *w, uint64_t at, uint64_t n, float *to)
 {
     enum zc_what what = zk_page_has(&w->u->layout, (enum zk_what)w->what) ? w->what : ZC_PARAM;
 
-    return zcz_piece_read(w->z, w->u, s->name, what, at, n, to);
+    return zcz_piece_read(w->z, w->u, 0, what, at, n, to);
 }
 
-/* Writes elements [at, at + n) of a slice, of which [from, from + m) of the unit have new
+/* Writes elements [at, at + n) of this rank's slice, of which [from, from + m) of the unit have new
  * values. */
-static int write_piece(struct write *w, const struct slice *s, uint64_t at, uint64_t n,
-                       uint64_t from, uint64_t m)
+static int write_piece(struct write *w, uint64_t at, uint64_t n, uint64_t from, uint64_t m)
 {
     struct zc_zero *z = w->z;
     struct zcz_wait wait = { .what = "the store to take elements" };
-    uint64_t begin = s->first + at, inside = zb_min_u64(n, w->u->def.elems - begin);
+    uint64_t begin = w->u->first + at, inside = zb_min_u64(n, w->u->def.elems - begin);
     struct zcz_buf *buf = zcz_buf_get(&z->small, n * sizeof(float));
     float *piece;
     int rc = 0;
@@ -72,7 +65,7 @@ static int write_piece(struct write *w, const struct slice *s, uint64_t at, uint
     if (!buf)
         return zcz_fail(z, -ENOMEM, "no memory to write unit '%s'", w->u->def.name);
     if (m < inside)
-        rc = write_old(w, s, at, n, buf->data);
+        rc = write_old(w, at, n, buf->data);
     else
         memset(buf->data, 0, n * sizeof(float));
     if (rc == 0)
@@ -81,7 +74,7 @@ static int write_piece(struct write *w, const struct slice *s, uint64_t at, uint
         write_give(w, from, m, (float *)buf->data + (from - begin));
         memcpy(piece, buf->data, n * sizeof(float));
         do
-            rc = z->store->ops->set(z->store, &z->op, w->u, s->name, w->what, at, n, piece);
+            rc = z->store->ops->set(z->store, &z->op, w->u, w->what, at, n, piece);
         while (rc == -EAGAIN && (rc = zcz_wait(z, &wait)) == 0);
         if (rc < 0)
             rc = zcz_fail(z, rc, "%s", z->error.text);
@@ -96,42 +89,20 @@ static int write_piece(struct write *w, const struct slice *s, uint64_t at, uint
     return rc;
 }
 
-static int write_slice(struct write *w, const struct slice *s)
+/* Writes this rank's slice. */
+static int write_own(struct write *w)
 {
     uint64_t n;
     int rc = 0;
 
-    for (uint64_t at = 0; at < s->count && rc == 0; at += n) {
-        uint64_t begin = s->first + at, from, to;
+    for (uint64_t at = 0; at < w->u->count && rc == 0; at += n) {
+        uint64_t begin = w->u->first + at, from, to;
 
-        n = zb_min_u64(w->z->store->piece_elems, s->count - at);
+        n = zb_min_u64(w->z->store->piece_elems, w->u->count - at);
         from = zb_max_u64(w->first, begin);
         to = zb_min_u64(w->first + w->count, begin + n);
         if (from < to)
-            rc = write_piece(w, s, at, n, from, to - from);
-    }
-    return rc;
-}
-
-static int write_own(struct write *w)
-{
-    const struct slice mine = { .first = w->u->first, .count = w->u->count };
-
-    return write_slice(w, &mine);
-}
-
-/* Writes the slices of all ranks on this rank alone. */
-static int write_alone(struct write *w)
-{
-    struct zc_zero *z = w->z;
-    int rc = 0;
-
-    for (uint32_t s = 0; s < z->shards && rc == 0; s++) {
-        struct slice slice = { .name = z->pass->names[(size_t)w->u->def.index * z->shards + s] };
-        uint64_t elems;
-
-        zb_slice(w->u->def.elems, z->shards, s, &elems, &slice.first, &slice.count);
-        rc = write_slice(w, &slice);
+            rc = write_piece(w, at, n, from, to - from);
     }
     return rc;
 }
@@ -240,7 +211,7 @@ int zc_zero_write_on(struct zc_zero *z, int root, uint32_t unit, enum zc_what wh
     if (rc < 0)
         return rc;
     if (root >= 0 && z->world > 1)
-        rc = !z->pass->alone ? write_shown(&w, (uint32_t)root) : mine ? write_alone(&w) : 0;
+        rc = write_shown(&w, (uint32_t)root);
     else
         rc = write_own(&w);
     return zcz_vote(z, rc, 0, ZCZ_CALL_WRITE);

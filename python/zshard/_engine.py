@@ -21,8 +21,6 @@ from .errors import Refused, ZshardError, error
 __all__ = ["DTYPES", "MOMENTS", "OPTIMIZERS", "Comm", "Engine", "Norm", "Stepped", "Tensor"]
 
 DTYPES = {"f32": _c.F32, "bf16": _c.BF16, "f16": _c.F16}
-_BYTES = {_c.F32: 4, _c.BF16: 2, _c.F16: 2}
-_SHARED = 1 << 20  # elements that ranks send each other at a time
 OPTIMIZERS = {"adamw": _c.ADAMW, "adam": _c.ADAM, "lion": _c.LION, "sgd": _c.SGD, "adagrad": _c.ADAGRAD}
 MOMENTS = {"f32": _c.MOMENTS_F32, "bf16": _c.MOMENTS_BF16, "q8": _c.MOMENTS_Q8}
 OFFLOAD = {"none": _c.ZERO_NONE, "host": _c.ZERO_HOST, "nvme": _c.ZERO_NVME, "gpu": _c.ZERO_GPU}
@@ -478,30 +476,11 @@ class Engine:
         self, root: int, unit: int, what: str | int, first: int, count: int, dtype: str | int, address: int | None
     ) -> None:
         """Writes elements as rank `root` has them (-1: as every rank has them), between steps. Collective."""
-        if root >= 0 and self.world > 1 and self.options.get("gather_alone"):
-            self._write_shared(root, unit, what, first, count, dtype, address)
-            return
         self._check(
             self.lib.zc_zero_write_on(
                 self._z, root, unit, _number(WHAT, what), first, count, _number(DTYPES, dtype), address
             )
         )
-
-    def _write_shared(
-        self, root: int, unit: int, what: str | int, first: int, count: int, dtype: str | int, address: int | None
-    ) -> None:
-        """The daemon takes elements of a shard from its own rank alone: values are sent to all ranks, piece by piece.
-        Collective."""
-        size = _BYTES[_number(DTYPES, dtype)]
-        self.sum([0.0])  # no other collective is in progress
-        for at in range(0, count, _SHARED):
-            n = min(_SHARED, count - at)
-            mine = ctypes.string_at(address + at * size, n * size) if self.rank == root and address else b""
-            values = self.comm.all_gather(mine)[root]
-            if len(values) < n * size:
-                raise ValueError(f"a write to unit {unit} of no values: rank {root} gave none")
-            piece = ctypes.create_string_buffer(values, n * size)
-            self.write_on(-1, unit, what, first + at, n, dtype, ctypes.addressof(piece))
 
     def note_put(self, note: bytes, of_job: bool = False) -> None:
         """Bytes that are kept with the next step and those after it: this rank's, or the job's."""

@@ -86,11 +86,11 @@ struct zcz_store_ops {
     /** The same for a slice of any rank of the node, by its name. NULL if names() is. */
     int (*read_named)(struct zcz_store *s, struct zcz_op *op, uint64_t name, enum zc_what what,
                       uint64_t first, uint64_t count, float *piece);
-    /** Replaces values between steps: ZC_MASTER, which also sets the parameters (before the first
-     * step as write()), or a moment. name: a slice of any rank; 0: this rank's. When this returns
-     * 0, the piece belongs to the store again. */
-    int (*set)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t name,
-               enum zc_what what, uint64_t first, uint64_t count, float *piece);
+    /** Replaces values of this rank's slice between steps: ZC_MASTER, which also sets the parameters
+     * (before the first step as write()), or a moment. When this returns 0, the piece belongs to
+     * the store again. */
+    int (*set)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, enum zc_what what,
+               uint64_t first, uint64_t count, float *piece);
     /** Waits until this rank's releases have taken effect for all ranks. NULL if names() is. */
     int (*sync)(struct zcz_store *s);
 

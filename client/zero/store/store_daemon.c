@@ -113,16 +113,16 @@ static int daemon_read_named(struct zcz_store *s, struct zcz_op *op, uint64_t na
         d, op, zc_read(d->c, name, what, first, count, piece, zcz_daemon_on_op, op));
 }
 
-static int daemon_set(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t name,
-                      enum zc_what what, uint64_t first, uint64_t count, float *piece)
+static int daemon_set(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, enum zc_what what,
+                      uint64_t first, uint64_t count, float *piece)
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
     struct zcz_piece *p = piece_of(d, piece);
 
     p->op = op;
-    return zcz_daemon_begun_sure(d, op,
-                                 zc_write(d->c, name ? name : d->shards[u->def.index], what, first,
-                                          count, piece, zcz_daemon_on_piece, p));
+    return zcz_daemon_begun_sure(
+        d, op,
+        zc_write(d->c, d->shards[u->def.index], what, first, count, piece, zcz_daemon_on_piece, p));
 }
 
 static int daemon_sync(struct zcz_store *s)

@@ -251,8 +251,8 @@ static int device_write(struct zcz_store *s, struct zcz_op *op, struct zcz_unit 
     return store_failed(d, rc, &err);
 }
 
-static int device_set(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t name,
-                      enum zc_what what, uint64_t first, uint64_t count, float *piece)
+static int device_set(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, enum zc_what what,
+                      uint64_t first, uint64_t count, float *piece)
 {
     struct device_store *d = store_of(s);
     struct zk_page page = host_page(d, u, first, count);
@@ -260,7 +260,6 @@ static int device_set(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u
     int rc = page_move(d, u, &page, ZK_GPU_TO_HOST, &err);
 
     (void)op;
-    (void)name;
     if (rc < 0)
         return store_failed(d, rc, &err);
     if (what == ZC_MASTER && s->z->iterations == 0)

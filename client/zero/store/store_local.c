@@ -129,13 +129,12 @@ static int local_write(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *
     return 0;
 }
 
-static int local_set(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t name,
-                     enum zc_what what, uint64_t first, uint64_t count, float *piece)
+static int local_set(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, enum zc_what what,
+                     uint64_t first, uint64_t count, float *piece)
 {
     struct zk_page page = local_page(local_of(s), u, first, count);
 
     (void)op;
-    (void)name;
     if (what == ZC_MASTER && s->z->iterations == 0)
         zk_page_init(s->z->kernels, &u->layout, &page, piece);
     else

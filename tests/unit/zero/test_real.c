@@ -135,7 +135,7 @@ static int micro_step(struct rank *r, struct zc_zero *z, uint64_t step, uint32_t
     return rc == 0 && whole ? zc_zero_micro_end(z) : rc;
 }
 
-/* Rank 0 writes part of a weight and of its first moment. */
+/* Rank 0 writes part of a weight, across the slices of two ranks, and of its first moment. */
 static int write_values(struct rank *r, struct zc_zero *z)
 {
     float in[1000];
@@ -144,7 +144,7 @@ static int write_values(struct rank *r, struct zc_zero *z)
 
     for (uint32_t i = 0; i < ZB_COUNT(in); i++)
         in[i] = (float)i / 256;
-    rc = zc_zero_write_on(z, 0, 0, ZC_MASTER, 3500, ZB_COUNT(in), ZC_F32, mine ? in : NULL);
+    rc = zc_zero_write_on(z, 0, 0, ZC_MASTER, 7700, ZB_COUNT(in), ZC_F32, mine ? in : NULL);
     return rc < 0 ? rc
                   : zc_zero_write_on(z, 0, 0, ZC_EXP_AVG, 4500, ZB_COUNT(in), ZC_F32,
                                      mine ? in : NULL);
