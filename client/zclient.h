@@ -260,8 +260,8 @@ struct zc_job_options {
     /* with attach: disconnect attached processes, and begin a new epoch */
     bool takeover;
     /* with attach: the epoch that this rank joins (zc_job.epoch of the rank that began it); 0: the
-     * current one. With takeover: the newest epoch that may be taken over; 0: any. A rank that was
-     * attached in that epoch so makes sure that no other run has taken the job over (-ESTALE) */
+     * current one. With takeover: only from an epoch below this one; 0: from any. A rank that was
+     * attached in epoch E names E + 1, to make sure that no other run has the job (-ESTALE) */
     uint64_t epoch;
     /* the rank attaches again when the daemon was restarted. So a daemon that is stopped sends
      * ZC_EVENT_RESTART, and waits for the rank to close the job. Only if all ranks of a durable job

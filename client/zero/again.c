@@ -70,7 +70,7 @@ static int again_store(struct zc_zero *z)
     s->node_rank = old->node_rank;
     s->node_world = old->node_world;
     s->node_ranks = old->node_ranks;
-    s->epoch_held = old->epoch;
+    s->epoch_next = old->epoch + 1;
     old->node_ranks = NULL;
     zcz_stats_keep(z);
     if (!old->lost)

@@ -103,7 +103,6 @@ struct zsd_job *zsd_job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t u
     job->moments = zsd_open_moments(q);
     job->keep = q->keep;
     job->durable = q->durable;
-    job->epoch = 1;
     zb_list_push_back(&core->jobs->list, &job->node);
     if (job_book(job) < 0) {
         zsd_job_free(job);

@@ -127,15 +127,16 @@ static int open_stale(const Zp__JobOpen *q, uint64_t epoch, struct zb_err *err)
                    (unsigned long long)epoch, q->rank, (unsigned long long)q->epoch);
 }
 
-/* Whether a takeover names an older epoch than that of the job: another run has taken it over. */
+/* Whether the job is in the epoch that a takeover names, or in a later one: another run has taken it
+ * over. */
 static int open_superseded(const Zp__JobOpen *q, uint64_t epoch, struct zb_err *err)
 {
-    if (!q->takeover || q->epoch == 0 || q->epoch >= epoch)
+    if (!q->takeover || q->epoch == 0 || q->epoch > epoch)
         return 0;
     return zb_fail(err, -ESTALE,
                    "job '%s' is in epoch %llu: another run has taken it over from rank %u of epoch "
                    "%llu",
-                   q->name, (unsigned long long)epoch, q->rank, (unsigned long long)q->epoch);
+                   q->name, (unsigned long long)epoch, q->rank, (unsigned long long)q->epoch - 1);
 }
 
 /* All ranks open a job with the same optimizer and the same format of moments. */
@@ -204,12 +205,12 @@ static int open_takes_over(const struct zsd_job *job, const Zp__JobOpen *q, stru
     return 0;
 }
 
-/* Disconnects the attached ranks and begins an epoch after `epoch`. A job that is not READY yet ends. */
+/* Disconnects the attached ranks and begins a new epoch, `epoch` or later. A job that is not READY yet ends. */
 static void open_takeover(struct zsd_job *job, uint64_t epoch)
 {
     struct zb_err why = { 0 };
 
-    job->epoch = zb_max_u64(job->epoch, epoch) + 1;
+    job->epoch = zb_max_u64(job->epoch + 1, epoch);
     if (job->saved)
         job->saved->epoch = job->epoch;
     (void)zb_fail(&why, -ESTALE,
@@ -275,7 +276,7 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     if (!*job)
         return zb_fail(err, -ENOMEM, "job '%s': %m", q->name);
     if (saved && q->takeover) /* saved->epoch follows in staging_opened() */
-        (*job)->epoch = zb_max_u64((*job)->epoch, q->epoch) + 1;
+        (*job)->epoch = zb_max_u64((*job)->epoch + 1, q->epoch);
     (*job)->wake.run = zsd_wake_on_work;
     (*job)->over.run = zsd_over_on_work;
     zb_log(ZB_LOG_INFO, "job-open", "job=\"%s\" id=%u uid=%u world=%u keep=%d durable=%d saved=%d",

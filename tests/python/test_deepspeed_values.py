@@ -34,7 +34,7 @@ class Tied(torch.nn.Module):
         self.register_buffer("scale", torch.full((8,), 2.0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.last(self.frozen(self.first(x)).tanh() * self.scale)
+        y = self.last(self.frozen(self.first(x)).tanh() * self.scale.to(x.dtype))
         return torch.nn.functional.linear(y, self.first.weight)
 
 

@@ -51,7 +51,7 @@ struct zcz_store_stats {
 struct zcz_store_ops {
     /** Connects, so that failures are detected early. Sets store->node. */
     int (*open)(struct zcz_store *s);
-    /** Joins a kept job, before join(). epoch 0: takes it over (but see epoch_held); otherwise joins as a rank of that
+    /** Joins a kept job, before join(). epoch 0: takes it over (but see epoch_next); otherwise joins as a rank of that
      * epoch. Sets epoch and points. Does not wait for other ranks. */
     int (*attach)(struct zcz_store *s, uint64_t epoch);
     /** Called when all units are known: names the slices. Does not wait for other ranks. Sets
@@ -169,7 +169,7 @@ struct zcz_store {
     bool restarts; /* the daemon is about to restart, and waits until the job is closed */
 
     /* ---- ./: again.c, before attach() */
-    uint64_t epoch_held; /* attach() takes over only from this epoch, or an older one; 0: any */
+    uint64_t epoch_next; /* attach() takes over only from an epoch below this one; 0: any */
 
     /* ---- step/: resume.c, before place() */
     uint64_t resume_at; /* the step to continue from, by its number */

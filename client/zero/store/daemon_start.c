@@ -76,7 +76,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .attach = attaches,
         .durable = z->options.durable,
         .takeover = attaches && epoch == 0,
-        .epoch = epoch ? epoch : d->base.epoch_held,
+        .epoch = epoch ? epoch : d->base.epoch_next,
         .returns = z->options.reconnect_ms > 0,
         .offload_param = place_param(z),
         .device = params_on_gpu(z) ? zk_gpu_info(z->device.gpu)->id : NULL,
@@ -165,7 +165,7 @@ int zcz_daemon_attach(struct zcz_store *s, uint64_t epoch)
     struct zcz_daemon *d = zcz_daemon_of(s);
     int rc = start_job(d, true, epoch);
 
-    if (rc == -ENOENT && s->epoch_held > 0)
+    if (rc == -ENOENT && s->epoch_next > 0)
         return zcz_refuse(s->z, rc, "job '%s' was lost with its daemon: it had no commit yet",
                           s->z->job);
     if (rc == -ENOENT)
