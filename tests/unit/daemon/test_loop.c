@@ -256,11 +256,11 @@ static void slow_but_moving(void **state)
     uint64_t begin = now_ms();
 
     (void)state;
-    watch_for(500, 0);
-    slow_begin(1500);
+    watch_for(400, 0);
+    slow_begin(900);
     assert_int_equal(raise(SIGTERM), 0);
     assert_true(zsd_loop_run(&x.daemon));
-    assert_true(now_ms() - begin >= 1500);
+    assert_true(now_ms() - begin >= 900);
     assert_true(slow_done > 3);
 }
 
