@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 
+from deepspeed_tests import clear_shared
+
 STEPS, MIDDLE = 8, 4
 VOCAB, WIDTH, HEADS, LAYERS, SEQ, BATCH = 256, 64, 2, 2, 32, 2
 LEFT_SECONDS = 20  # for the other ranks of one that was killed
@@ -277,6 +279,7 @@ class Runner:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            clear_shared(port)
         import torch
 
         return [torch.load(f"{out}.{rank}", weights_only=False) for rank in range(world)]

@@ -13,6 +13,7 @@
 
 #include "client/zero/engine.h"
 #include "client/zero/pass/pass.h"
+#include "client/zero/step/step.h"
 
 /* Adds a unit's planes, for when all of them are allocated. */
 static void account_unit(const struct zc_zero *z, const struct zcz_unit *u,
@@ -127,14 +128,11 @@ uint64_t zc_zero_device_bytes(const struct zc_zero *z)
 int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
 {
     ZCZ_GUARD(z);
-    struct zcz_wait w = { .what = "the step in progress, to be counted" };
     struct zcz_store_stats now = { 0 };
     int rc = zcz_enter(z, true);
 
     if (rc == 0)
-        rc = zcz_turn(z, 0);
-    while (rc == 0 && z->stepping)
-        rc = zcz_wait(z, &w);
+        rc = zcz_stepping_wait(z, "the step in progress, to be counted");
     if (rc == 0)
         rc = z->store->ops->stats(z->store, &now);
     if (rc < 0)

@@ -24,19 +24,6 @@
 #define AGAIN_PAUSE_US 20000u
 #define NS_PER_MS      UINT64_C(1000000)
 
-/* Units that were gathered ahead are dropped, and notes have arrived. */
-static int again_settle(struct zc_zero *z)
-{
-    struct zcz_wait w = { .what = "what is in progress before a restart" };
-    int rc;
-
-    zcz_pass_drop(z);
-    rc = zcz_turn(z, 0);
-    while (rc == 0 && (!zcz_pass_idle(z) || !zcz_steps_idle(z)))
-        rc = zcz_wait(z, &w);
-    return rc;
-}
-
 /* Opens the store when a daemon answers. */
 static int again_open(struct zc_zero *z, uint32_t page_elems)
 {
@@ -100,8 +87,10 @@ int zcz_again(struct zc_zero *z)
     uint32_t patience_ms;
     uint64_t at = z->iterations;
     uint32_t lost;
-    int rc = again_settle(z);
+    int rc;
 
+    zcz_pass_drop(z); /* units that were gathered ahead */
+    rc = zcz_idle_wait(z, "what is in progress before a restart");
     if (rc < 0)
         return rc;
     lost = z->store->lost;

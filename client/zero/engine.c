@@ -230,13 +230,10 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
  * abandoned. */
 static int close_drain(struct zc_zero *z)
 {
-    struct zcz_wait w = { .what = "what is in progress at the end" };
     int rc;
 
     zcz_pass_let_go(z);
-    rc = zcz_turn(z, 0);
-    while (rc == 0 && (!zcz_pass_idle(z) || !zcz_steps_idle(z)))
-        rc = zcz_wait(z, &w);
+    rc = zcz_idle_wait(z, "what is in progress at the end");
     if (rc == 0)
         rc = zcz_commit_settle(z);
     if (!z->failed) /* a refusal: the step is whole, but not durable */

@@ -1,7 +1,10 @@
 #include "tests/integ/saved.h"
 
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/plan.h"
 #include "base/util.h"
@@ -284,4 +287,26 @@ void sv_want_free(struct sv_dump *want, uint64_t steps)
 {
     for (uint64_t k = 0; k <= steps; k++)
         sv_dump_free(&want[k]);
+}
+
+/* ---- the data file */
+
+void sv_flip_all(const struct zi_daemon *d)
+{
+    char path[160];
+    uint8_t bytes[65536];
+    ssize_t n;
+    int fd;
+
+    (void)snprintf(path, sizeof(path), "%s/pages.zsd", d->data);
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    for (off_t at = ZI_DATA_START; (n = pread(fd, bytes, sizeof(bytes), at)) > 0; at += n) {
+        for (ssize_t i = 0; i < n; i++)
+            bytes[i] ^= 0x01;
+        assert_int_equal(pwrite(fd, bytes, (size_t)n, at), n);
+    }
+    assert_int_equal(fsync(fd), 0);
+    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    (void)close(fd);
 }

@@ -74,4 +74,7 @@ void sv_dump_free(struct sv_dump *d);
 uint64_t sv_want(struct sv_dump *want, uint64_t steps);
 void sv_want_free(struct sv_dump *want, uint64_t steps);
 
+/** Changes a bit in every byte of the pages of the data file; a second time, back. */
+void sv_flip_all(const struct zi_daemon *d);
+
 #endif

@@ -4,7 +4,7 @@
  * A job has its parameters and its state on NVMe. The test finds the pages in the file by the
  * values that it wrote, changes a byte, and asks for the shard in every possible way.
  */
-#include "tests/integ/zinteg.h"
+#include "tests/integ/saved.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -151,27 +151,6 @@ static void flip(const struct world *x, off_t at)
     assert_int_equal(pread(fd, &byte, 1, at), 1);
     byte ^= 0x10;
     assert_int_equal(pwrite(fd, &byte, 1, at), 1);
-    assert_int_equal(fsync(fd), 0);
-    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    (void)close(fd);
-}
-
-/* Every byte after the superblock. */
-static void flip_all(const struct world *x)
-{
-    char path[160];
-    uint8_t bytes[65536];
-    int fd;
-    ssize_t n;
-
-    (void)snprintf(path, sizeof(path), "%s/pages.zsd", x->d.data);
-    fd = open(path, O_RDWR | O_CLOEXEC);
-    assert_true(fd >= 0);
-    for (off_t at = ZI_DATA_START; (n = pread(fd, bytes, sizeof(bytes), at)) > 0; at += n) {
-        for (ssize_t i = 0; i < n; i++)
-            bytes[i] ^= 0x01;
-        assert_int_equal(pwrite(fd, bytes, (size_t)n, at), n);
-    }
     assert_int_equal(fsync(fd), 0);
     (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     (void)close(fd);
@@ -358,7 +337,7 @@ static void a_step_meets_it(void **state)
 
         world_open(&x, engines[e]);
         push_all(&x, 1);
-        flip_all(&x);
+        sv_flip_all(&x.d);
         call = ZI_CALL(x.r);
         behind = ZI_CALL(x.r);
         assert_int_equal(zc_step(x.r->c, x.r->job.id, &step, &stepped, zi_done, &call), 0);
@@ -414,7 +393,7 @@ static void everything_is_corrupt(void **state)
     world_open(&x, "threads");
     for (unsigned u = 0; u < RING; u++)
         assert_fetches(&x, u); /* cached: complete in memory, and served from there */
-    flip_all(&x);
+    sv_flip_all(&x.d);
     for (unsigned u = 0; u < RING; u++)
         assert_fetches(&x, u);
     for (unsigned u = RING; u < UNITS; u++) {
@@ -425,7 +404,7 @@ static void everything_is_corrupt(void **state)
             assert_int_equal(zc_read_wait(x.r->c, x.r->shards[u], what, 0, ELEMS, x.r->job.staging),
                              -EBADMSG);
     }
-    flip_all(&x);
+    sv_flip_all(&x.d);
     for (unsigned u = 0; u < UNITS; u++)
         assert_fetches(&x, u);
     zi_close(x.r, 1);

@@ -169,27 +169,6 @@ static void poisoned(void **state)
     zi_stop(&d);
 }
 
-/* Every byte of the data file changes, and changes back. */
-static void flip_all(const struct zi_daemon *d)
-{
-    char path[160];
-    uint8_t bytes[65536];
-    ssize_t n;
-    int fd;
-
-    (void)snprintf(path, sizeof(path), "%s/pages.zsd", d->data);
-    fd = open(path, O_RDWR | O_CLOEXEC);
-    assert_true(fd >= 0);
-    for (off_t at = ZI_DATA_START; (n = pread(fd, bytes, sizeof(bytes), at)) > 0; at += n) {
-        for (ssize_t i = 0; i < n; i++)
-            bytes[i] ^= 0x01;
-        assert_int_equal(pwrite(fd, bytes, (size_t)n, at), n);
-    }
-    assert_int_equal(fsync(fd), 0);
-    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    (void)close(fd);
-}
-
 static uint64_t scrub(struct zc_client *c)
 {
     struct zc_message *bad = NULL;
@@ -219,13 +198,13 @@ static void bad_pages(void **state)
     sv_step(&r, 1, 1, ZC_COMMIT_STEP);
     assert_int_equal(scrub(r.c), 0);
     assert_status(&d, 0, NULL, NULL);
-    flip_all(&d);
+    sv_flip_all(&d);
     assert_true(scrub(r.c) > 0);
     assert_true(zi_counter(r.c, "pages_corrupt") > 0);
     assert_status(&d, 8, "pages-bad", "error");
     assert_int_equal(status_of(&d, text, sizeof(text)), 8);
     assert_non_null(strstr(text, "the scrub that ended"));
-    flip_all(&d);
+    sv_flip_all(&d);
     assert_int_equal(scrub(r.c), 0);
     assert_status(&d, 0, NULL, NULL);
     zi_close(&r, 1);

@@ -9,6 +9,7 @@ import tempfile
 from typing import Any
 
 import pytest
+from own_daemon import daemon as daemon  # a fixture of several files
 
 LONG = bool(os.environ.get("ZSHARD_LONG"))
 

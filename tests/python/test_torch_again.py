@@ -9,14 +9,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from test_torch_resume import ROOT, Daemon
+from own_daemon import ROOT, Daemon
 
 STEPS = 40
 TRAIN = """
@@ -52,16 +50,6 @@ TRAIN = """
         print(name, value.double().sum().item().hex())
     handle.close()
 """
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    (tmp_path / "data").mkdir()
-    made = Daemon(tmp_path)
-    yield made
-    assert made.process is not None
-    made.process.terminate()
-    made.process.wait(60)
 
 
 def restart(daemon: Daemon) -> None:

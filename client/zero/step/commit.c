@@ -17,6 +17,7 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include "client/zero/pass/pass.h"
 #include "client/zero/step/step.h"
 
 struct ballot {
@@ -24,12 +25,22 @@ struct ballot {
     char text[sizeof(((struct zb_err *)0)->text)];
 };
 
-static int stepping_wait(struct zc_zero *z)
+int zcz_stepping_wait(struct zc_zero *z, const char *what)
 {
-    struct zcz_wait w = { .what = "the step in progress, to be committed" };
+    struct zcz_wait w = { .what = what };
     int rc = zcz_turn(z, 0);
 
     while (rc == 0 && z->stepping)
+        rc = zcz_wait(z, &w);
+    return rc;
+}
+
+int zcz_idle_wait(struct zc_zero *z, const char *what)
+{
+    struct zcz_wait w = { .what = what };
+    int rc = zcz_turn(z, 0);
+
+    while (rc == 0 && (!zcz_pass_idle(z) || !zcz_steps_idle(z)))
         rc = zcz_wait(z, &w);
     return rc;
 }
@@ -149,7 +160,7 @@ int zcz_commit_settle(struct zc_zero *z)
     if (z->steps->unsettled == ZC_COMMIT_NO)
         return 0;
     z->committing = true;
-    rc = stepping_wait(z);
+    rc = zcz_stepping_wait(z, "the step in progress, to be committed");
     if (rc == 0)
         rc = commit_settle(z);
     z->committing = false;
@@ -200,7 +211,7 @@ int zc_zero_commit(struct zc_zero *z)
     if (!z->options.durable)
         return zcz_refuse(z, -EINVAL, "a commit of a job that is not durable");
     z->committing = true;
-    rc = stepping_wait(z);
+    rc = zcz_stepping_wait(z, "the step in progress, to be committed");
     if (rc == 0)
         rc = commit_lost_anywhere(z);
     if (rc == 0)

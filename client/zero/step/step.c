@@ -462,11 +462,8 @@ static int step_make(struct zc_zero *z, const struct zc_zero_step_how *how,
  * next daemon. */
 static int step_then_restart(struct zc_zero *z)
 {
-    struct zcz_wait w = { .what = "the step before a restart of the daemon" };
-    int rc = zcz_turn(z, 0);
+    int rc = zcz_stepping_wait(z, "the step before a restart of the daemon");
 
-    while (rc == 0 && z->stepping)
-        rc = zcz_wait(z, &w);
     if (rc == 0)
         rc = zcz_commit_settle(z);
     return rc < 0 && rc != ZC_ROLLED_BACK ? rc : z->again(z);

@@ -70,6 +70,12 @@ int zcz_step_turn(struct zc_zero *z);
 
 /* ---- commit.c */
 
+/** Waits until no step is in progress in the store. `what` is for the error message of a
+ * timeout. */
+int zcz_stepping_wait(struct zc_zero *z, const char *what);
+/** Waits until no unit is gathered or reduced, no step runs, and no note is on its way. `what` is for
+ * the error message of a timeout. */
+int zcz_idle_wait(struct zc_zero *z, const char *what);
 /** A step was passed to the store, which was also asked to commit it like this. */
 void zcz_commit_begun(struct zc_zero *z, enum zc_commit what);
 /** Checks whether the step that has ended became durable, if it was to be. All ranks make this

@@ -67,27 +67,26 @@ void zcz_daemon_on_event(void *arg, const struct zc_event *event)
         (void)zb_fail(&d->base.err, d->gone, "%s", event->text);
 }
 
-int zcz_daemon_begun_sure(struct zcz_daemon *d, struct zcz_op *op, int rc)
+static int op_begun(struct zcz_daemon *d, struct zcz_op *op, int rc)
 {
     if (rc == 0) {
         op->store = &d->base;
         op->pending++;
-        op->sure = true;
         return 0;
     }
-    (void)zcz_daemon_lost(d, rc);
     return rc == -ENOBUFS ? -EAGAIN : zcz_refuse(d->base.z, rc, "%s", zc_error(d->c));
 }
 
 int zcz_daemon_begun(struct zcz_daemon *d, struct zcz_op *op, int rc)
 {
-    bool sure = op->sure;
+    return rc < 0 && zcz_daemon_lost(d, rc) ? 0 : op_begun(d, op, rc);
+}
 
-    if (rc < 0 && zcz_daemon_lost(d, rc))
-        return 0;
-    rc = zcz_daemon_begun_sure(d, op, rc);
-    op->sure = sure;
-    return rc;
+int zcz_daemon_begun_sure(struct zcz_daemon *d, struct zcz_op *op, int rc)
+{
+    (void)zcz_daemon_lost(d, rc);
+    op->sure = op->sure || rc == 0;
+    return op_begun(d, op, rc);
 }
 
 int zcz_daemon_wait(struct zcz_daemon *d, int rc, const char *what)
