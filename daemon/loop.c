@@ -17,6 +17,7 @@
 #include "daemon/loop_priv.h"
 #include "daemon/net/server.h"
 #include "daemon/os/slice.h"
+#include "daemon/run/turn.h"
 
 /* No part of a turn takes much longer, and clients wait for the loop. */
 #define LOOP_SLICE_NS UINT64_C(100000)
@@ -116,6 +117,7 @@ int zsd_loop_new(struct zsd *daemon, struct zb_err *err)
 
     if (!l)
         return zb_fail(err, -ENOMEM, "the loop: %m");
+    daemon->turns.limit_ns = ZSD_TURN_NS;
     rc = uv_loop_init(&l->uv);
     if (rc < 0) {
         free(l);

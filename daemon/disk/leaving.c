@@ -43,7 +43,8 @@ static void leaving_on_work(struct zsd_work *work)
 {
     struct zsd_core *core = zb_container_of(work, struct zsd_disk, leaving_work)->core;
 
-    (void)zsd_leaving_some(core, zsd_turn_left(core));
+    while (zsd_turn_left(core) > 0 && zsd_leaving_some(core, zsd_turn_left(core)))
+        ;
     if (!zb_list_empty(&core->disk->leaving))
         zsd_defer(core, work);
 }

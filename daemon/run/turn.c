@@ -32,10 +32,11 @@ void zsd_room_changed(struct zsd_core *core)
 static void works_begin(struct zsd_turns *t)
 {
     t->works = true;
-    if (t->work <= ZSD_TURN_WORK - ZSD_TURN_WORKS)
-        return;
-    t->beyond += t->work - (ZSD_TURN_WORK - ZSD_TURN_WORKS);
-    t->work = ZSD_TURN_WORK - ZSD_TURN_WORKS;
+    if (t->work > ZSD_TURN_WORK - ZSD_TURN_WORKS) {
+        t->beyond += t->work - (ZSD_TURN_WORK - ZSD_TURN_WORKS);
+        t->work = ZSD_TURN_WORK - ZSD_TURN_WORKS;
+    }
+    zsd_turn_part(t);
 }
 
 bool zsd_works_run(struct zsd_core *core)

@@ -13,6 +13,11 @@
  * the turn has no steps left runs in the next turn, in order. ZSD_TURN_WORKS steps are reserved for
  * deferred work: one request may use all other steps, and a series of these would starve it.
  *
+ * TIME. Steps are not equally long: a shard's tables are allocated and freed, for example. So the
+ * CPU clock is read every ZSD_TURN_PART steps. When the input of the poll, or the deferred work, has
+ * used turns.limit_ns, no steps are left for it. Tests without a limit count the same turns on any
+ * machine.
+ *
  * Loop thread only.
  */
 #ifndef ZSD_TURN_H
@@ -22,6 +27,8 @@
 
 #define ZSD_TURN_WORK  4096u
 #define ZSD_TURN_WORKS 512u
+#define ZSD_TURN_PART  64u
+#define ZSD_TURN_NS    UINT64_C(1500000) /* limit_ns of a daemon with a loop */
 
 /** Queues work for this turn, or for the next one while deferred work runs. Queueing it twice is
  * fine. */
@@ -35,7 +42,11 @@ bool zsd_works_run(struct zsd_core *core);
 /** Counts n pages, rows or shards for this turn. */
 static inline void zsd_turn_count(struct zsd_core *core, uint64_t n)
 {
-    core->daemon->turns.work += n;
+    struct zsd_turns *t = &core->daemon->turns;
+
+    t->work += n;
+    if (t->limit_ns > 0 && t->work >= t->check)
+        zsd_turn_check(t);
 }
 
 /** How many more of them this turn may handle; 0: defer. */
@@ -44,13 +55,15 @@ static inline uint64_t zsd_turn_left(const struct zsd_core *core)
     const struct zsd_turns *t = &core->daemon->turns;
     uint64_t most = t->works ? ZSD_TURN_WORK : ZSD_TURN_WORK - ZSD_TURN_WORKS;
 
+    if (t->limit_ns > 0) /* the clock is read in between */
+        most = zb_min_u64(most, t->spent ? 0 : t->check);
     return t->work < most ? most - t->work : 0;
 }
 
 /** Whether requests and completions have used their half of the turn. */
 static inline bool zsd_turn_full(const struct zsd *daemon)
 {
-    return daemon->turns.work >= ZSD_TURN_WORK / 2;
+    return daemon->turns.work >= ZSD_TURN_WORK / 2 || daemon->turns.spent;
 }
 
 void zsd_wheel_init(struct zsd_wheel *wheel);

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "daemon/run/daemon.h"
+#include "daemon/run/turn.h"
 
 /* The class of a time. Each octave 2^k <= v < 2^(k+1) has 8 classes of equal width 2^(k-3). */
 static unsigned wall_class(uint64_t ns)
@@ -25,6 +26,27 @@ static uint64_t wall_end(unsigned class)
     return (uint64_t)(ZSD_WALLS_OCTAVE + class % ZSD_WALLS_OCTAVE + 1) << (octave - 3);
 }
 
+static uint64_t cpu_now_ns(void)
+{
+    struct timespec t = { 0 };
+
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void zsd_turn_part(struct zsd_turns *t)
+{
+    t->spent = false;
+    t->check = t->work + ZSD_TURN_PART;
+    t->began_ns = t->limit_ns > 0 ? cpu_now_ns() : 0;
+}
+
+void zsd_turn_check(struct zsd_turns *t)
+{
+    t->check = t->work + ZSD_TURN_PART;
+    t->spent = cpu_now_ns() - t->began_ns >= t->limit_ns;
+}
+
 void zsd_turn_worked(struct zsd *daemon)
 {
     struct zsd_turns *t = &daemon->turns;
@@ -35,14 +57,7 @@ void zsd_turn_worked(struct zsd *daemon)
     t->recent_work = zb_max_u64(t->recent_work, work);
     t->work = t->beyond = 0;
     t->works = false;
-}
-
-static uint64_t cpu_now_ns(void)
-{
-    struct timespec t = { 0 };
-
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    zsd_turn_part(t);
 }
 
 void zsd_turn_over(struct zsd *daemon, uint64_t idle_ns)

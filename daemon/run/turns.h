@@ -26,16 +26,24 @@ struct zsd;
 #define ZSD_WALLS        (40u * ZSD_WALLS_OCTAVE) /* 2^40 ns are 18 minutes */
 
 struct zsd_turns {
-    uint64_t work;              /* of the current turn, as limited by its bound */
-    uint64_t beyond;            /* more work, done before the deferred work; not limited */
-    bool works;                 /* deferred work is running: its reserve may be used */
-    uint64_t cpu_ns;            /* CPU time at the end of the last turn; 0: no turn yet */
-    uint64_t wall_ns, idle_ns;  /* wall time then; total time of waiting then */
+    uint64_t work;             /* of the current turn, as limited by its bound */
+    uint64_t beyond;           /* more work, done before the deferred work; not limited */
+    bool works;                /* deferred work is running: its reserve may be used */
+    uint64_t limit_ns;         /* CPU time of the poll's input, and of deferred work; 0: no limit */
+    uint64_t began_ns;         /* CPU time when that part of the turn began */
+    uint64_t check;            /* the clock is read when `work` has reached this */
+    bool spent;                /* that part has used limit_ns */
+    uint64_t cpu_ns;           /* CPU time at the end of the last turn; 0: no turn yet */
+    uint64_t wall_ns, idle_ns; /* wall time then; total time of waiting then */
     uint64_t counts[ZSD_WALLS]; /* number of turns by wall time */
     /* the same for the turns since zsd_turns_tell() */
     uint64_t recent_work, recent_ns, recent[ZSD_WALLS];
 };
 
+/** Call when the input of the poll, or the deferred work, begins: its time starts. */
+void zsd_turn_part(struct zsd_turns *t);
+/** Reads the clock: sets `spent`, or the next check. */
+void zsd_turn_check(struct zsd_turns *t);
 /** Call at the end of the turn's work: updates the maxima, and resets the count. */
 void zsd_turn_worked(struct zsd *daemon);
 /** Call at the end of the turn. idle_ns: total time that the loop has waited. */
