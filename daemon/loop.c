@@ -16,11 +16,15 @@
 #include "daemon/disk/paths.h"
 #include "daemon/loop_priv.h"
 #include "daemon/net/server.h"
+#include "daemon/os/notify.h"
 #include "daemon/os/slice.h"
 #include "daemon/run/turn.h"
 
 /* No part of a turn takes much longer, and clients wait for the loop. */
-#define LOOP_SLICE_NS UINT64_C(100000)
+#define LOOP_SLICE_NS    UINT64_C(100000)
+
+#define WATCHDOG_REPORTS 4u /* in the interval of the service manager: a late one does not matter */
+#define US_PER_MS        1000u
 
 /* ---- wake-ups */
 
@@ -109,6 +113,26 @@ static void loop_on_prepare(uv_prepare_t *prepare)
     zsd_linger_turn(daemon);
     zsd_turn_over(daemon, uv_metrics_idle_time(&daemon->loop->uv));
 }
+
+/* ---- the watchdog of the service manager */
+
+static void watchdog_on_timer(uv_timer_t *timer)
+{
+    (void)timer;
+    (void)zsd_notify_try("WATCHDOG=1"); /* the loop never waits for the manager */
+}
+
+void zsd_loop_watchdog(struct zsd *daemon)
+{
+    uint64_t us = zsd_notify_watchdog_us(), ms = us / US_PER_MS / WATCHDOG_REPORTS;
+
+    if (us == 0)
+        return;
+    (void)uv_timer_init(&daemon->loop->uv, &daemon->loop->watchdog); /* cannot fail */
+    (void)uv_timer_start(&daemon->loop->watchdog, watchdog_on_timer, 0, zb_max_u64(ms, 1));
+}
+
+/* ---- its life */
 
 int zsd_loop_new(struct zsd *daemon, struct zb_err *err)
 {

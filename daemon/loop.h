@@ -55,6 +55,10 @@ int zsd_loop_end_on_signals(struct zsd *daemon, const struct zsd_patience *patie
  */
 void zsd_loop_end_unused(struct zsd *daemon);
 
+/** From now on the loop reports to the service manager that it turns, if the manager wants that
+ * ($WATCHDOG_USEC, $WATCHDOG_PID). */
+void zsd_loop_watchdog(struct zsd *daemon);
+
 /** Runs until a signal, or lack of use, ends the loop. False: operations were still in progress, so
  * zsd_shutdown() would wait for them. */
 bool zsd_loop_run(struct zsd *daemon);

@@ -47,6 +47,7 @@ struct zsd_loop {
     uv_prepare_t prepare;
     uv_idle_t again; /* active: the next poll does not wait */
     uv_timer_t tick;
+    uv_timer_t watchdog; /* reports to the service manager */
     struct zsd_wake wakes[ZSD_WAKES];
     uint64_t reaped; /* operations that the pools and the engines have finished */
     struct zsd_ending ending;

@@ -88,6 +88,7 @@ static int serve(struct zsd *daemon, struct zb_err *err)
             say_ready(daemon);
         if (embedded)
             zsd_loop_end_unused(daemon);
+        zsd_loop_watchdog(daemon);
         rc = zsd_notify("READY=1");
         if (rc < 0)
             zb_log(ZB_LOG_WARN, "notify-failed", "why=\"%s\"", strerror(-rc));

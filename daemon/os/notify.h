@@ -4,8 +4,17 @@
 #ifndef ZSD_NOTIFY_H
 #define ZSD_NOTIFY_H
 
+#include <stdint.h>
+
 /** Sends `state` ("READY=1") to $NOTIFY_SOCKET. 0, also if that is not set; or a negative errno.
  * Callers only log it, because only the manager depends on the message. */
 int zsd_notify(const char *state);
+/** As above, for what may be lost: never waits for the manager. -EAGAIN: it was not sent. */
+int zsd_notify_try(const char *state);
+
+/** The interval in which the manager wants to be told "WATCHDOG=1", in microseconds; 0: it does
+ * not. A variable for another process does not count: an embedded daemon inherits those of a
+ * trainer that is a service. */
+uint64_t zsd_notify_watchdog_us(void);
 
 #endif

@@ -305,6 +305,64 @@ static void more_time_is_asked_for(void **state)
     assert_int_equal(unlink(a.sun_path), 0);
 }
 
+/* ---- the watchdog of the service manager */
+
+static void end_it(uv_timer_t *t)
+{
+    (void)t;
+    uv_stop(&x.daemon.loop->uv);
+}
+
+static void watchdog_set(const char *usec, int pid)
+{
+    char text[16];
+
+    (void)snprintf(text, sizeof(text), "%d", (int)getpid() + pid);
+    assert_int_equal(usec ? setenv("WATCHDOG_USEC", usec, 1) : unsetenv("WATCHDOG_USEC"), 0);
+    assert_int_equal(pid >= 0 ? setenv("WATCHDOG_PID", text, 1) : unsetenv("WATCHDOG_PID"), 0);
+}
+
+/** The manager's interval, for one process: how often it is told within 300 ms. Its queue holds ten
+ * messages or more, and when it is full, the loop turns all the same. */
+static void the_watchdog(void **state)
+{
+    static const struct {
+        const char *usec;
+        int pid; /* relative to ours; -1: not set */
+        unsigned least, most;
+    } rows[] = { { "200000", -1, 4, 7 }, { "200000", 0, 4, 7 }, { "200000", 1, 0, 0 },
+                 { "4000000", 0, 1, 1 }, { "1", 0, 10, 301 },   { NULL, -1, 0, 0 },
+                 { "0", -1, 0, 0 },      { "", -1, 0, 0 },      { "-1", -1, 0, 0 },
+                 { "1s", -1, 0, 0 } };
+
+    for (size_t i = 0; i < ZB_COUNT(rows); i++) {
+        struct sockaddr_un a = { .sun_family = AF_UNIX };
+        int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        unsigned n = 0;
+        char text[32];
+
+        if (i > 0)
+            (void)sf_setup(state);
+        (void)snprintf(a.sun_path, sizeof(a.sun_path), "%.90s/n", x.dir);
+        assert_int_equal(bind(fd, (const struct sockaddr *)&a, sizeof(a)), 0);
+        assert_int_equal(setenv("NOTIFY_SOCKET", a.sun_path, 1), 0);
+        watchdog_set(rows[i].usec, rows[i].pid);
+        zsd_loop_watchdog(&x.daemon);
+        later(300, end_it);
+        (void)zsd_loop_run(&x.daemon);
+        for (; recv(fd, text, sizeof(text), MSG_DONTWAIT) == 10; n++)
+            assert_memory_equal(text, "WATCHDOG=1", 10);
+        if (n < rows[i].least || n > rows[i].most)
+            fail_msg("row %zu: told %u times", i, n);
+        watchdog_set(NULL, -1);
+        assert_int_equal(unsetenv("NOTIFY_SOCKET"), 0);
+        assert_int_equal(close(fd), 0);
+        assert_int_equal(unlink(a.sun_path), 0);
+        if (i + 1 < ZB_COUNT(rows))
+            (void)sf_teardown(state);
+    }
+}
+
 /* ---- ranks that attach again */
 
 static void all_have_left(uv_timer_t *t)
@@ -458,23 +516,15 @@ static void tasks_come_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(nothing_in_progress),
-        TEST(an_operation_in_progress),
-        TEST(the_farewell),
-        TEST(an_operation_that_never_ends),
-        TEST(a_second_signal),
-        TEST(a_client_that_never_reads),
-        TEST(a_short_time_for_all),
-        TEST(the_manager_is_told),
-        TEST(ranks_that_return),
-        TEST(slow_but_moving),
-        TEST(moving_for_too_long),
-        TEST(more_time_is_asked_for),
-        TEST(unused),
-        TEST(unused_for_a_second),
-        TEST(unused_with_a_kept_job),
-        TEST(unused_and_busy),
-        TEST(tasks_come_back),
+        TEST(nothing_in_progress),  TEST(an_operation_in_progress),
+        TEST(the_farewell),         TEST(an_operation_that_never_ends),
+        TEST(a_second_signal),      TEST(a_client_that_never_reads),
+        TEST(a_short_time_for_all), TEST(the_manager_is_told),
+        TEST(ranks_that_return),    TEST(slow_but_moving),
+        TEST(moving_for_too_long),  TEST(more_time_is_asked_for),
+        TEST(the_watchdog),         TEST(unused),
+        TEST(unused_for_a_second),  TEST(unused_with_a_kept_job),
+        TEST(unused_and_busy),      TEST(tasks_come_back),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
