@@ -192,7 +192,7 @@ static uint64_t version_least(const char *root, const char *process, const struc
                               cgroup_fn *ask)
 {
     char path[LINE_BYTES], dir[2 * LINE_BYTES];
-    size_t mount_len;
+    size_t mount_len = 0; /* gcc 11 cannot see that it is set */
 
     if (!cgroup_path(root, process, n, path) || !cgroup_dir(root, n, path, dir, &mount_len))
         return UINT64_MAX;

@@ -293,7 +293,7 @@ static void definitions(struct zbench_attacker *a)
                                 .ntensors = ATTACK_TENSORS };
         struct zc_job_options o = attack_job;
         struct zc_job job;
-        char name[16];
+        char name[24];
         int rc;
 
         (void)snprintf(name, sizeof(name), "holder%u", at);

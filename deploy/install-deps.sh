@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# install-deps.sh [build|test] - install the Debian 12 packages that zshard needs.
+# install-deps.sh [build|test|package] - install the Debian 12 packages that zshard needs.
 #
 # build  compiler, build tools and libraries (default): enough for deploy/quickstart.sh
 # test   those, and what tests/run.sh also needs: clang, fio, clang-format, iproute2 for nodes in network
 #        namespaces, a cross compiler and an emulator for the aarch64 kernels, and packages from which
 #        tests/venv.sh makes the environment of the Python tests
+# package  those of build, and what deploy/package.sh and tests/packages.sh need
 #
 # As root the missing packages are installed with apt-get. Otherwise nothing is changed: the missing
 # ones are named, and the exit status is 1 when there are any.
@@ -18,11 +19,13 @@ build_packages=(
 )
 test_packages=(clang clang-format lcov fio openssh-client procps util-linux iproute2 python3-venv python3-dev
     gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
+package_packages=(debhelper fakeroot lintian mmdebstrap)
 
 case "${1:-build}" in
 build) wanted=("${build_packages[@]}") ;;
 test) wanted=("${build_packages[@]}" "${test_packages[@]}") ;;
-*) echo "usage: install-deps.sh [build|test]" >&2; exit 2 ;;
+package) wanted=("${build_packages[@]}" "${package_packages[@]}") ;;
+*) echo "usage: install-deps.sh [build|test|package]" >&2; exit 2 ;;
 esac
 
 missing=()

@@ -67,17 +67,24 @@ struct uring {
     unsigned nregions;
 };
 
-/* The best first; a kernel that does not know a flag answers -EINVAL. */
+/*
+ * The best first; a kernel that does not know a flag answers -EINVAL. With TASKRUN_FLAG liburing must
+ * enter the kernel for completions: before 2.3 it does not, and completions would be lost.
+ */
 static const struct {
     unsigned flags;
     const char *lacks;
 } uring_modes[] = {
+#ifdef IORING_SETUP_DEFER_TASKRUN /* liburing 2.3 */
     { IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
           IORING_SETUP_R_DISABLED,
       NULL }, /* 6.1 */
     { IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_R_DISABLED,
       "io_uring without DEFER_TASKRUN (Linux 6.1)" },                          /* 5.19 */
     { IORING_SETUP_R_DISABLED, "io_uring without COOP_TASKRUN (Linux 5.19)" }, /* 5.10 */
+#else
+    { IORING_SETUP_R_DISABLED, "io_uring without COOP_TASKRUN (built with liburing < 2.3)" },
+#endif
     { 0, "io_uring without restrictions (Linux 5.10)" },
 };
 
@@ -109,7 +116,7 @@ static const char *uring_hint(int rc)
 
 /* ---- up and down */
 
-/* liburing 2.3 declares functions for these two operations, and does not export them. */
+/* For operations that liburing 2.1 or 2.3 has no function for, or declares one and does not export it. */
 static int uring_register(struct uring *u, unsigned op, void *arg, unsigned count)
 {
     return syscall(__NR_io_uring_register, u->ring.ring_fd, op, arg, count) < 0 ? -errno : 0;
@@ -136,7 +143,12 @@ static int uring_enable(struct zn_engine *e, struct uring *u, struct zb_err *err
 static void uring_table(struct zn_engine *e, struct uring *u)
 {
     struct zb_err why = { 0 };
-    int rc = io_uring_register_buffers_sparse(&u->ring, URING_SLOTS);
+    /* struct io_uring_rsrc_register: its second field has this name since liburing 2.2. */
+    struct {
+        uint32_t nr, flags;
+        uint64_t resv2, data, tags;
+    } table = { .nr = URING_SLOTS, .flags = 1 /* IORING_RSRC_REGISTER_SPARSE */ };
+    int rc = uring_register(u, IORING_REGISTER_BUFFERS2, &table, sizeof(table));
 
     if (rc == 0)
         rc = zb_space_new(&u->slots, URING_SLOTS);
@@ -249,7 +261,7 @@ static void uring_plain(struct uring *u, int32_t slot)
     const struct io_uring_sq *sq = &u->ring.sq;
 
     for (unsigned left = io_uring_sq_ready(&u->ring); left > 0; left--) {
-        struct io_uring_sqe *sqe = &sq->sqes[(sq->sqe_tail - left) & sq->ring_mask];
+        struct io_uring_sqe *sqe = &sq->sqes[(sq->sqe_tail - left) & *sq->kring_mask];
 
         if (sqe->buf_index != slot ||
             (sqe->opcode != IORING_OP_READ_FIXED && sqe->opcode != IORING_OP_WRITE_FIXED))

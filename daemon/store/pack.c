@@ -128,14 +128,19 @@ struct zsd_unpack zsd_unpack_begin(const void *bytes, size_t len_bytes)
 {
     struct zsd_unpack r = { .at = bytes, .left = len_bytes };
 
-    zsd_unpack_check(&r, zsd_unpack_u8(&r) == RECORD_FORMAT);
+    r.format = zsd_unpack_u8(&r);
+    zsd_unpack_check(&r, r.format == RECORD_FORMAT);
     return r;
 }
 
 int zsd_unpack_end(const struct zsd_unpack *r, const char *what, struct zb_err *err)
 {
+    if (r->format != RECORD_FORMAT && r->format != 0)
+        return zb_fail(err, -EOPNOTSUPP,
+                       "catalog: a record of %s has format %u, and zshardd " ZSHARD_VERSION
+                       " knows %u",
+                       what, r->format, RECORD_FORMAT);
     return r->bad || r->left > 0
-               ? zb_fail(err, -EBADMSG,
-                         "catalog: a record of %s is damaged, or has an unknown format", what)
+               ? zb_fail(err, -EBADMSG, "catalog: a record of %s is damaged", what)
                : 0;
 }

@@ -19,6 +19,7 @@ struct zsd_pack {
 struct zsd_unpack {
     const uint8_t *at;
     size_t left;
+    uint8_t format; /* of the record, its first byte */
     bool bad;
 };
 
@@ -39,7 +40,8 @@ uint64_t zsd_unpack_u64(struct zsd_unpack *r);
 void zsd_unpack_check(struct zsd_unpack *r, bool good);
 void zsd_unpack_text(struct zsd_unpack *r, char *to, size_t room);
 struct zsd_unpack zsd_unpack_begin(const void *bytes, size_t len_bytes);
-/** 0: all bytes were read, and were valid; -EBADMSG: err has the message. */
+/** 0: all bytes were read, and were valid; -EBADMSG: err has the message; -EOPNOTSUPP: the record has
+ * a format of another release. */
 int zsd_unpack_end(const struct zsd_unpack *r, const char *what, struct zb_err *err);
 
 #endif

@@ -38,16 +38,41 @@ int zsd_record_get_store(const void *bytes, size_t len_bytes, struct zsd_store_r
 {
     struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
     struct zsd_store_record s;
+    int rc;
 
     s.boot = zsd_unpack_u64(&r);
     s.next_id = zsd_unpack_u64(&r);
     s.next_job = zsd_unpack_u64(&r);
     zsd_unpack_check(&r, s.boot < UINT64_C(1) << 24 && s.next_id > 0 && s.next_id <= INT64_MAX &&
                              s.next_job > 0 && s.next_job <= UINT32_MAX);
-    if (zsd_unpack_end(&r, "the store", err) < 0)
-        return -EBADMSG;
-    *ret = s;
-    return 0;
+    rc = zsd_unpack_end(&r, "the store", err);
+    if (rc == 0)
+        *ret = s;
+    return rc;
+}
+
+/* ---- features */
+
+int zsd_record_feature_known(const void *bytes, size_t len_bytes, struct zb_err *err)
+{
+    static const char *const known[] = { NULL }; /* by name; there is none yet */
+    struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
+    char name[ZSD_FEATURE_MAX + 1];
+    int rc;
+
+    zsd_unpack_text(&r, name, sizeof(name));
+    zsd_unpack_check(&r, zp_name_valid(name));
+    rc = zsd_unpack_end(&r, "a feature", err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; known[i]; i++)
+        if (strcmp(known[i], name) == 0)
+            return 0;
+    return zb_fail(err, -EOPNOTSUPP,
+                   "the store uses the feature '%s', which zshardd " ZSHARD_VERSION
+                   " does not know: a later release has used it. Nothing was changed; start that "
+                   "release",
+                   name);
 }
 
 /* ---- jobs */
@@ -336,14 +361,16 @@ int zsd_record_get_note(const struct zn_key *key, const void *bytes, size_t len_
     struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
     struct zsd_note n = { 0 };
     const void *data;
+    int rc;
 
     (void)key;
     n.iteration = zsd_unpack_u64(&r);
     n.total = n.got = zsd_unpack_u32(&r);
     zsd_unpack_check(&r, n.total <= ZP_NOTE_MAX);
     data = zsd_unpack(&r, n.total);
-    if (zsd_unpack_end(&r, "a note", err) < 0)
-        return -EBADMSG;
+    rc = zsd_unpack_end(&r, "a note", err);
+    if (rc < 0)
+        return rc;
     n.data = malloc(zb_max_u64(n.total, 1));
     if (!n.data)
         return zb_fail(err, -ENOMEM, "a note of the catalog: %m");
@@ -502,6 +529,7 @@ int zsd_record_get_snap(const struct zn_key *key, const void *bytes, size_t len_
     struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
     struct zsd_snap *s = calloc(1, sizeof(*s));
     uint64_t version;
+    int rc;
 
     if (!s)
         return zb_fail(err, -ENOMEM, "a snapshot of the catalog: %m");
@@ -511,9 +539,10 @@ int zsd_record_get_snap(const struct zn_key *key, const void *bytes, size_t len_
     s->created_unix = zsd_unpack_u64(&r);
     version = zsd_unpack_u64(&r);
     zsd_unpack_check(&r, zp_name_valid(s->name));
-    if (zsd_unpack_end(&r, "a snapshot", err) < 0) {
+    rc = zsd_unpack_end(&r, "a snapshot", err);
+    if (rc < 0) {
         free(s);
-        return -EBADMSG;
+        return rc;
     }
     *ret = s;
     *ret_version = version;

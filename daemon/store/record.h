@@ -2,7 +2,7 @@
  * record.h - the records of the catalog. nvme/FORMAT.md has the bytes.
  *
  * Any thread: the functions only read the object. put and del return 0 or -ENOMEM; get returns 0,
- * -ENOMEM, or -EBADMSG with a message.
+ * -ENOMEM, -EBADMSG, or -EOPNOTSUPP (a later release has written the record), with a message.
  */
 #ifndef ZSD_RECORD_H
 #define ZSD_RECORD_H
@@ -18,7 +18,9 @@ enum zsd_record {
     ZSD_RECORD_NOTE = 5,     /* (version id, rank; ZSD_NOTE_OF_JOB) */
     ZSD_RECORD_ROW = 6,      /* (row id, 0) */
     ZSD_RECORD_SNAPSHOT = 7, /* (number, id) */
+    ZSD_RECORD_FEATURE = 8,  /* (number, 0): what a program must know to read the rest */
 };
+#define ZSD_FEATURE_MAX 63u
 #define ZSD_NOTE_OF_JOB (UINT64_C(1) << 32)
 
 struct zsd_store_record {
@@ -27,6 +29,8 @@ struct zsd_store_record {
 int zsd_record_put_store(struct zn_txn *t, const struct zsd_store_record *s);
 int zsd_record_get_store(const void *bytes, size_t len_bytes, struct zsd_store_record *ret,
                          struct zb_err *err);
+/** 0: this program knows the feature that the record names. -EOPNOTSUPP: it must not use the store. */
+int zsd_record_feature_known(const void *bytes, size_t len_bytes, struct zb_err *err);
 /** The job without units and versions, but with the ids of its committed and prepared version. */
 int zsd_record_put_job(struct zn_txn *t, const struct zsd_saved *saved, uint64_t committed,
                        uint64_t prepared);

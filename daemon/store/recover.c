@@ -1,9 +1,10 @@
 /*
  * recover.c - opens the store, which recovers the saved jobs, and closes it. store.h has the model.
  *
- * RECOVERY reads the records of the catalog, one kind after the other: rows, jobs, units, versions,
- * notes, snapshots. Every extent that a row names is taken in the map. Everything else is free: so
- * pages that a dead daemon wrote and never committed need no cleaning. Then the boot number is
+ * RECOVERY reads the records of the catalog, one kind after the other: features, which this program
+ * must know, rows, jobs, units, versions, notes, snapshots. Every extent that a row names is taken
+ * in the map. Everything else is free: so pages that a dead daemon wrote and never committed need no
+ * cleaning. Then the boot number is
  * committed (T3), which also proves that the catalog can be written. From then on free places may
  * be written, and the data files are measured there (disk/paths.c). Last, each job gets its
  * promise.
@@ -67,6 +68,14 @@ static struct zsd_version *recovery_version(const struct recovery *r, uint64_t i
         if (r->versions[i]->id == id)
             return r->versions[i];
     return NULL;
+}
+
+static int recover_feature(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
+                           struct zb_err *err)
+{
+    (void)arg;
+    (void)key;
+    return zsd_record_feature_known(bytes, len_bytes, err);
 }
 
 static int recover_store(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
@@ -299,10 +308,10 @@ static int recover_all(struct recovery *r, struct zb_err *err)
         enum zsd_record kind;
         zn_record_fn *fn;
     } passes[] = {
-        { ZSD_RECORD_STORE, recover_store },     { ZSD_RECORD_ROW, recover_row },
-        { ZSD_RECORD_JOB, recover_job },         { ZSD_RECORD_UNIT, recover_unit },
-        { ZSD_RECORD_VERSION, recover_version }, { ZSD_RECORD_NOTE, recover_note },
-        { ZSD_RECORD_SNAPSHOT, recover_snap },
+        { ZSD_RECORD_FEATURE, recover_feature }, { ZSD_RECORD_STORE, recover_store },
+        { ZSD_RECORD_ROW, recover_row },         { ZSD_RECORD_JOB, recover_job },
+        { ZSD_RECORD_UNIT, recover_unit },       { ZSD_RECORD_VERSION, recover_version },
+        { ZSD_RECORD_NOTE, recover_note },       { ZSD_RECORD_SNAPSHOT, recover_snap },
     };
     int rc = 0;
 

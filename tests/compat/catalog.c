@@ -90,6 +90,24 @@ static int record_own(void *arg, const struct zn_key *key, const void *bytes, si
     return 0;
 }
 
+void co_put(const char *data, const char *more, const struct zn_key *key, const void *bytes,
+            size_t len_bytes)
+{
+    struct zn_catalog *catalog = catalog_open(data, more, false);
+    struct zn_txn *txn = zn_txn_new();
+    struct zb_err err = { 0 };
+    struct zn_slot slot;
+    void *room;
+
+    assert_non_null(txn);
+    assert_int_equal(zn_txn_put_room(txn, key, len_bytes, &room), 0);
+    memcpy(room, bytes, len_bytes);
+    if (zn_catalog_commit(catalog, txn, &slot, &err) < 0)
+        fail_msg("catalog: %s", err.text);
+    zn_catalog_close(catalog);
+    zn_txn_free(txn);
+}
+
 void co_own(const char *data, const char *more)
 {
     struct zn_txn *txn = zn_txn_new();

@@ -14,6 +14,8 @@
 
 #include "tests/integ/zinteg.h"
 
+struct zn_key;
+
 #define CO_UID       0u /* that the jobs of a store belong to */
 #define CO_WORLD_MAX 3u
 #define CO_SNAPSHOT  "old" /* the name of every job's snapshot */
@@ -119,6 +121,12 @@ void co_archive(const struct zi_daemon *d, const char *path);
 void co_unpack(struct zi_daemon *d, const char *path);
 /** Gives the jobs of these data directories to whoever runs the test. */
 void co_own(const char *data, const char *more);
+/** Writes a record as a later release might; no daemon has the catalog. */
+void co_put(const char *data, const char *more, const struct zn_key *key, const void *bytes,
+            size_t len_bytes);
+/** Start and --fsck refuse the store with this text, and change no byte of it. record: its bytes, of
+ * a feature, which is written first. */
+void co_refused(const struct zi_daemon *d, const void *record, size_t len_bytes, const char *text);
 /** Sees the records of the catalog; no daemon has it. */
 void co_see_records(const char *data, const char *more);
 /** zshardd --fsck must find nothing. */

@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "nvme/zn_catalog.h"
+
 static void shell(const char *command)
 {
     int status = system(command); /* NOLINT: names of our own */
@@ -141,4 +143,23 @@ void co_fsck(const struct zi_daemon *d)
                    "%s --fsck --data %s --paths %s >%s/fsck 2>&1 || { cat %s/fsck >&2; false; }",
                    ZSHARDD_PATH, d->data, more(d), d->dir, d->dir);
     shell(command);
+}
+
+void co_refused(const struct zi_daemon *d, const void *record, size_t len_bytes, const char *text)
+{
+    static const struct zn_key feature = { .kind = 8, .a = 1 };
+    static const char *const runs[] = { "--socket sock", "--fsck" };
+    char command[1024];
+
+    co_put(d->data, more(d), &feature, record, len_bytes);
+    for (unsigned i = 0; i < 2; i++) {
+        (void)snprintf(
+            command, sizeof(command),
+            "cd %s && rm -rf was && mkdir was && cp -a --sparse=always data more was && "
+            "! timeout 60 %s %s --data %s --paths %s >said 2>&1 && "
+            "grep -qF \"%s\" said && for f in data/pages.zsd data/catalog.zsd "
+            "more/pages.zsd; do cmp $f was/$f || exit 1; done || { cat said >&2; false; }",
+            d->dir, ZSHARDD_PATH, runs[i], d->data, more(d), text);
+        shell(command);
+    }
 }

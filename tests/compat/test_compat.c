@@ -259,6 +259,34 @@ static void cut_anew(void **state)
     store_goes_on(true);
 }
 
+/* A later release has used the store: it is refused by the name of what this one does not know, and
+ * nothing in it is changed. */
+static void of_later(void **state)
+{
+    static const struct {
+        uint8_t record[12];
+        size_t len_bytes;
+        const char *says;
+    } rows[] = {
+        { { 2, 6, 0, 0, 0, 'f', 'u', 't', 'u', 'r', 'e' },
+          11,
+          "uses the feature 'future', which zshardd " ZSHARD_VERSION " does not know" },
+        { { 3, 1 },
+          2,
+          "a record of a feature has format 3, and zshardd " ZSHARD_VERSION " knows 2" },
+    };
+    struct zi_daemon d = { 0 };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        co_unpack(&d, path_of("store.tar.gz"));
+        zi_start_again(&d, co_options(&d, "4096", "auto"));
+        zi_end(&d); /* the commit slots name the newest transaction: one more may follow */
+        co_refused(&d, rows[i].record, rows[i].len_bytes, rows[i].says);
+        zi_clean(&d);
+    }
+}
+
 static void all_was_seen(void **state)
 {
     (void)state;
@@ -274,6 +302,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(made, zi_teardown),
         cmocka_unit_test_teardown(as_saved, zi_teardown),
         cmocka_unit_test_teardown(cut_anew, zi_teardown),
+        cmocka_unit_test_teardown(of_later, zi_teardown),
         cmocka_unit_test(all_was_seen),
     };
     int failed = 0;

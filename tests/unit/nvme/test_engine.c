@@ -897,7 +897,8 @@ static void engine_info(void **state)
 
     (void)state;
     assert_string_equal(info->io, variant->io);
-    assert_string_equal(info->why, "");
+    if (!strstr(info->why, "built with liburing <")) /* a mode of the ring that it is too old for */
+        assert_string_equal(info->why, "");
     assert_int_equal(info->depth, ZN_DEPTH_DEFAULT);
     assert_int_equal(info->size_bytes, FILE_BYTES);
     assert_false(info->sparse);

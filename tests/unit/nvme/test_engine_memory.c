@@ -5,6 +5,7 @@
 #include "zn_test.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <liburing.h>
 #include <linux/capability.h>
 #include <poll.h>

@@ -125,7 +125,7 @@ static void *rank_run(void *arg)
     o.device = r->device;
     rc = zc_zero_open(&z, &o);
     for (uint32_t u = 0; u < UNITS && rc == 0; u++) {
-        char name[8];
+        char name[16];
         const struct zc_unit unit = { .index = u,
                                       .name = name,
                                       .elems = ELEMS,
