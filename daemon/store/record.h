@@ -21,10 +21,16 @@ enum zsd_record {
 };
 #define ZSD_NOTE_OF_JOB (UINT64_C(1) << 32)
 
+/* Bits of what a store has that a daemon must know, or it must not open the store. In the record they
+ * are names; without any, the record is as it was before there were features. */
+#define ZSD_FEATURE_NAMES_PER_USER UINT32_C(1) /* two users have a job of the same name */
+
 struct zsd_store_record {
     uint64_t boot, next_id, next_job;
+    uint32_t features;
 };
 int zsd_record_put_store(struct zn_txn *t, const struct zsd_store_record *s);
+/** Also -EOPNOTSUPP: the store has a feature that this daemon does not know; err has its name. */
 int zsd_record_get_store(const void *bytes, size_t len_bytes, struct zsd_store_record *ret,
                          struct zb_err *err);
 /** The job without units and versions, but with the ids of its committed and prepared version. */
