@@ -26,7 +26,7 @@
  *     -EINVAL      an argument is wrong: out of range, misaligned, or in the wrong order
  *     -ENOENT      no such job, unit, shard, snapshot or note
  *     -EEXIST      it exists already: a job of that name, a repeated push
- *     -EPERM       only root and the daemon's user may do this; or the shard is another rank's; or
+ *     -EPERM       only administrators may do this; or the shard is another rank's; or
  *                  the handle belongs to the parent of this process
  *     -ENOSPC      it does not fit. The error message has the numbers and the smallest size that
  *                  would work (GPU memory: the bytes needed and the bytes free)
