@@ -26,7 +26,7 @@
  *     -EINVAL      an argument is wrong: out of range, misaligned, or in the wrong order
  *     -ENOENT      no such job, unit, shard, snapshot or note
  *     -EEXIST      it exists already: a job of that name, a repeated push
- *     -EPERM       only root and the daemon's user may do this; or the shard is another rank's; or
+ *     -EPERM       only administrators may do this; or the shard is another rank's; or
  *                  the handle belongs to the parent of this process
  *     -ENOSPC      it does not fit. The error message has the numbers and the smallest size that
  *                  would work (GPU memory: the bytes needed and the bytes free)
@@ -481,6 +481,28 @@ ZC_EXPORT int zc_tier_set(struct zc_client *c, const char *tier, uint64_t bytes,
                           void *arg);
 ZC_EXPORT int zc_tier_set_wait(struct zc_client *c, const char *tier, uint64_t bytes);
 
+/** What a user holds, and may hold: bytes of each tier, and jobs in memory. Limits: 0: none. */
+struct zc_quota {
+    uint64_t host_bytes, host_max;
+    uint64_t nvme_bytes, nvme_max; /* a page that several jobs of the user share counts once */
+    uint64_t gpu_bytes, gpu_max;
+    uint32_t uid, jobs, jobs_max;
+    bool own;    /* limits of this user; else the default of all users */
+    bool exempt; /* no limit applies: root, or the daemon's user */
+    bool set_host, set_nvme, set_gpu, set_jobs; /* for zc_quota_set(): which limits to set */
+};
+
+/** Lists what users hold, by uid: for administrators all users, for others their own. -ENOSYS: an
+ * older daemon. */
+ZC_EXPORT int zc_quotas_wait(struct zc_client *c, struct zc_quota **ret_rows, size_t *ret_n);
+/**
+ * Sets limits of a user. For administrators (-EPERM). What the user holds already stays; the next
+ * start of the daemon uses its configuration again.
+ */
+ZC_EXPORT int zc_quota_set(struct zc_client *c, const struct zc_quota *quota, zc_done_fn *done,
+                           void *arg);
+ZC_EXPORT int zc_quota_set_wait(struct zc_client *c, const struct zc_quota *quota);
+
 /* ---- data
  *
  * `staged` points into the job's staging, at a multiple of 64 bytes from its beginning. Those bytes
@@ -828,7 +850,7 @@ struct zc_snapshot_row {
     uint64_t created_unix; /* seconds */
     /* of all its pages; and what destroying it would free */
     uint64_t bytes, own_bytes;
-    uint32_t world;
+    uint32_t world, uid; /* uid: of the job's owner */
     char job[ZC_NAME_MAX + 1], name[ZC_NAME_MAX + 1];
 };
 
@@ -920,7 +942,7 @@ ZC_EXPORT int zc_reader_close_wait(struct zc_client *c, uint64_t reader);
 /** A shard, for `zctl ls`. */
 struct zc_shard_row {
     uint64_t id, first, count, version, bytes, host_bytes, nvme_bytes;
-    uint32_t pins, rank;
+    uint32_t pins, rank, uid; /* uid: of the job's owner */
     char job[ZC_NAME_MAX + 1], unit[ZC_NAME_MAX + 1], dtype[8], tier[8];
 };
 
@@ -1189,6 +1211,7 @@ struct zc_df_row {
     uint64_t working;  /* written, but part of no commit yet */
     uint64_t reserved; /* kept free for the job's next steps and commits */
     uint64_t shared;   /* counted in another job's row */
+    uint32_t uid;      /* of the job's owner */
 };
 
 /**

@@ -12,6 +12,7 @@
 #include "daemon/show/requests.h"
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
+#include "proto/wire.h"
 
 static zsd_handler dispatch_hello, dispatch_ping;
 
@@ -67,6 +68,8 @@ static const struct row {
     [ZP_ABANDON] = { .handler = zsd_abandon },
     [ZP_HEALTH] = { .handler = zsd_health },
     [ZP_METRICS] = { .handler = zsd_metrics },
+    [ZP_QUOTA] = { .handler = zsd_quota_list },
+    [ZP_QUOTA_SET] = { .handler = zsd_quota_set },
 };
 
 /* ---- hello and ping */
@@ -99,6 +102,7 @@ static void dispatch_hello(struct zsd_req *req, const ProtobufCMessage *message)
     reply.block_elems = ZB_BLOCK_ELEMS;
     reply.shards_max = ZP_SHARDS_MAX;
     reply.pid = (uint64_t)getpid();
+    reply.features = ZP_FEATURE_OWNER;
     zsd_reply(req, &reply.base, -1);
 }
 

@@ -231,6 +231,8 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_ABANDON] = { "abandon", METHOD(abandon, empty) },
     [ZP_HEALTH] = { "health", METHOD(empty, health_reply) },
     [ZP_METRICS] = { "metrics", METHOD(metrics_request, metrics_reply) },
+    [ZP_QUOTA] = { "quota", METHOD(quota_request, quota_reply) },
+    [ZP_QUOTA_SET] = { "quota-set", METHOD(quota_set, empty) },
 };
 
 const struct zp_method_info *zp_method_info(unsigned method)

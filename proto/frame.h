@@ -94,6 +94,8 @@ enum zp_method {
     ZP_ABANDON = 44,
     ZP_HEALTH = 45,
     ZP_METRICS = 46,
+    ZP_QUOTA = 47,
+    ZP_QUOTA_SET = 48,
     ZP_METHOD_END
 };
 

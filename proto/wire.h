@@ -24,4 +24,9 @@ enum zp_point_kind { ZP_POINT_MEMORY = 1, ZP_POINT_PREPARED = 2, ZP_POINT_COMMIT
 /* TopJob.late: what a step waits for */
 enum zp_late { ZP_LATE_NOBODY, ZP_LATE_STEP, ZP_LATE_PINS };
 
+/* HelloReply.features: bits. A client does not send fields that the daemon would ignore. */
+enum zp_feature {
+    ZP_FEATURE_OWNER = 1, /* the field `owner` of requests that name a job */
+};
+
 #endif

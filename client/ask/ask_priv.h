@@ -12,6 +12,9 @@
 
 /** Checks a name. 0, or the failure is recorded. */
 int zc_name_check(struct zc_client *c, const char *what, const char *name, unsigned max);
+/** Reads the name of a job, NAME or UID/NAME: *ret_name is NAME, a part of `job`, *ret_owner the value
+ * of the field `owner`. NULL is "". 0, or the failure is recorded. */
+int zc_job_word(struct zc_client *c, const char *job, char **ret_name, uint64_t *ret_owner);
 /** Checks the number of shards in a request. 0, or the failure is recorded. */
 int zc_count_check(struct zc_client *c, uint32_t n);
 /** Sets *ret to the offset of `staged` in shared memory. 0, or the failure is recorded. */

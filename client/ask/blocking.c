@@ -36,6 +36,8 @@ FORM(zc_job_share, (struct zc_client *c, const char *name, uint32_t share), 0, c
 
 FORM(zc_gpu_share, (struct zc_client *c, uint64_t job, struct zc_gpu_memory *ret), 0, c, job, ret)
 
+FORM(zc_quota_set, (struct zc_client *c, const struct zc_quota *quota), 0, c, quota)
+
 FORM(zc_tier_set, (struct zc_client *c, const char *tier, uint64_t bytes), 0, c, tier, bytes)
 
 FORM(zc_write, (struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,

@@ -112,6 +112,7 @@ static int reply_df(struct zc_client *c, struct zc_call *call, const ProtobufCMe
         to->working = from->working;
         to->reserved = from->reserved;
         to->shared = from->shared;
+        to->uid = from->uid;
         COPY(to->job, from->job);
     }
     return rc < 0 ? rc : 0;

@@ -187,11 +187,11 @@ static const struct zc_method method_job_destroy = { .id = ZP_JOB_DESTROY };
 int zc_job_destroy(struct zc_client *c, const char *name, zc_done_fn *done, void *arg)
 {
     Zp__JobName m = ZP__JOB_NAME__INIT;
-    int rc = zc_name_check(c, "a job", name, ZC_NAME_MAX);
+    int rc = name ? zc_job_word(c, name, &m.name, &m.owner)
+                  : zc_name_check(c, "a job", name, ZC_NAME_MAX);
 
     if (rc < 0)
         return rc;
-    m.name = UNCONST(char, name);
     return zc_ask(c, &method_job_destroy, &m.base, NULL, done, arg);
 }
 
@@ -200,13 +200,31 @@ static const struct zc_method method_job_share = { .id = ZP_JOB_SHARE };
 int zc_job_share(struct zc_client *c, const char *name, uint32_t share, zc_done_fn *done, void *arg)
 {
     Zp__JobShare m = ZP__JOB_SHARE__INIT;
-    int rc = zc_name_check(c, "a job", name, ZC_NAME_MAX);
+    int rc = name ? zc_job_word(c, name, &m.name, &m.owner)
+                  : zc_name_check(c, "a job", name, ZC_NAME_MAX);
 
     if (rc < 0)
         return rc;
-    m.name = UNCONST(char, name);
     m.share = share;
     return zc_ask(c, &method_job_share, &m.base, NULL, done, arg);
+}
+
+static const struct zc_method method_quota_set = { .id = ZP_QUOTA_SET };
+
+int zc_quota_set(struct zc_client *c, const struct zc_quota *quota, zc_done_fn *done, void *arg)
+{
+    Zp__QuotaSet m = ZP__QUOTA_SET__INIT;
+
+    m.uid = quota->uid;
+    m.host = quota->set_host;
+    m.nvme = quota->set_nvme;
+    m.gpu = quota->set_gpu;
+    m.jobs = quota->set_jobs;
+    m.host_max = quota->host_max;
+    m.nvme_max = quota->nvme_max;
+    m.gpu_max = quota->gpu_max;
+    m.jobs_max = quota->jobs_max;
+    return zc_ask(c, &method_quota_set, &m.base, NULL, done, arg);
 }
 
 static const struct zc_method method_tier_set = { .id = ZP_TIER_SET };

@@ -56,7 +56,8 @@ int zc_reader_open(struct zc_client *c, const char *job, const char *snapshot,
                    uint64_t staging_bytes, struct zc_reader *ret, zc_done_fn *done, void *arg)
 {
     Zp__ReaderOpen m = ZP__READER_OPEN__INIT;
-    int rc = zc_name_check(c, "a job", job, ZC_NAME_MAX);
+    int rc = job ? zc_job_word(c, job, &m.job, &m.owner)
+                 : zc_name_check(c, "a job", job, ZC_NAME_MAX);
 
     if (rc == 0 && snapshot)
         rc = zc_name_check(c, "a snapshot", snapshot, ZC_NAME_MAX);
@@ -64,7 +65,6 @@ int zc_reader_open(struct zc_client *c, const char *job, const char *snapshot,
         rc = zc_fail(c, -EBUSY, "a reader is open on this handle");
     if (rc < 0)
         return rc;
-    m.job = UNCONST(char, job);
     if (snapshot)
         m.snapshot = UNCONST(char, snapshot);
     m.staging_bytes = staging_bytes;

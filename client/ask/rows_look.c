@@ -25,6 +25,7 @@ static int reply_list(struct zc_client *c, struct zc_call *call, const ProtobufC
         to->nvme_bytes = from->nvme_bytes;
         to->pins = from->pins;
         to->rank = from->rank;
+        to->uid = from->uid;
         COPY(to->job, from->job);
         COPY(to->unit, from->unit);
         COPY(to->dtype, from->dtype);
@@ -40,10 +41,10 @@ int zc_list_wait(struct zc_client *c, const char *job, struct zc_shard_row **ret
 {
     struct zc_rows rows = { .row_bytes = sizeof(**ret_rows) };
     Zp__ListRequest m = ZP__LIST_REQUEST__INIT;
-    int rc;
+    int rc = zc_job_word(c, job, &m.job, &m.owner);
 
-    if (job)
-        m.job = UNCONST(char, job);
+    if (rc < 0)
+        return rc;
     rc = zc_rows_collect(c, &method_list, &m.base, &m.cursor, &rows, ret_n);
     if (rc == 0)
         *ret_rows = rows.data;
@@ -109,10 +110,10 @@ int zc_jobs_wait(struct zc_client *c, const char *job, struct zc_job_row **ret_r
 {
     struct zc_rows rows = { .row_bytes = sizeof(**ret_rows) };
     Zp__JobsRequest m = ZP__JOBS_REQUEST__INIT;
-    int rc;
+    int rc = zc_job_word(c, job, &m.job, &m.owner);
 
-    if (job)
-        m.job = UNCONST(char, job);
+    if (rc < 0)
+        return rc;
     rc = zc_rows_collect(c, &method_jobs, &m.base, &m.cursor, &rows, ret_n);
     if (rc == 0)
         *ret_rows = rows.data;
@@ -318,11 +319,52 @@ int zc_top_wait(struct zc_client *c, const char *job, struct zc_top *ret,
 {
     struct zc_rows rows = { .row_bytes = sizeof(**ret_rows), .head = ret };
     Zp__TopRequest m = ZP__TOP_REQUEST__INIT;
-    int rc;
+    int rc = zc_job_word(c, job, &m.job, &m.owner);
 
-    if (job)
-        m.job = UNCONST(char, job);
+    if (rc < 0)
+        return rc;
     rc = zc_rows_collect(c, &method_top, &m.base, &m.cursor, &rows, ret_n);
+    if (rc == 0)
+        *ret_rows = rows.data;
+    return rc;
+}
+
+/* ---- quotas */
+
+static int reply_quota(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                       int *fds)
+{
+    const Zp__QuotaReply *r = (const Zp__QuotaReply *)m;
+    void *added;
+    int rc = zc_rows_begin(c, call->spec.ret, r->n_rows, r->cursor, &added);
+
+    (void)fds;
+    for (size_t i = 0; rc > 0 && i < r->n_rows; i++) {
+        const Zp__QuotaRow *from = r->rows[i];
+
+        ((struct zc_quota *)added)[i] = (struct zc_quota){ .host_bytes = from->host_bytes,
+                                                           .host_max = from->host_max,
+                                                           .nvme_bytes = from->nvme_bytes,
+                                                           .nvme_max = from->nvme_max,
+                                                           .gpu_bytes = from->gpu_bytes,
+                                                           .gpu_max = from->gpu_max,
+                                                           .uid = from->uid,
+                                                           .jobs = from->jobs,
+                                                           .jobs_max = from->jobs_max,
+                                                           .own = from->own,
+                                                           .exempt = from->exempt };
+    }
+    return rc < 0 ? rc : 0;
+}
+
+static const struct zc_method method_quota = { .id = ZP_QUOTA, .reply = reply_quota };
+
+int zc_quotas_wait(struct zc_client *c, struct zc_quota **ret_rows, size_t *ret_n)
+{
+    struct zc_rows rows = { .row_bytes = sizeof(**ret_rows) };
+    Zp__QuotaRequest m = ZP__QUOTA_REQUEST__INIT;
+    int rc = zc_rows_collect(c, &method_quota, &m.base, &m.cursor, &rows, ret_n);
+
     if (rc == 0)
         *ret_rows = rows.data;
     return rc;

@@ -9,9 +9,11 @@ static char *or_empty(const char *name)
     return UNCONST(char, name ? name : "");
 }
 
-static int snapshot_check(struct zc_client *c, const char *job, const char *snapshot)
+static int snapshot_check(struct zc_client *c, const char *job, const char *snapshot,
+                          char **ret_name, uint64_t *ret_owner)
 {
-    int rc = zc_name_check(c, "a job", job, ZC_NAME_MAX);
+    int rc = job ? zc_job_word(c, job, ret_name, ret_owner)
+                 : zc_name_check(c, "a job", job, ZC_NAME_MAX);
 
     return rc < 0 ? rc : zc_name_check(c, "a snapshot", or_empty(snapshot), ZC_NAME_MAX);
 }
@@ -24,6 +26,7 @@ static void snapshot_copy(struct zc_snapshot_row *to, const Zp__SnapshotRow *fro
     to->bytes = from->bytes;
     to->own_bytes = from->own_bytes;
     to->world = from->world;
+    to->uid = from->uid;
     COPY(to->job, from->job);
     COPY(to->name, from->name);
 }
@@ -44,11 +47,10 @@ int zc_snapshot(struct zc_client *c, const struct zc_snapshot *snapshot,
                 struct zc_snapshot_row *ret, zc_done_fn *done, void *arg)
 {
     Zp__SnapshotTake m = ZP__SNAPSHOT_TAKE__INIT;
-    int rc = snapshot_check(c, snapshot->job, snapshot->name);
+    int rc = snapshot_check(c, snapshot->job, snapshot->name, &m.job, &m.owner);
 
     if (rc < 0)
         return rc;
-    m.job = UNCONST(char, snapshot->job);
     m.name = or_empty(snapshot->name);
     m.next = snapshot->next;
     m.retain = snapshot->retain;
@@ -61,11 +63,10 @@ static int snapshot_ref(struct zc_client *c, const struct zc_method *method, con
                         void *arg)
 {
     Zp__SnapshotRef m = ZP__SNAPSHOT_REF__INIT;
-    int rc = snapshot_check(c, job, snapshot);
+    int rc = snapshot_check(c, job, snapshot, &m.job, &m.owner);
 
     if (rc < 0)
         return rc;
-    m.job = UNCONST(char, job);
     m.name = or_empty(snapshot);
     return zc_ask(c, method, &m.base, ret, done, arg);
 }
@@ -92,13 +93,12 @@ int zc_clone(struct zc_client *c, const char *job, const char *snapshot, const c
              struct zc_snapshot_row *ret, zc_done_fn *done, void *arg)
 {
     Zp__Clone m = ZP__CLONE__INIT;
-    int rc = snapshot_check(c, job, snapshot);
+    int rc = snapshot_check(c, job, snapshot, &m.job, &m.owner);
 
     if (rc == 0)
         rc = zc_name_check(c, "a job", name, ZC_NAME_MAX);
     if (rc < 0)
         return rc;
-    m.job = UNCONST(char, job);
     m.snapshot = or_empty(snapshot);
     m.name = UNCONST(char, name);
     return zc_ask(c, &method_clone, &m.base, ret, done, arg);
@@ -124,10 +124,10 @@ int zc_snapshots_wait(struct zc_client *c, const char *job, struct zc_snapshot_r
 {
     struct zc_rows rows = { .row_bytes = sizeof(**ret_rows) };
     Zp__SnapshotsRequest m = ZP__SNAPSHOTS_REQUEST__INIT;
-    int rc;
+    int rc = zc_job_word(c, job, &m.job, &m.owner);
 
-    if (job)
-        m.job = UNCONST(char, job);
+    if (rc < 0)
+        return rc;
     rc = zc_rows_collect(c, &method_snapshots, &m.base, &m.cursor, &rows, ret_n);
     if (rc == 0)
         *ret_rows = rows.data;

@@ -106,6 +106,7 @@ struct zc_client {
     struct zp_stream *stream;
     struct zp_arena *arena;
     struct zc_server server;
+    uint64_t features; /* of the daemon: enum zp_feature */
 
     struct zc_call *slots; /* [ZC_CALL_SLOTS] */
     uint32_t slots_used;   /* later slots were never used */

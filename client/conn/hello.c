@@ -26,6 +26,7 @@ static int reply_hello(struct zc_client *c, struct zc_call *call, const Protobuf
     s->shards_max = (uint32_t)zb_min_u64(r->shards_max, ZP_SHARDS_MAX);
     memcpy(s->instance, r->instance.data, sizeof(s->instance));
     s->pid = r->pid;
+    c->features = r->features;
     (void)snprintf(s->server, sizeof(s->server), "%s", r->server);
     return 0;
 }

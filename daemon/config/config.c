@@ -14,6 +14,7 @@
 
 #include "daemon/os/cpus.h"
 #include "daemon/os/numa.h"
+#include "daemon/run/quotas.h"
 #include "kernels/zk.h"
 #include "nvme/zn.h"
 #include "proto/socket.h"
@@ -155,6 +156,28 @@ static const struct zb_opt options[] = {
     { "socket-group", ZB_OPT_CHARS, AT(socket_group), .arg = "GROUP", .def = "",
       .check = check_group,
       .help = "Group whose members may connect. Empty: only the daemon's user and root." },
+    { "admin-group", ZB_OPT_CHARS, AT(admin_group), .arg = "GROUP", .def = "",
+      .check = check_group,
+      .help = "Group whose members are administrators: they see, end and read jobs of all users. "
+              "Empty: only root and the daemon's user." },
+    { "root-is-admin", ZB_OPT_CHOICE, AT(root_is_user), .def = "yes", .choices = "yes no",
+      .help = "Whether root is an administrator. no: it is a user like others, for daemons that "
+              "containers with processes of uid 0 connect to." },
+    { "user-host-bytes", ZB_OPT_SIZE, AT(user_host_bytes), .arg = "SIZE", .def = "none",
+      .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .word = "none", .word_value = 0,
+      .help = "Maximum of host memory that the jobs and readers of one user hold, except root and "
+              "the daemon's user." },
+    { "user-nvme-bytes", ZB_OPT_SIZE, AT(user_nvme_bytes), .arg = "SIZE", .def = "none",
+      .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .word = "none", .word_value = 0,
+      .help = "The same of NVMe, snapshots and room for the next commit included. A page that "
+              "several jobs of the user share counts once." },
+    { "user-gpu-bytes", ZB_OPT_SIZE, AT(user_gpu_bytes), .arg = "SIZE", .def = "none",
+      .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .word = "none", .word_value = 0,
+      .help = "The same of the GPU tier." },
+    { "quotas", ZB_OPT_CHARS, AT(quotas), .arg = "USER LIMIT...,USER...", .def = "",
+      .check = zsd_quotas_check, .list = ",",
+      .help = "Limits of single users, which replace those above: USER is a name or a number, "
+              "LIMIT is host=SIZE, nvme=SIZE, gpu=SIZE or jobs=N, each also none." },
     { "log-level", ZB_OPT_CHOICE, AT(log_level), .def = "info",
       .choices = "error warn info debug",
       .help = "Lowest level that is logged on standard error." },

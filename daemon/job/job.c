@@ -6,6 +6,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,19 +17,19 @@
 
 /* ---- lookup */
 
-struct zsd_job *zsd_job_by_name(struct zsd_core *core, const char *name)
+struct zsd_job *zsd_job_by_name(struct zsd_core *core, uid_t uid, const char *name)
 {
     zb_list_each(pos, &core->jobs->list)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
-        if (job->state != ZSD_ENDED && strcmp(job->name, name) == 0)
+        if (job->state != ZSD_ENDED && job->uid == uid && strcmp(job->name, name) == 0)
             return job;
     }
     return NULL;
 }
 
-bool zsd_job_name_coming(const struct zsd_core *core, const char *name)
+bool zsd_job_name_coming(const struct zsd_core *core, uid_t uid, const char *name)
 {
     if (!core->store)
         return false;
@@ -36,11 +37,95 @@ bool zsd_job_name_coming(const struct zsd_core *core, const char *name)
     {
         const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
 
-        if (!s->gone && strcmp(s->name, name) == 0 && !zsd_saved_kept(s) &&
+        if (!s->gone && s->uid == uid && strcmp(s->name, name) == 0 && !zsd_saved_kept(s) &&
             (s->coming || (s->job && s->job->state == ZSD_ENDED && s->job->commit)))
             return true;
     }
     return false;
+}
+
+/* The users who have a job of this name, each once. */
+struct namesakes {
+    uid_t uids[8];
+    unsigned n; /* may be more than the list holds */
+};
+
+static void namesakes_add(struct namesakes *all, uid_t uid)
+{
+    for (unsigned i = 0; i < all->n && i < ZB_COUNT(all->uids); i++)
+        if (all->uids[i] == uid)
+            return;
+    if (all->n < ZB_COUNT(all->uids))
+        all->uids[all->n] = uid;
+    all->n++;
+}
+
+static void namesakes_find(const struct zsd_core *core, const char *name, struct namesakes *ret)
+{
+    zb_list_each(pos, &core->jobs->list)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (job->state != ZSD_ENDED && strcmp(job->name, name) == 0)
+            namesakes_add(ret, job->uid);
+    }
+    if (core->store)
+        zb_list_each(pos, &core->store->saved)
+        {
+            const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+
+            if (zsd_saved_kept(s) && !s->gone && strcmp(s->name, name) == 0)
+                namesakes_add(ret, s->uid);
+        }
+}
+
+static int named_refuse(const char *name, const struct namesakes *all, struct zb_err *err)
+{
+    char list[192];
+    size_t len = 0;
+
+    for (unsigned i = 0; i < all->n && i < ZB_COUNT(all->uids) && len < sizeof(list); i++)
+        len += (size_t)snprintf(list + len, sizeof(list) - len, "%s%u/%.16s%s", i > 0 ? ", " : "",
+                                (unsigned)all->uids[i], name, strlen(name) > 16 ? "..." : "");
+    return zb_fail(err, -EINVAL, "several users have a job '%s': name its owner, as in %s%s", name,
+                   list, all->n > ZB_COUNT(all->uids) ? ", ..." : "");
+}
+
+int zsd_job_named(const struct zsd_req *req, uint64_t owner, const char *name,
+                  struct zsd_named *ret, struct zb_err *err)
+{
+    struct zsd_core *core = req->daemon->core;
+    uid_t own = req->conn->uid;
+    struct namesakes all = { .n = 0 };
+
+    *ret = (struct zsd_named){ .uid = own, .name = name };
+    if (owner > (uint64_t)UINT32_MAX + 1)
+        return zb_fail(err, -EINVAL, "an owner with the uid %llu", (unsigned long long)owner - 1);
+    if (owner > 0)
+        ret->uid = (uid_t)(owner - 1);
+    if (owner > 0 || name[0] == '\0' || !zsd_admin(req->conn) || zsd_job_by_name(core, own, name) ||
+        zsd_saved_by_name(core, own, name))
+        return 0;
+    namesakes_find(core, name, &all);
+    if (all.n > 1)
+        return named_refuse(name, &all, err);
+    if (all.n == 1)
+        ret->uid = all.uids[0];
+    return 0;
+}
+
+bool zsd_job_find(struct zsd_req *req, uint64_t owner, const char *name, struct zsd_named *named,
+                  struct zsd_saved **saved, struct zsd_job **job)
+{
+    struct zb_err err = { 0 };
+
+    if (zsd_job_named(req, owner, name, named, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return false;
+    }
+    *saved = zsd_saved_by_name(req->daemon->core, named->uid, name);
+    *job = zsd_job_by_name(req->daemon->core, named->uid, name);
+    return true;
 }
 
 /* The rank of this connection. NULL and err: it has none, or its job has ended, or it is still

@@ -250,7 +250,7 @@ struct zsd_job {
     struct zb_slots ring;      /* regions of the arena */
     /* its part of the core's accounts; the budget is not used. `saved` has what a durable job holds
      * on the data file. */
-    struct zsd_account host_held, nvme_held;
+    struct zsd_account host_held, nvme_held, gpu_held;
     uint64_t staging_most; /* maximum that its ranks had at one time; kept for ranks that rejoin */
     struct zsd_replan *replan;      /* plan/replan.h */
     struct zsd_job_gpu *gpu;        /* plan/gpu_plan.h */
@@ -296,11 +296,27 @@ struct zsd_job {
     struct zsd_job_stats stats;
 };
 
+/** A job as a request names it: the uid of its owner, and its name ("": all that the client sees). */
+struct zsd_named {
+    uid_t uid;
+    const char *name;
+};
+
+/** Whose job a request means. owner: 0, or 1 + a uid, as in the protocol. Without an owner: a job of
+ * the client's own user; for an administrator who has none of this name, the only one of that name.
+ * Whether there is such a job, and the client may see it, is for the caller to check. 0; -EINVAL:
+ * several users have one, and err lists them. */
+int zsd_job_named(const struct zsd_req *req, uint64_t owner, const char *name,
+                  struct zsd_named *ret, struct zb_err *err);
+/** The same, and finds the job: saved, in memory, or neither (NULL). False: several users have one, and
+ * req was answered. */
+bool zsd_job_find(struct zsd_req *req, uint64_t owner, const char *name, struct zsd_named *named,
+                  struct zsd_saved **saved, struct zsd_job **job);
 /** Finds a job that is not ENDED. */
-struct zsd_job *zsd_job_by_name(struct zsd_core *core, const char *name);
+struct zsd_job *zsd_job_by_name(struct zsd_core *core, uid_t uid, const char *name);
 /** Whether a queued change may give this name to a job: a clone, or a job that has ended during its
  * first commit. */
-bool zsd_job_name_coming(const struct zsd_core *core, const char *name);
+bool zsd_job_name_coming(const struct zsd_core *core, uid_t uid, const char *name);
 /** The rank of this connection, whose job must be `job` and not ENDED; else req is answered. */
 struct zsd_member *zsd_member_of(struct zsd_req *req, uint64_t job);
 /** A shard of the connection's job, which must be READY or STEPPING; else req is answered. */

@@ -47,6 +47,8 @@
 #include "daemon/net/conn_priv.h"
 #include "daemon/run/turn.h"
 
+#define PEER_GROUPS_MAX 1024u /* of a process that connects */
+
 /* Room for the largest answer, and for events, which are not promised. */
 #define ANSWER_SLACK (ZP_HEADER_BYTES + ZP_BODY_MAX + (UINT32_C(1) << 20))
 
@@ -461,6 +463,22 @@ static void link_watch(struct zsd_link *l)
     (void)uv_poll_start(&l->death, UV_READABLE, link_on_death);
 }
 
+/** Whether the peer was in this group when it connected. */
+static bool peer_in_group(int fd, const struct ucred *cred, gid_t gid)
+{
+    gid_t groups[PEER_GROUPS_MAX];
+    socklen_t len = sizeof(groups);
+
+    if (cred->gid == gid)
+        return true;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &len) < 0)
+        return false; /* more groups than a process should have: none counts */
+    for (size_t i = 0; i < len / sizeof(groups[0]); i++)
+        if (groups[i] == gid)
+            return true;
+    return false;
+}
+
 /** Owns fd once l->stream is set. */
 static int link_build(struct zsd_link *l, int fd)
 {
@@ -472,6 +490,8 @@ static int link_build(struct zsd_link *l, int fd)
         return -errno;
     l->conn.uid = cred.uid;
     l->conn.pid = cred.pid;
+    l->conn.in_admin_group = l->server->daemon->has_admin_gid &&
+                             peer_in_group(fd, &cred, l->server->daemon->admin_gid);
     rc = zsd_link_admit(l);
     if (rc < 0)
         return rc;
@@ -534,7 +554,16 @@ int zsd_link_new(struct zsd_server *server, int fd, bool *ret_refused)
 
 /* ---- rights */
 
+bool zsd_admin(const struct zsd_conn *conn)
+{
+    if (conn->in_admin_group)
+        return true;
+    if (conn->uid == 0)
+        return !conn->daemon || !conn->daemon->config.root_is_user;
+    return conn->uid == geteuid();
+}
+
 bool zsd_may(const struct zsd_conn *conn, uid_t uid)
 {
-    return conn->uid == uid || conn->uid == 0 || conn->uid == geteuid();
+    return conn->uid == uid || zsd_admin(conn);
 }

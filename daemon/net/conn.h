@@ -30,7 +30,8 @@ struct zsd_reader;
 /** The part of a connection that the core may touch. conn.c embeds it. */
 struct zsd_conn {
     struct zsd *daemon;
-    uid_t uid; /* SO_PEERCRED, at accept */
+    uid_t uid;           /* SO_PEERCRED, at accept */
+    bool in_admin_group; /* its process was then in admin_group */
     pid_t pid;
     char program[64]; /* as the client calls itself; cleaned */
     bool greeted;     /* hello was answered */
@@ -111,7 +112,10 @@ void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *me
 void zsd_conn_log(struct zsd_conn *conn, enum zb_log_level level, const char *event,
                   const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 
-/** Whether this client may see and end jobs of `uid`: as that user, root, or the daemon's user. */
+/** Whether this client is an administrator: root (unless root_is_admin is no), the daemon's user, a
+ * member of admin_group. */
+bool zsd_admin(const struct zsd_conn *conn);
+/** Whether this client may see and end jobs of `uid`: as that user, or as an administrator. */
 bool zsd_may(const struct zsd_conn *conn, uid_t uid);
 
 #endif

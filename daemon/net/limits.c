@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/size.h"
 #include "daemon/net/conn.h"
 #include "proto/stream.h"
 
@@ -127,9 +128,12 @@ static uint64_t row_max(const struct zsd_limits *l, enum zsd_level level, enum z
 
 /* ---- the tree */
 
+static struct zsd_quota *user_of(struct zsd_limits *l, uid_t uid);
+
 int zsd_limits_open(struct zsd *daemon, struct zb_err *err)
 {
     struct zsd_limits *l = calloc(1, sizeof(*l));
+    int rc;
 
     if (!l)
         return zb_fail(err, -ENOMEM, "the limits: %m");
@@ -137,7 +141,10 @@ int zsd_limits_open(struct zsd *daemon, struct zb_err *err)
     l->node.limits = l;
     zb_list_init(&l->users);
     daemon->limits = l;
-    return 0;
+    rc = zsd_quotas_parse(daemon->config.quotas, &l->quotas, err);
+    for (size_t i = 0; i < l->quotas.n && rc == 0; i++) /* zctl quota lists them from the start */
+        rc = user_of(l, l->quotas.rows[i].uid) ? 0 : zb_fail(err, -ENOMEM, "the limits: %m");
+    return rc;
 }
 
 void zsd_limits_close(struct zsd *daemon)
@@ -150,7 +157,8 @@ void zsd_limits_close(struct zsd *daemon)
     for (int i = 0; i < ZSD_LIMITS; i++)
         assert(l->node.used[i] == 0); /* all quotas except those of users have left */
     while ((node = zb_list_pop_front(&l->users)) != NULL)
-        free(zb_container_of(node, struct zsd_quota, node));
+        free(zb_container_of(node, struct zsd_user, quota.node));
+    zsd_quotas_done(&l->quotas);
     free(l);
     daemon->limits = NULL;
 }
@@ -160,10 +168,17 @@ bool zsd_limits_trusted(uid_t uid)
     return uid == 0 || uid == geteuid();
 }
 
+/** The same, for this daemon: root is not, if root_is_admin is no. */
+static bool limits_trusted(const struct zsd_limits *l, uid_t uid)
+{
+    return zsd_limits_trusted(uid) && !(uid == 0 && l && l->config->root_is_user);
+}
+
 /** The quota of a user, made if there is none; NULL: no memory. */
 static struct zsd_quota *user_of(struct zsd_limits *l, uid_t uid)
 {
     struct zsd_quota *user;
+    struct zsd_user *fresh;
 
     zb_list_each(pos, &l->users)
     {
@@ -171,9 +186,11 @@ static struct zsd_quota *user_of(struct zsd_limits *l, uid_t uid)
         if (user->uid == uid)
             return user;
     }
-    user = calloc(1, sizeof(*user));
-    if (!user)
+    fresh = calloc(1, sizeof(*fresh));
+    if (!fresh)
         return NULL;
+    user = &fresh->quota;
+    user->trusted = limits_trusted(l, uid);
     user->parent = &l->node;
     user->limits = l;
     user->level = ZSD_LEVEL_USER;
@@ -188,7 +205,7 @@ int zsd_quota_join(struct zsd *daemon, struct zsd_quota *q, enum zsd_level level
     struct zsd_quota *user = l ? user_of(l, uid) : NULL;
 
     assert(level == ZSD_LEVEL_JOB || level == ZSD_LEVEL_CONN);
-    *q = (struct zsd_quota){ .level = level, .uid = uid, .trusted = zsd_limits_trusted(uid) };
+    *q = (struct zsd_quota){ .level = level, .uid = uid, .trusted = limits_trusted(l, uid) };
     if (l && !user)
         return -ENOMEM;
     q->limits = l;
@@ -210,10 +227,13 @@ void zsd_quota_leave(struct zsd_quota *q)
  * reserve. */
 static uint64_t quota_max(const struct zsd_quota *q, enum zsd_limit what, bool trusted)
 {
+    const struct zsd_user_quota *own = zsd_quotas_of(&q->limits->quotas, q->uid);
     uint64_t max = row_max(q->limits, q->level, what);
 
     if (trusted && q->level == ZSD_LEVEL_USER)
         return NONE;
+    if (q->level == ZSD_LEVEL_USER && what == ZSD_LIMIT_JOBS && own && own->set[ZSD_HELD_JOBS])
+        return own->max[ZSD_HELD_JOBS];
     if (trusted && q->level == ZSD_LEVEL_NODE && max != NONE)
         max += rows[what].reserve;
     return max;
@@ -285,6 +305,82 @@ void zsd_limit_give(struct zsd_quota *q, enum zsd_limit what, uint64_t n)
 uint64_t zsd_limit_max(const struct zsd_quota *q, enum zsd_level level, enum zsd_limit what)
 {
     return q->limits ? row_max(q->limits, level, what) : NONE;
+}
+
+/* ---- bytes */
+
+struct zsd_user *zsd_user_of(const struct zsd_quota *q)
+{
+    struct zsd_quota *user = q->level == ZSD_LEVEL_USER ? (struct zsd_quota *)(uintptr_t)q
+                                                        : q->parent;
+
+    return user ? zb_container_of(user, struct zsd_user, quota) : NULL;
+}
+
+struct zsd_account *zsd_user_held(const struct zsd_quota *q, enum zsd_holding tier)
+{
+    struct zsd_user *user = zsd_user_of(q);
+
+    return user ? &user->held[tier] : NULL;
+}
+
+uint64_t zsd_user_used(const struct zsd_user *user, enum zsd_holding what)
+{
+    uint64_t bytes;
+
+    if (what == ZSD_HELD_JOBS)
+        return user->quota.used[ZSD_LIMIT_JOBS];
+    bytes = zsd_account_held(&user->held[what]);
+    return what == ZSD_HELD_NVME ? bytes - zb_min_u64(bytes, user->shared_bytes) : bytes;
+}
+
+uint64_t zsd_user_max(const struct zsd_user *user, enum zsd_holding what, bool *ret_own)
+{
+    const struct zsd_limits *l = user->quota.limits;
+    const struct zsd_user_quota *own = zsd_quotas_of(&l->quotas, user->quota.uid);
+    const struct zsd_config *c = l->config;
+    uint64_t max = what == ZSD_HELD_HOST   ? c->user_host_bytes
+                   : what == ZSD_HELD_NVME ? c->user_nvme_bytes
+                   : what == ZSD_HELD_GPU  ? c->user_gpu_bytes
+                                           : row_max(l, ZSD_LEVEL_USER, ZSD_LIMIT_JOBS);
+
+    *ret_own = own && own->set[what];
+    if (*ret_own)
+        return own->max[what];
+    return max > 0 ? max : ZSD_NO_MAX;
+}
+
+uint64_t zsd_limit_bytes_left(const struct zsd_quota *q, enum zsd_holding tier)
+{
+    const struct zsd_user *user = zsd_user_of(q);
+    uint64_t max, used;
+    bool own;
+
+    if (!user || user->quota.trusted)
+        return UINT64_MAX;
+    max = zsd_user_max(user, tier, &own);
+    used = zsd_user_used(user, tier);
+    return max == ZSD_NO_MAX ? max : max - zb_min_u64(max, used);
+}
+
+int zsd_limit_bytes(const struct zsd_quota *q, enum zsd_holding tier, uint64_t more,
+                    struct zb_err *err)
+{
+    const char *name = zsd_holding_name(tier);
+    const struct zsd_user *user;
+    bool own = false;
+    uint64_t max;
+
+    if (more == 0 || more <= zsd_limit_bytes_left(q, tier))
+        return 0;
+    user = zsd_user_of(q);
+    max = zsd_user_max(user, tier, &own);
+    return zb_fail(err, -EDQUOT,
+                   "user %u holds %s of %s: %s more are over the limit of %s (%s%s%s; zctl quota "
+                   "shows it)",
+                   (unsigned)user->quota.uid, zb_size_text(zsd_user_used(user, tier)).s, name,
+                   zb_size_text(more).s, zb_size_text(max).s, own ? "quotas: " : "user_", name,
+                   own ? "" : "_bytes");
 }
 
 /* ---- log lines */

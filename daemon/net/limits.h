@@ -18,6 +18,13 @@
  * there is one. The code is -EDQUOT at the limit of a user, and the row's code at the limit of the
  * node, a job or a connection.
  *
+ * BYTES. What the jobs and readers of a user hold of each tier is counted in the accounts of
+ * struct zsd_user: each booking with a holder counts there, too (run/account.h). NVMe counts as
+ * promised: saved versions, snapshots, and room for the next version. So a commit of an admitted
+ * job never meets a limit. Two jobs of one user that share a page (a clone) have it in both of
+ * their promises; shared_bytes is what was counted more than once. Jobs of two users that share a
+ * page both count it. zsd_limit_bytes() is asked before anything is booked.
+ *
  * INVARIANTS
  *     Q1  used[] of a quota is the sum of its own charges and those of its children.
  *     Q2  A quota that leaves returns all of its charges: a resource that ends with its holder
@@ -36,6 +43,8 @@
 
 #include "base/err.h"
 #include "base/util.h"
+#include "daemon/run/account.h"
+#include "daemon/run/quotas.h"
 
 struct zsd;
 struct zsd_config;
@@ -84,14 +93,23 @@ struct zsd_quota {
     struct zb_list node;     /* a user's: in limits->users */
 };
 
+/** A user, from the first connection or job on (Q3). */
+struct zsd_user {
+    struct zsd_quota quota;
+    struct zsd_account held[ZSD_HELD_TIERS];
+    uint64_t shared_bytes; /* of held[ZSD_HELD_NVME]: counted more than once */
+    bool shared_known;     /* the start has counted them */
+};
+
 /** The limits of a daemon: daemon->limits. */
 struct zsd_limits {
     const struct zsd_config *config;
     struct zsd_quota node;
-    struct zb_list users;
+    struct zb_list users;     /* struct zsd_user */
+    struct zsd_quotas quotas; /* of users with limits of their own */
 };
 
-/** Makes daemon->limits: 0 or -ENOMEM. */
+/** Makes daemon->limits: 0, -ENOMEM, or -EINVAL: the option quotas names a user that there is not. */
 int zsd_limits_open(struct zsd *daemon, struct zb_err *err);
 /** Frees daemon->limits. All quotas except those of users must have left. NULL limits: fine. */
 void zsd_limits_close(struct zsd *daemon);
@@ -120,6 +138,22 @@ void zsd_limit_add(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 bool zsd_limit_room(const struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 /** The limit of a level; UINT64_MAX: none. */
 uint64_t zsd_limit_max(const struct zsd_quota *q, enum zsd_level level, enum zsd_limit what);
+
+/* ---- bytes */
+
+/** The user of a job's, a connection's or a reader's quota; NULL: it has no holder. */
+struct zsd_user *zsd_user_of(const struct zsd_quota *q);
+/** The user's account of a tier, for the `user` of what a job holds; NULL: it has no holder. */
+struct zsd_account *zsd_user_held(const struct zsd_quota *q, enum zsd_holding tier);
+/** What the user holds of a tier, and of jobs. */
+uint64_t zsd_user_used(const struct zsd_user *user, enum zsd_holding what);
+/** The user's limit, ZSD_NO_MAX: none. *ret_own: it is the user's own, not the default. */
+uint64_t zsd_user_max(const struct zsd_user *user, enum zsd_holding what, bool *ret_own);
+/** Bytes of a tier that the user may still take; UINT64_MAX: no limit applies. */
+uint64_t zsd_limit_bytes_left(const struct zsd_quota *q, enum zsd_holding tier);
+/** Whether the user may take `more` bytes of a tier. 0; -EDQUOT, and err has the numbers. */
+int zsd_limit_bytes(const struct zsd_quota *q, enum zsd_holding tier, uint64_t more,
+                    struct zb_err *err);
 
 /**
  * Whether a line about this client may be logged now. Takes a token of its connection and one of

@@ -136,6 +136,19 @@ static int path_group(const char *path, const char *name, struct zb_err *err)
     return 0;
 }
 
+/** Finds the group of the administrators. */
+static int server_admins(struct zsd *daemon, struct zb_err *err)
+{
+    const char *name = daemon->config.admin_group;
+    const struct group *g = *name ? getgrnam(name) : NULL;
+
+    if (*name && !g)
+        return zb_fail(err, -EINVAL, "admin_group: there is no group '%s'", name);
+    daemon->has_admin_gid = g != NULL;
+    daemon->admin_gid = g ? g->gr_gid : 0;
+    return 0;
+}
+
 static int server_bind(struct zsd_server *s, const struct sockaddr_un *address, struct zb_err *err)
 {
     const char *path = address->sun_path;
@@ -266,6 +279,8 @@ static int server_build(struct zsd_server *s, struct zb_err *err)
         rc = path_clear(&address, err);
     if (rc == 0)
         rc = server_bind(s, &address, err);
+    if (rc == 0)
+        rc = server_admins(s->daemon, err);
     if (rc < 0)
         return rc;
     if (zp_arena_new(&s->arena) < 0)

@@ -145,8 +145,15 @@ ZSD_REQUEST(zsd_job_close, JobRef)
 
 ZSD_REQUEST(zsd_job_share, JobShare)
 {
-    struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
+    struct zsd_named named;
+    struct zb_err err = { 0 };
+    struct zsd_job *job;
 
+    if (zsd_job_named(req, q->owner, q->name, &named, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    job = zsd_job_by_name(req->daemon->core, named.uid, q->name);
     if (!job || !zsd_may(req->conn, job->uid)) { /* the same for another user's job */
         zsd_refuse(req, -ENOENT, "there is no job '%s' in memory", q->name);
         return;
@@ -163,10 +170,18 @@ ZSD_REQUEST(zsd_job_share, JobShare)
 
 ZSD_REQUEST(zsd_job_destroy, JobName)
 {
-    struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
-    struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->name);
+    struct zsd_core *core = req->daemon->core;
     struct zb_err why = { 0 };
+    struct zsd_saved *saved;
+    struct zsd_named named;
+    struct zsd_job *job;
 
+    if (zsd_job_named(req, q->owner, q->name, &named, &why) < 0) {
+        zsd_reply_err(req, &why);
+        return;
+    }
+    job = zsd_job_by_name(core, named.uid, q->name);
+    saved = zsd_saved_by_name(core, named.uid, q->name);
     if (job && !saved && job->saved && job->saved->gone)
         job = NULL; /* destroyed, and about to end */
     if ((!job && !saved) || !zsd_may(req->conn, saved ? saved->uid : job->uid)) {

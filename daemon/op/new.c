@@ -86,6 +86,9 @@ static int job_book(struct zsd_job *job)
 
     if (zsd_quota_join(job->core->daemon, &job->quota, ZSD_LEVEL_JOB, job->uid) < 0)
         return -ENOMEM;
+    job->host_held.user = zsd_user_held(&job->quota, ZSD_HELD_HOST);
+    job->nvme_held.user = zsd_user_held(&job->quota, ZSD_HELD_NVME);
+    job->gpu_held.user = zsd_user_held(&job->quota, ZSD_HELD_GPU);
     return zsd_limit_take(&job->quota, ZSD_LIMIT_JOBS, 1, &err);
 }
 

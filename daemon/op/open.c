@@ -233,13 +233,13 @@ static void open_takeover(struct zsd_job *job, uint64_t epoch)
 }
 
 /* Whether this open can be decided only after something else has ended. */
-static bool open_waits(const struct zsd_core *core, struct zsd_job *job,
+static bool open_waits(const struct zsd_core *core, uid_t uid, struct zsd_job *job,
                        const struct zsd_saved *saved, const Zp__JobOpen *q)
 {
     if (saved && saved->moving)
         return true;
     if (!job) /* its last incarnation is ending, or a change may create the name */
-        return (saved && saved->job) || zsd_job_name_coming(core, q->name);
+        return (saved && saved->job) || zsd_job_name_coming(core, uid, q->name);
     if (!q->attach || !job->durable)
         return false;
     if (job->retiring)
@@ -285,15 +285,6 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     return 0;
 }
 
-/* Rejects the name of another user's job. The answer tells only that the name is taken: not by
- * whom, nor whether ranks could attach to the job. */
-static int open_others(const Zp__JobOpen *q, struct zb_err *err)
-{
-    if (q->attach)
-        return zb_fail(err, -ENOENT, "there is no job '%s' to attach to", q->name);
-    return zb_fail(err, -EEXIST, "job '%s' exists already", q->name);
-}
-
 /* Lets an open wait for room that others are freeing. False: no memory to keep it. */
 static bool open_park_room(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q,
                            uint64_t deadline_ns, const struct zb_err *lacks)
@@ -309,7 +300,7 @@ static bool open_park_room(struct zsd_core *core, struct zsd_req *req, const Zp_
 static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadline_ns)
 {
     struct zsd_core *core = req->daemon->core;
-    struct zsd_saved *saved = zsd_saved_by_name(core, q->name);
+    struct zsd_saved *saved = zsd_saved_by_name(core, req->conn->uid, q->name);
     struct zb_err err = { 0 };
     struct zsd_job *job = NULL;
     struct zsd_member *m;
@@ -324,19 +315,14 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     }
     if (open_check(core, q, &err) < 0)
         goto refuse;
-    job = zsd_job_by_name(core, q->name);
-    if ((job && job->uid != req->conn->uid) || (saved && saved->uid != req->conn->uid)) {
-        (void)open_others(q, &err);
-        zsd_reply_err(req, &err);
-        return;
-    }
+    job = zsd_job_by_name(core, req->conn->uid, q->name);
     if (job && q->attach && q->takeover && job->keep && (job->again || job->state >= ZSD_LOADING)) {
         if (open_takes_over(job, q, &err) < 0)
             goto refuse; /* before its ranks are disconnected */
         open_takeover(job, q->epoch);
-        job = zsd_job_by_name(core, q->name); /* it may have ended */
+        job = zsd_job_by_name(core, req->conn->uid, q->name); /* it may have ended */
     }
-    if (open_waits(core, job, saved, q)) {
+    if (open_waits(core, req->conn->uid, job, saved, q)) {
         bool retires = job && (job->world != q->world || !zsd_open_sees(job, q)) &&
                        !(saved && saved->moving);
 
@@ -360,7 +346,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     }
     t->bytes = zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN);
     if (zsd_place_staging(job, t->bytes, &err) < 0) {
-        waits = zsd_place_staging_fits(job, t->bytes, &lacks);
+        waits = err.code != -EDQUOT && zsd_place_staging_fits(job, t->bytes, &lacks);
         free(t);
         zb_list_remove(&m->node);
         req->conn->member = NULL;

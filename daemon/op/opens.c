@@ -116,7 +116,7 @@ void zsd_opens_fail(struct zsd_job *job, const struct zb_err *err)
     {
         struct zsd_open_wait *w = zb_container_of(pos, struct zsd_open_wait, node);
 
-        if (strcmp(w->name, job->name) != 0 ||
+        if (w->conn->uid != job->uid || strcmp(w->name, job->name) != 0 ||
             (w->q.world == job->world && zsd_open_sees(job, &w->q)))
             continue; /* it can attach to the job as it is */
         zsd_reply_err(w->req, err);

@@ -97,7 +97,7 @@ void zsd_readers_orphaned(struct zsd_version *v)
 static void reader_free(struct zsd_reader *r)
 {
     reader_drop(r);
-    zsd_unbook(&r->core->tiers.host, NULL, ZSD_USE_STAGING, r->booked);
+    zsd_unbook(&r->core->tiers.host, &r->host_held, ZSD_USE_STAGING, r->booked);
     zsd_host_settle(r->core);
     zsd_room_changed(r->core);
     zsd_saved_unhold(r->saved);
@@ -228,9 +228,13 @@ static void open_done(struct zsd_task *task)
 static struct zsd_version *open_find(struct zsd_req *req, const Zp__ReaderOpen *q,
                                      struct zb_err *err)
 {
-    struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->job);
+    struct zsd_saved *saved;
+    struct zsd_named named;
     struct zsd_snap *snap;
 
+    if (zsd_job_named(req, q->owner, q->job, &named, err) < 0)
+        return NULL;
+    saved = zsd_saved_by_name(req->daemon->core, named.uid, q->job);
     if (!saved || !zsd_may(req->conn, saved->uid)) { /* the same for another user's job */
         (void)zb_fail(err, -ENOENT, "there is no saved job '%s'", q->job);
         return NULL;
@@ -267,6 +271,9 @@ static int open_check(const struct zsd_core *core, struct zsd_conn *conn, const 
         return zsd_limit_take(&conn->quota, ZSD_LIMIT_READERS, 1, err);
     if (q->staging_bytes < 1 || q->staging_bytes > INT64_MAX - ZB_PAGE_ALIGN)
         return zb_fail(err, -EINVAL, "staging of %llu bytes", (unsigned long long)q->staging_bytes);
+    if (zsd_limit_bytes(&conn->quota, ZSD_HELD_HOST, zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN),
+                        err) < 0)
+        return -EDQUOT;
     if (zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN) > open_host_free(core))
         return zb_fail(err, -ENOSPC,
                        "staging of %s for a reader does not fit: %s of host memory are free",
@@ -304,7 +311,8 @@ ZSD_REQUEST(zsd_reader_open, ReaderOpen)
     v->orphaned = zsd_readers_orphaned;
     r->staging = ZSD_ARENA_NONE;
     r->booked = zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN);
-    zsd_book(&core->tiers.host, NULL, ZSD_USE_STAGING, r->booked);
+    r->host_held.user = zsd_user_held(&req->conn->quota, ZSD_HELD_HOST);
+    zsd_book(&core->tiers.host, &r->host_held, ZSD_USE_STAGING, r->booked);
     r->open_req = req;
     r->idle = reader_free_if_over;
     zb_list_init(&r->reads);

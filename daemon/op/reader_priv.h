@@ -45,6 +45,7 @@ struct zsd_reader {
     bool covered; /* orphaned, and a promise covers it: the reader's, or a destroyed job's */
     struct zb_needs promise;
     struct zsd_account nvme_held;
+    struct zsd_account host_held; /* its staging, charged to the user of the connection */
     struct zsd_arena staging;
     uint64_t booked; /* bytes of it in the host account */
     struct zsd_req *open_req;

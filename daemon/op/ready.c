@@ -244,7 +244,8 @@ void zsd_place_again(struct zsd_job *job)
     zsd_want_end(job->core, &job->want);
     job->place_waits = rc == -ENOSPC && (zsd_core_make_room(job->core, job) ||
                                          zsd_want_begin(job->core, &job->want, job->place_least));
-    if (rc == -ENOSPC && !job->place_waits) { /* others cannot free memory: gradients go to NVMe */
+    if ((rc == -ENOSPC || rc == -EDQUOT) &&
+        !job->place_waits) { /* others cannot free memory: gradients go to NVMe */
         err = (struct zb_err){ 0 };
         rc = zsd_place(job, true, &err);
         job->place_waits = rc == -ENOSPC && zsd_want_begin(job->core, &job->want, job->place_least);

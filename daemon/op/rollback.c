@@ -63,7 +63,7 @@ static void rollback_on_ended(struct zsd_work *work)
 
 ZSD_REQUEST(zsd_rollback, SnapshotRef)
 {
-    struct zsd_saved *saved = zsd_snap_saved(req, q->job, false);
+    struct zsd_saved *saved = zsd_snap_saved(req, q->owner, q->job, false);
     struct zb_err err = { 0 };
     struct rollback *op;
     struct zsd_version *v;

@@ -12,8 +12,7 @@
  *     rollback   first ends the incarnation in memory, and waits for that. Then the snapshot's
  *                version becomes the commit, and a prepared version is dropped
  *
- * While a job is rolled back or destroyed (saved->moving), an open of it waits (op/open.c). A
- * request continues after its client has disconnected, except a snapshot that still waits.
+ * A job that is rolled back or destroyed is saved->moving. Requests of clients that have gone go on.
  */
 #include "daemon/op/snapshot.h"
 
@@ -35,12 +34,14 @@
 
 /* ---- lookup, and rows of answers */
 
-struct zsd_saved *zsd_snap_saved(struct zsd_req *req, const char *name, bool unkept)
+struct zsd_saved *zsd_snap_saved(struct zsd_req *req, uint64_t owner, const char *name, bool unkept)
 {
-    struct zsd_core *core = req->daemon->core;
-    struct zsd_saved *saved = zsd_saved_by_name(core, name);
-    const struct zsd_job *job = zsd_job_by_name(core, name);
+    struct zsd_saved *saved;
+    struct zsd_named named;
+    struct zsd_job *job;
 
+    if (!zsd_job_find(req, owner, name, &named, &saved, &job))
+        return NULL;
     if ((!saved && !job) || !zsd_may(req->conn, saved ? saved->uid : job->uid))
         zsd_refuse(req, -ENOENT, "there is no job '%s'", name); /* or it is another user's */
     else if (!saved && !job->durable)
@@ -65,6 +66,7 @@ static void snap_row(const struct zsd_saved *saved, const struct zsd_version *v,
     row->bytes = v->bytes;
     row->own_bytes = own_bytes;
     row->world = v->world;
+    row->uid = saved->uid;
 }
 
 void zsd_snap_reply(struct zsd_req *req, const struct zsd_saved *saved, const struct zsd_version *v,
@@ -194,7 +196,7 @@ void zsd_snap_cancel(struct zsd_saved *saved, const struct zb_err *why)
 
 ZSD_REQUEST(zsd_snapshot, SnapshotTake)
 {
-    struct zsd_saved *saved = zsd_snap_saved(req, q->job, q->next);
+    struct zsd_saved *saved = zsd_snap_saved(req, q->owner, q->job, q->next);
     struct zb_err err = { 0 };
     struct snap_op *op;
 
@@ -254,6 +256,7 @@ struct snap_list {
     struct zsd_core *core;
     struct zsd_req *req;
     char *job; /* "": all jobs */
+    uid_t uid; /* else of its owner */
     uint64_t cursor;
     uint64_t ids[SNAP_ROWS], own[SNAP_ROWS]; /* of the snapshots that are counted */
     size_t n;
@@ -274,7 +277,7 @@ static size_t list_find(const struct snap_list *op, const struct zsd_snap **snap
         const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
 
         if (s->gone || !zsd_may(op->req->conn, s->uid) ||
-            (*op->job && strcmp(op->job, s->name) != 0))
+            (*op->job && (s->uid != op->uid || strcmp(op->job, s->name) != 0)))
             continue;
         zb_list_each(at, &s->snaps)
         {
@@ -373,10 +376,13 @@ static void list_on_work(struct zsd_work *work)
 
 ZSD_REQUEST(zsd_snapshots, SnapshotsRequest)
 {
-    const struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->job);
-    const struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->job);
+    struct zsd_saved *saved;
+    struct zsd_named named;
     struct snap_list *op;
+    struct zsd_job *job;
 
+    if (!zsd_job_find(req, q->owner, q->job, &named, &saved, &job))
+        return;
     if (*q->job && q->cursor == 0 && !(saved && zsd_may(req->conn, saved->uid)) &&
         !(job && zsd_may(req->conn, job->uid))) {
         zsd_refuse(req, -ENOENT, "there is no job '%s'", q->job);
@@ -392,6 +398,7 @@ ZSD_REQUEST(zsd_snapshots, SnapshotsRequest)
     }
     op->core = req->daemon->core;
     op->req = req;
+    op->uid = named.uid;
     op->cursor = q->cursor;
     op->work.run = list_on_work;
     zb_list_init(&op->work.node);
@@ -447,7 +454,7 @@ static void snap_end_done(struct zsd_delta *d, const struct zb_err *err)
 
 ZSD_REQUEST(zsd_snapshot_destroy, SnapshotRef)
 {
-    struct zsd_saved *saved = zsd_snap_saved(req, q->job, false);
+    struct zsd_saved *saved = zsd_snap_saved(req, q->owner, q->job, false);
     struct snap_end *op;
 
     if (!saved)
@@ -554,7 +561,7 @@ static void clone_done(struct zsd_delta *d, const struct zb_err *err)
 ZSD_REQUEST(zsd_clone, Clone)
 {
     struct zsd_core *core = req->daemon->core;
-    struct zsd_saved *from = zsd_snap_saved(req, q->job, false), *saved = NULL;
+    struct zsd_saved *from = zsd_snap_saved(req, q->owner, q->job, false), *saved = NULL;
     struct zb_err err = { 0 };
     struct clone *op = NULL;
 
@@ -566,8 +573,9 @@ ZSD_REQUEST(zsd_clone, Clone)
         (void)zb_fail(&err, -EINVAL,
                       "'%s' is not a valid job name: 1 to %u letters, digits, '.', '_' or '-'",
                       q->name, ZP_NAME_MAX);
-    else if (zsd_job_by_name(core, q->name) || zsd_saved_by_name(core, q->name) ||
-             zsd_job_name_coming(core, q->name))
+    else if (zsd_job_by_name(core, req->conn->uid, q->name) ||
+             zsd_saved_by_name(core, req->conn->uid, q->name) ||
+             zsd_job_name_coming(core, req->conn->uid, q->name))
         (void)zb_fail(&err, -EEXIST, "job '%s' exists already", q->name);
     else
         (void)zsd_snap_version(from, q->snapshot, &err);

@@ -13,7 +13,8 @@ void zsd_snap_next(struct zsd_saved *saved);
 void zsd_snap_cancel(struct zsd_saved *saved, const struct zb_err *why);
 /** The saved job that a request may change; with `unkept`, also that of a job in memory that has
  * never committed. NULL: req was answered. */
-struct zsd_saved *zsd_snap_saved(struct zsd_req *req, const char *name, bool unkept);
+struct zsd_saved *zsd_snap_saved(struct zsd_req *req, uint64_t owner, const char *name,
+                                 bool unkept);
 /** The version of a snapshot name ("": the commit). NULL: err has the reason. */
 struct zsd_version *zsd_snap_version(const struct zsd_saved *saved, const char *name,
                                      struct zb_err *err);

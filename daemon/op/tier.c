@@ -17,8 +17,8 @@ ZSD_REQUEST(zsd_tier_set, TierSet)
     bool gpu = strcmp(q->name, "gpu") == 0;
     struct zb_err err = { 0 };
 
-    if (!zsd_may(req->conn, geteuid()))
-        zsd_refuse(req, -EPERM, "only root and the daemon's user may change a tier's budget");
+    if (!zsd_admin(req->conn))
+        zsd_refuse(req, -EPERM, "only an administrator may change a tier's budget");
     else if (!gpu && strcmp(q->name, "host") != 0)
         zsd_refuse(req, -EINVAL,
                    "the budget of tier '%s' cannot be changed: only those of host and gpu",

@@ -75,6 +75,7 @@ bool zsd_params_fit(struct zsd_job *job, uint64_t bytes)
 {
     struct zsd_core *core = job->core;
     struct zsd_job_params *p = job->params;
+    struct zb_err quota = { 0 };
     uint64_t units, used, left;
 
     if (!p->asked || p->barred || bytes == 0)
@@ -90,6 +91,10 @@ bool zsd_params_fit(struct zsd_job *job, uint64_t bytes)
         return false;
     }
     units = zsd_gpu_units(core, bytes);
+    if (zsd_limit_bytes(&job->quota, ZSD_HELD_GPU, units, &quota) < 0) {
+        (void)snprintf(p->why, sizeof(p->why), "%.*s", (int)sizeof(p->why) - 1, quota.text);
+        return false;
+    }
     used = zsd_account_used(&core->tiers.gpu);
     left = core->tiers.gpu_target > used ? core->tiers.gpu_target - used : 0;
     if (units <= left)
@@ -113,7 +118,7 @@ void zsd_params_book(struct zsd_job *job, uint64_t bytes)
     p->bytes = bytes;
     p->booked = zsd_gpu_units(job->core, bytes);
     p->tag = ++job->core->planner->params_tag;
-    zsd_book(&job->core->tiers.gpu, NULL, ZSD_USE_PARAM, p->booked);
+    zsd_book(&job->core->tiers.gpu, &job->gpu_held, ZSD_USE_PARAM, p->booked);
     zsd_gpu_settle(job->core);
 }
 
@@ -350,7 +355,7 @@ void zsd_strands_free(struct zsd_core *core)
 }
 
 /* Makes a strand of the job's parameters. False: no memory. */
-static bool strand_begin(const struct zsd_job *job)
+static bool strand_begin(struct zsd_job *job)
 {
     struct strand *s = calloc(1, sizeof(*s));
 
@@ -359,6 +364,7 @@ static bool strand_begin(const struct zsd_job *job)
     s->tag = job->params->tag;
     memcpy(s->job, job->name, sizeof(s->job));
     s->booked = job->params->booked;
+    zsd_disown(&job->gpu_held, ZSD_USE_PARAM, s->booked); /* no user's any more */
     zb_list_push_back(&job->core->planner->strands, &s->node);
     strands_arm(job->core);
     return true;
@@ -368,8 +374,10 @@ void zsd_params_unplace(struct zsd_job *job)
 {
     struct zsd_job_params *p = job->params;
 
-    if (p->bytes > 0 && !(p->held && strand_begin(job)))
+    if (p->bytes > 0 && !(p->held && strand_begin(job))) {
+        zsd_disown(&job->gpu_held, ZSD_USE_PARAM, p->booked);
         params_unbook(job->core, p->booked);
+    }
     p->bytes = p->booked = 0;
     p->mem = NULL;
     p->held = false;

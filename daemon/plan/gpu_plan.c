@@ -170,13 +170,13 @@ void zsd_gpu_begin(struct zsd_core *core)
 static void gpu_book(struct zsd_job *job, uint64_t bytes)
 {
     job->gpu->held_bytes += bytes;
-    zsd_book(&job->core->tiers.gpu, NULL, ZSD_USE_STATE, bytes);
+    zsd_book(&job->core->tiers.gpu, &job->gpu_held, ZSD_USE_STATE, bytes);
 }
 
 static void gpu_unbook(struct zsd_job *job, uint64_t bytes)
 {
     job->gpu->held_bytes -= bytes;
-    zsd_unbook(&job->core->tiers.gpu, NULL, ZSD_USE_STATE, bytes);
+    zsd_unbook(&job->core->tiers.gpu, &job->gpu_held, ZSD_USE_STATE, bytes);
     zsd_gpu_settle(job->core);
 }
 
@@ -359,7 +359,8 @@ static void gpu_release(struct zsd_job *job)
 /* Allocates more runs, as many as fit the job's part and the tier. */
 static void gpu_grow(struct zsd_job *job, uint64_t target)
 {
-    uint64_t left = zsd_account_free(&job->core->tiers.gpu),
+    uint64_t left = zb_min_u64(zsd_account_free(&job->core->tiers.gpu),
+                               zsd_limit_bytes_left(&job->quota, ZSD_HELD_GPU)),
              all = runs_booked(job, 0, job->gpu->made);
     uint32_t n = job->gpu->made;
 

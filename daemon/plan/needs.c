@@ -95,6 +95,14 @@ static uint64_t replan_streamed(const struct zsd_job *job)
     return bytes;
 }
 
+/* Whether the job's user may hold these places instead of those promised. 0 or -EDQUOT. */
+static int needs_admit(const struct zsd_job *job, const struct zb_needs *want, struct zb_err *err)
+{
+    uint64_t has = zb_needs_bytes(job->promise), needs = zb_needs_bytes(want);
+
+    return zsd_limit_bytes(&job->quota, ZSD_HELD_NVME, needs - zb_min_u64(needs, has), err);
+}
+
 int zsd_replan_promise(struct zsd_job *job, bool more, struct zb_err *err)
 {
     struct zsd_saved *saved = job->saved;
@@ -114,7 +122,9 @@ int zsd_replan_promise(struct zsd_job *job, bool more, struct zb_err *err)
     rc = zsd_place_needs(job, 2, true, &w, UINT64_MAX);
     if (rc < 0)
         (void)zb_fail(err, rc, "places for job '%s': %m", job->name);
-    else
+    else if (more)
+        rc = needs_admit(job, &w.sum, err);
+    if (rc == 0)
         rc = zsd_nvme_promise(job->core, held, job->promise, &w.sum, planes, err);
     zsd_needs_walk_done(&w);
     return rc;

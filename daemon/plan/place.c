@@ -40,7 +40,8 @@ static uint64_t place_limit(const struct zsd_job *job)
 /* Bytes of the host tier that the job may still use. */
 static uint64_t place_host_free(const struct zsd_job *job)
 {
-    return zb_min_u64(zsd_host_free(job->core, &job->want), place_limit(job));
+    return zb_min_u64(zb_min_u64(zsd_host_free(job->core, &job->want), place_limit(job)),
+                      zsd_limit_bytes_left(&job->quota, ZSD_HELD_HOST));
 }
 
 /* For an error message: the smallest host_bytes of the daemon, and the smallest limit of the job,
@@ -75,6 +76,8 @@ static int place_refuse_host(const struct zsd_job *job, const struct zb_place *p
 {
     struct place_least least = place_least(job, plan->least_host);
 
+    if (zsd_limit_bytes(&job->quota, ZSD_HELD_HOST, plan->least_host, err) < 0)
+        return -EDQUOT;
     return zb_fail(err, -ENOSPC,
                    "job '%s' does not fit: it needs at least %s of host memory (gradients %s, "
                    "parameters or their ring %s, optimizer state %s), and %s are free%s%s",
@@ -142,7 +145,7 @@ static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, ui
     struct zsd_core *core = job->core;
     struct zb_place_shard *shards = zsd_place_shards(job);
     uint64_t nvme_free = zsd_account_free(&core->tiers.nvme) + place_promised(job);
-    uint64_t params = 0;
+    uint64_t params = 0, needs;
     struct zb_place_job in;
     int rc = -ENOMEM;
 
@@ -176,7 +179,11 @@ static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, ui
     }
     if (rc < 0)
         return zb_fail(err, rc, "placement of job '%s': %m", job->name);
-    return zb_needs_bytes(&plan->nvme) <= nvme_free ? 0 : place_refuse_nvme(job, plan, err);
+    if (zb_needs_bytes(&plan->nvme) > nvme_free)
+        return place_refuse_nvme(job, plan, err);
+    needs = zb_needs_bytes(&plan->nvme);
+    return zsd_limit_bytes(&job->quota, ZSD_HELD_NVME,
+                           needs - zb_min_u64(needs, place_promised(job)), err);
 }
 
 /* Sets the number of resident pages of each plane. */
@@ -201,6 +208,7 @@ static int place_saved(struct zsd_job *job, struct zb_err *err)
     s->number = job->number;
     memcpy(s->name, job->name, sizeof(s->name));
     s->uid = job->uid;
+    zsd_saved_own(s);
     s->groups = job->groups;
     s->optimizer = job->optimizer;
     s->moments = job->moments;
@@ -330,6 +338,8 @@ int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err)
     uint64_t free_bytes = zb_min_u64(zsd_host_free(job->core, &job->want) + kept,
                                      zsd_account_free(&job->core->tiers.host));
 
+    if (zsd_limit_bytes(&job->quota, ZSD_HELD_HOST, bytes, err) < 0)
+        return -EDQUOT;
     if (bytes > kept)
         free_bytes = zb_min_u64(free_bytes, place_limit(job));
     if (bytes > free_bytes)

@@ -137,6 +137,7 @@ static void replan_shrink(struct zsd_job *job, uint64_t target)
 static void replan_job(struct zsd_job *job, uint64_t target, uint64_t spare, bool exact)
 {
     uint64_t unused = zsd_account_free(&job->core->tiers.host);
+    uint64_t room = zsd_limit_bytes_left(&job->quota, ZSD_HELD_HOST);
     uint64_t held = replan_held(job), much = exact ? 0 : held / ZSD_REPLAN_LEAVE_BE;
 
     job->replan->target_bytes = target;
@@ -146,13 +147,15 @@ static void replan_job(struct zsd_job *job, uint64_t target, uint64_t spare, boo
         replan_stay(job);
     zsd_replan_release(job);
     if (target > held && !job->replan->shrinks)
-        zsd_replan_grow(job, zb_min_u64(target - held, unused > spare ? unused - spare : 0));
+        zsd_replan_grow(
+            job, zb_min_u64(zb_min_u64(target - held, room), unused > spare ? unused - spare : 0));
 }
 
 /* ---- the division */
 
 static uint64_t part_most(const struct zsd_job *job, uint64_t now_ns)
 {
+    uint64_t room = zsd_limit_bytes_left(&job->quota, ZSD_HELD_HOST);
     uint64_t most = 0, others = 0;
 
     for (uint32_t i = 0; i < job->nshards; i++)
@@ -163,6 +166,8 @@ static uint64_t part_most(const struct zsd_job *job, uint64_t now_ns)
         others += zsd_replan_away(job);
         most = zb_min_u64(most, job->host_bytes_max > others ? job->host_bytes_max - others : 0);
     }
+    if (room != UINT64_MAX)
+        most = zb_min_u64(most, replan_held(job) + room);
     if (zsd_part_idle(job, now_ns))
         most = zb_min_u64(most, replan_held(job)); /* it would not use more */
     return most;

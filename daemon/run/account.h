@@ -24,13 +24,21 @@ enum zsd_use {
 struct zsd_account {
     uint64_t budget;
     uint64_t used[ZSD_USES];
+    /* of what a job or a reader holds: its user's, which counts the same bytes; NULL: none. The
+     * budget of a user's account is not used: net/limits.h has the limit */
+    struct zsd_account *user;
 };
 
-/** Books bytes in an account, and in the holder's part of it (held; NULL: not counted). */
+/** Books bytes in an account, in the holder's part of it (held; NULL: not counted), and in that of
+ * its user. */
 void zsd_book(struct zsd_account *a, struct zsd_account *held, enum zsd_use use, uint64_t bytes);
+/** Takes bytes from what a holder and its user hold; they stay booked in the tier's account. */
+void zsd_disown(struct zsd_account *held, enum zsd_use use, uint64_t bytes);
 /** Undoes zsd_book(). */
 void zsd_unbook(struct zsd_account *a, struct zsd_account *held, enum zsd_use use, uint64_t bytes);
+/** The sum of used[], of a tier's account; the next one: of any. */
 uint64_t zsd_account_used(const struct zsd_account *a);
+uint64_t zsd_account_held(const struct zsd_account *a);
 static inline uint64_t zsd_account_free(const struct zsd_account *a)
 {
     return a->budget - zsd_account_used(a);

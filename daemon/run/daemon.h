@@ -62,6 +62,8 @@ struct zsd {
     struct zsd_compute *catalog_thread;        /* the store's pool of one worker; NULL: no store */
     struct zsd_core *core;
     struct zsd_server *server;
+    gid_t admin_gid; /* of admin_group, if has_admin_gid */
+    bool has_admin_gid;
     struct zsd_limits *limits; /* net/limits.h; NULL: no limits */
     uint32_t clients;          /* connections, counted by the server */
     uint32_t reqs; /* unanswered requests, also of clients that have left; net/answer.c */

@@ -45,6 +45,10 @@ struct zsd_config {
     uint32_t timeout_ms;       /* deadline of requests that set none */
     char kernels[16];          /* auto, ref, avx2, avx512, neon */
     char socket_group[64];     /* group that may connect; "": the owner only */
+    char admin_group[64];      /* group whose members are administrators; "": none */
+    uint32_t root_is_user;     /* bool: root is no administrator */
+    uint64_t user_host_bytes, user_nvme_bytes, user_gpu_bytes; /* of one user; 0: no limit */
+    char quotas[4096]; /* limits of single users: daemon/run/quotas.h */
     enum zb_log_level log_level;
     /* of the command line alone */
     bool embedded;          /* a trainer started it: daemon/config/embedded.h */

@@ -83,6 +83,7 @@ static void df_answer(const struct zsd_df_run *d, struct zsd_req *req, uint64_t 
             reply.n_rows++;
             zp__df_row__init(row);
             row->job = zp_str(j->name);
+            row->uid = j->uid;
         }
         row->committed += j->committed;
         row->prepared += j->prepared;

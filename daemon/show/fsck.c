@@ -179,8 +179,8 @@ void zsd_fsck(struct zsd_req *req, const ProtobufCMessage *message)
     struct zb_err err = { 0 };
 
     (void)message;
-    if (!zsd_may(req->conn, geteuid())) /* reads the whole catalog; names jobs of all users */
-        zsd_refuse(req, -EPERM, "only root and the daemon's own user start an fsck");
+    if (!zsd_admin(req->conn)) /* reads the whole catalog; names jobs of all users */
+        zsd_refuse(req, -EPERM, "only an administrator may start an fsck");
     else if (!req->daemon->core->store)
         zsd_refuse(req, -ENOENT, "this daemon saves nothing: it has no data directory that stays");
     else if (zsd_limit_take(&req->conn->quota, ZSD_LIMIT_SCANS, 1, &err) < 0)

@@ -216,8 +216,6 @@ static int fsck_on_record(void *arg, const struct zn_key *key, const void *bytes
         return fsck_on_row(arg, key, bytes, len, err);
     case ZSD_RECORD_SNAPSHOT:
         return fsck_on_snap(arg, key, bytes, len, err);
-    case ZSD_RECORD_FEATURE:
-        return zsd_record_feature_known(bytes, len, err);
     }
     fsck_problem(arg, "a record of the unknown kind %u", key->kind);
     return 0;

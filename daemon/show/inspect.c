@@ -46,18 +46,24 @@ const char *zsd_job_state_name(const struct zsd_job *job)
     return "";
 }
 
-/* An ended job is seen while it has members. */
-bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job, const char *name)
+static bool inspect_named(const struct zsd_named *named, uid_t uid, const char *name)
 {
-    return zsd_may(conn, job->uid) && (name[0] == '\0' || strcmp(name, job->name) == 0) &&
+    return named->name[0] == '\0' || (named->uid == uid && strcmp(named->name, name) == 0);
+}
+
+/* An ended job is seen while it has members. */
+bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job,
+                  const struct zsd_named *named)
+{
+    return zsd_may(conn, job->uid) && inspect_named(named, job->uid, job->name) &&
            (job->state != ZSD_ENDED || !zb_list_empty(&job->members));
 }
 
 static bool inspect_sees_saved(const struct zsd_conn *conn, const struct zsd_saved *s,
-                               const char *name)
+                               const struct zsd_named *named)
 {
-    return zsd_may(conn, s->uid) && (name[0] == '\0' || strcmp(name, s->name) == 0) &&
-           zsd_saved_kept(s) && !s->gone && (!s->job || s->job->state == ZSD_ENDED);
+    return zsd_may(conn, s->uid) && inspect_named(named, s->uid, s->name) && zsd_saved_kept(s) &&
+           !s->gone && (!s->job || s->job->state == ZSD_ENDED);
 }
 
 static const struct zsd_version *saved_newest(const struct zsd_saved *s)
@@ -74,7 +80,7 @@ struct seen {
 
 /* Finds the job with the smallest number, from `number` on, that this client sees. False: there is
  * none. If an ended job has the same number as a live one, the live one is found. */
-static bool inspect_next(const struct zsd_req *req, const char *name, uint64_t number,
+static bool inspect_next(const struct zsd_req *req, const struct zsd_named *named, uint64_t number,
                          struct seen *ret)
 {
     const struct zsd_core *core = req->daemon->core;
@@ -84,7 +90,7 @@ static bool inspect_next(const struct zsd_req *req, const char *name, uint64_t n
     {
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
-        if (job->number >= number && zsd_job_seen(req->conn, job, name) &&
+        if (job->number >= number && zsd_job_seen(req->conn, job, named) &&
             (job->number < seen.number || (job->number == seen.number && job->state != ZSD_ENDED)))
             seen = (struct seen){ .job = job, .number = job->number };
     }
@@ -94,20 +100,26 @@ static bool inspect_next(const struct zsd_req *req, const char *name, uint64_t n
             const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
 
             if (s->number >= number && s->number < seen.number &&
-                inspect_sees_saved(req->conn, s, name))
+                inspect_sees_saved(req->conn, s, named))
                 seen = (struct seen){ .saved = s, .number = s->number };
         }
     *ret = seen;
     return seen.number != UINT64_MAX;
 }
 
-/* True: the request names a job that this client cannot see, and is rejected. Requests for later
+/* *ret: the job that the request names. True: this client cannot see it, and is rejected. Requests for later
  * parts are not: the job may have ended meanwhile. */
-static bool inspect_refuses(struct zsd_req *req, const char *name, uint64_t cursor)
+static bool inspect_refuses(struct zsd_req *req, uint64_t owner, const char *name, uint64_t cursor,
+                            struct zsd_named *ret)
 {
+    struct zb_err err = { 0 };
     struct seen seen;
 
-    if (name[0] == '\0' || cursor != 0 || inspect_next(req, name, 0, &seen))
+    if (zsd_job_named(req, owner, name, ret, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return true;
+    }
+    if (name[0] == '\0' || cursor != 0 || inspect_next(req, ret, 0, &seen))
         return false;
     zsd_refuse(req, -ENOENT, "there is no job '%s'", name);
     return true;
@@ -130,6 +142,7 @@ static void list_row(const struct zsd_shard *s, Zp__ShardRow *row)
     row->tier = zp_str(row->nvme_bytes > 0 ? "nvme" : gpu > 0 ? "gpu" : "host");
     row->pins = s->pins;
     row->rank = s->rank;
+    row->uid = s->job->uid;
 }
 
 static void list_saved_row(const struct zsd_saved *s, uint32_t i, Zp__ShardRow *row)
@@ -148,6 +161,7 @@ static void list_saved_row(const struct zsd_saved *s, uint32_t i, Zp__ShardRow *
     row->bytes = row->nvme_bytes = zsd_row_bytes(r);
     row->tier = zp_str("nvme");
     row->rank = r->rank;
+    row->uid = s->uid;
 }
 
 /* A cursor is a shard id: the next shard to list is the first with an id at or above it. */
@@ -155,11 +169,12 @@ ZSD_REQUEST(zsd_list, ListRequest)
 {
     Zp__ShardRow rows[LIST_ROWS], *list[LIST_ROWS];
     Zp__ListReply reply = ZP__LIST_REPLY__INIT;
+    struct zsd_named named;
     struct seen seen;
 
-    if (inspect_refuses(req, q->job, q->cursor))
+    if (inspect_refuses(req, q->owner, q->job, q->cursor, &named))
         return;
-    for (uint64_t at = q->cursor >> 32; reply.cursor == 0 && inspect_next(req, q->job, at, &seen);
+    for (uint64_t at = q->cursor >> 32; reply.cursor == 0 && inspect_next(req, &named, at, &seen);
          at = seen.number + 1) {
         uint32_t from = seen.number == q->cursor >> 32 ? (uint32_t)(q->cursor & UINT32_MAX) : 0;
         uint32_t n = seen.job ? seen.job->nshards : saved_newest(seen.saved)->nrows;
@@ -258,11 +273,12 @@ ZSD_REQUEST(zsd_jobs, JobsRequest)
 {
     Zp__JobRow rows[JOBS_ROWS], *list[JOBS_ROWS];
     Zp__JobsReply reply = ZP__JOBS_REPLY__INIT;
+    struct zsd_named named;
     struct seen seen;
 
-    if (inspect_refuses(req, q->job, q->cursor))
+    if (inspect_refuses(req, q->owner, q->job, q->cursor, &named))
         return;
-    for (uint64_t at = q->cursor; inspect_next(req, q->job, at, &seen); at = seen.number + 1) {
+    for (uint64_t at = q->cursor; inspect_next(req, &named, at, &seen); at = seen.number + 1) {
         if (reply.n_rows == JOBS_ROWS) {
             reply.cursor = seen.number;
             break;
@@ -392,7 +408,7 @@ static void tiers_stranded_text(const struct tiers *t, char *text, size_t size)
     size_t len = 0;
 
     text[0] = '\0';
-    if (!t->req->conn || !zsd_may(t->req->conn, geteuid())) /* jobs and pids of all users */
+    if (!t->req->conn || !zsd_admin(t->req->conn)) /* jobs and pids of all users */
         return;
     for (unsigned i = 0; i < t->nstranded && len < size; i++) {
         const char *job = zsd_strand_job(t->daemon->core, t->stranded[i].tag);

@@ -21,6 +21,7 @@ void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret);
 
 const char *zsd_job_state_name(const struct zsd_job *job);
 /** Whether this client may see the job, and the job has that name ("": any). */
-bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job, const char *name);
+bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job,
+                  const struct zsd_named *named);
 
 #endif

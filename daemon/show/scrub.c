@@ -525,12 +525,12 @@ static void scrub_answer(struct zsd_req *req, bool names)
 ZSD_REQUEST(zsd_scrub, Scrub)
 {
     struct zsd_core *core = req->daemon->core;
-    bool may = zsd_may(req->conn, geteuid());
+    bool may = zsd_admin(req->conn);
     struct zb_err err = { 0 };
 
     /* a scrub takes bandwidth from all users, and names their jobs */
     if (q->action != SCRUB_STATUS && !may)
-        (void)zb_fail(&err, -EPERM, "only root and the daemon's own user start or stop a scrub");
+        (void)zb_fail(&err, -EPERM, "only an administrator may start or stop a scrub");
     if (err.code != 0 || scrub_act(core, q, &err) < 0)
         zsd_reply_err(req, &err);
     else if (q->action == SCRUB_START && core->scrub->page == PAGE_LIST)

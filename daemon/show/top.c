@@ -316,7 +316,8 @@ static void top_path(struct zsd_core *core, unsigned path, uint64_t now_ns, stru
 
 /* The job in memory with the smallest number, from `number` on, that this client sees; or NULL. If
  * an ended job and its successor have the same number, the live one. */
-static struct zsd_job *top_next(const struct zsd_req *req, const char *name, uint64_t number)
+static struct zsd_job *top_next(const struct zsd_req *req, const struct zsd_named *named,
+                                uint64_t number)
 {
     struct zsd_job *found = NULL;
 
@@ -324,7 +325,7 @@ static struct zsd_job *top_next(const struct zsd_req *req, const char *name, uin
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
-        if (job->number < number || !zsd_job_seen(req->conn, job, name))
+        if (job->number < number || !zsd_job_seen(req->conn, job, named))
             continue;
         if (!found || job->number < found->number ||
             (job->number == found->number && found->state == ZSD_ENDED))
@@ -348,9 +349,15 @@ ZSD_REQUEST(zsd_top, TopRequest)
     struct zsd_tier_rows tiers;
     struct top_row rows[TOP_ROWS];
     struct top_paths paths;
+    struct zsd_named named;
+    struct zb_err err = { 0 };
     struct zsd_job *job;
 
-    if (q->job[0] != '\0' && q->cursor == 0 && !top_next(req, q->job, 0)) {
+    if (zsd_job_named(req, q->owner, q->job, &named, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    if (q->job[0] != '\0' && q->cursor == 0 && !top_next(req, &named, 0)) {
         zsd_refuse(req, -ENOENT, "there is no job '%s' in memory", q->job);
         return;
     }
@@ -381,7 +388,7 @@ ZSD_REQUEST(zsd_top, TopRequest)
         oldest_fill(oldest, now_ns, &oldest_row);
         reply.oldest = &oldest_row;
     }
-    for (uint64_t at = q->cursor; (job = top_next(req, q->job, at)) != NULL; at = job->number + 1) {
+    for (uint64_t at = q->cursor; (job = top_next(req, &named, at)) != NULL; at = job->number + 1) {
         if (reply.n_jobs == TOP_ROWS) {
             reply.cursor = job->number;
             break;

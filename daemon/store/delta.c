@@ -126,6 +126,27 @@ static bool delta_has(const struct zsd_delta *d, struct zsd_version *const *vers
     return i < n;
 }
 
+/* Adds the bytes of a row to *sum if another job of the same user has it. */
+static void delta_shared(const struct zsd_delta *d, const struct zsd_row *r, uint64_t *sum)
+{
+    const struct zsd_saved *saved = d->saved;
+    uint32_t at = d->run.row, n = 0;
+
+    zb_list_each(pos, &saved->store->saved)
+    {
+        const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+
+        if (s == saved || s->uid != saved->uid || s->gone || !zsd_saved_kept(s))
+            continue;
+        n++;
+        if (zsd_saved_has(s, true, r, &at)) {
+            *sum += zsd_row_bytes(r);
+            break;
+        }
+    }
+    zsd_turn_count(saved->store->core, n / PROBES);
+}
+
 /* Counts a row of fresh[i]. If it is new to the saved job, adds its places to run->come. */
 static int delta_comes(struct zsd_delta *d, uint32_t i, struct zsd_row *r)
 {
@@ -136,6 +157,8 @@ static int delta_comes(struct zsd_delta *d, uint32_t i, struct zsd_row *r)
 
     if (!had && zsd_row_needs(&run->come, r, 1) < 0)
         return -ENOMEM;
+    if (!had && r->kept > 0)
+        delta_shared(d, r, &run->share_come);
     if (r->kept++ == 0)
         run->puts[run->nputs++] = r;
     return 0;
@@ -153,6 +176,8 @@ static int delta_goes(struct zsd_delta *d, uint32_t i, struct zsd_row *r)
         return -ENOMEM;
     if (--r->kept == 0)
         run->dels[run->ndels++] = r->id;
+    else if (!has)
+        delta_shared(d, r, &run->share_go);
     return 0;
 }
 
@@ -229,18 +254,19 @@ static int delta_records(struct zsd_delta *d)
 {
     struct zn_txn *t = d->change.txn;
     const struct zsd_saved *saved = d->saved;
-    const struct zsd_store *store = saved->store;
-    const struct zsd_store_record record = { .boot = store->boot,
-                                             .next_id = store->next_id,
-                                             .next_job = store->core->next_job };
-    int rc = zsd_record_put_store(t, &record);
+    struct zsd_store_record record;
+    int rc;
 
+    d->run.manifest = !zsd_saved_kept(saved) && !d->destroy;
+    if (zsd_store_namesake(saved))
+        d->run.namesakes = d->run.manifest ? 1 : d->destroy && zsd_saved_kept(saved) ? -1 : 0;
+    record = zsd_store_record(saved->store, d->run.namesakes);
+    rc = zsd_record_put_store(t, &record);
     if (rc == 0 && d->destroy)
         rc = zsd_record_del_job(t, saved);
     else if (rc == 0)
         rc = zsd_record_put_job(t, saved, d->committed ? d->committed->id : 0,
                                 d->prepared ? d->prepared->id : 0);
-    d->run.manifest = !zsd_saved_kept(saved) && !d->destroy;
     if (rc == 0 && d->snap_add)
         rc = zsd_record_put_snap(t, saved->number, d->snap_add);
     zb_list_each(pos, &saved->snaps)
@@ -294,6 +320,7 @@ static int delta_raise(struct zsd_delta *d, struct zb_err *err)
     struct zb_needs held = { 0 };
     int rc = delta_held(d, &held);
 
+    d->saved->sharing = d->run.share_come;
     if (rc == 0 && (d->snap_add || d->grows))
         rc = zsd_saved_raise_part(d->saved, d->committed, &held, &d->run.walk, err);
     zb_needs_done(&held);
@@ -361,12 +388,16 @@ static void delta_apply(struct zsd_delta *d)
 {
     struct zsd_saved *saved = d->saved;
     struct zsd_version *committed = saved->committed, *prepared = saved->prepared;
+    struct zsd_user *user = zsd_user_of(&saved->quota);
 
     if (d->destroy) {
         d->committed = d->prepared = NULL;
         saved->gone = !d->stays;
     }
     delta_hold(saved, &d->run.come, &d->run.go);
+    saved->store->namesakes += (uint64_t)(int64_t)d->run.namesakes;
+    if (user)
+        user->shared_bytes += d->run.share_come - d->run.share_go;
     saved->committed = d->committed ? zsd_version_ref(d->committed) : NULL;
     saved->prepared = d->prepared ? zsd_version_ref(d->prepared) : NULL;
     zsd_version_unref(committed);
@@ -422,6 +453,7 @@ static bool delta_settle(struct zsd_change *c, const struct zb_err *err)
     if (!d->run.applied) {
         d->run.applied = true;
         zsd_needs_walk_done(&d->run.walk);
+        d->saved->sharing = 0;
         if (err)
             delta_fail(d);
         else

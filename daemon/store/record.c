@@ -11,6 +11,7 @@
 #include "daemon/store/record.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,12 @@
 
 /* ---- the store */
 
+#define FEATURE_MAX  63u /* bytes of a name */
+#define FEATURES_MAX 64u
+
+/* The bits of features, by number. */
+static const char *const features[] = { "job_names_per_user" };
+
 static void write_store(struct zsd_pack *w, const void *object)
 {
     const struct zsd_store_record *s = object;
@@ -26,6 +33,12 @@ static void write_store(struct zsd_pack *w, const void *object)
     zsd_pack_u64(w, s->boot);
     zsd_pack_u64(w, s->next_id);
     zsd_pack_u64(w, s->next_job);
+    if (s->features == 0)
+        return;
+    zsd_pack_u32(w, (uint32_t)__builtin_popcount(s->features));
+    for (unsigned i = 0; i < ZB_COUNT(features); i++)
+        if (s->features & (UINT32_C(1) << i))
+            zsd_pack_text(w, features[i]);
 }
 
 int zsd_record_put_store(struct zn_txn *t, const struct zsd_store_record *s)
@@ -33,46 +46,53 @@ int zsd_record_put_store(struct zn_txn *t, const struct zsd_store_record *s)
     return zsd_pack_record(t, ZSD_RECORD_STORE, 0, 0, write_store, s);
 }
 
+/* Adds the bit of a feature; *unknown: its name, if there is no such bit. */
+static void store_feature(const char *name, struct zsd_store_record *s, char *unknown, size_t size)
+{
+    for (unsigned i = 0; i < ZB_COUNT(features); i++) {
+        if (strcmp(name, features[i]) == 0) {
+            s->features |= UINT32_C(1) << i;
+            return;
+        }
+    }
+    (void)snprintf(unknown, size, "%s", name);
+}
+
 int zsd_record_get_store(const void *bytes, size_t len_bytes, struct zsd_store_record *ret,
                          struct zb_err *err)
 {
     struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
-    struct zsd_store_record s;
+    struct zsd_store_record s = { 0 };
+    char name[FEATURE_MAX + 1], unknown[FEATURE_MAX + 1] = "";
+    uint32_t n = 0;
     int rc;
 
     s.boot = zsd_unpack_u64(&r);
     s.next_id = zsd_unpack_u64(&r);
     s.next_job = zsd_unpack_u64(&r);
+    if (!r.bad && r.left > 0) {
+        n = zsd_unpack_u32(&r);
+        zsd_unpack_check(&r, n >= 1 && n <= FEATURES_MAX);
+    }
+    for (uint32_t i = 0; i < n && !r.bad; i++) {
+        zsd_unpack_text(&r, name, sizeof(name));
+        zsd_unpack_check(&r, zp_name_valid(name));
+        if (!r.bad)
+            store_feature(name, &s, unknown, sizeof(unknown));
+    }
     zsd_unpack_check(&r, s.boot < UINT64_C(1) << 24 && s.next_id > 0 && s.next_id <= INT64_MAX &&
                              s.next_job > 0 && s.next_job <= UINT32_MAX);
     rc = zsd_unpack_end(&r, "the store", err);
-    if (rc == 0)
-        *ret = s;
-    return rc;
-}
-
-/* ---- features */
-
-int zsd_record_feature_known(const void *bytes, size_t len_bytes, struct zb_err *err)
-{
-    static const char *const known[] = { NULL }; /* by name; there is none yet */
-    struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
-    char name[ZSD_FEATURE_MAX + 1];
-    int rc;
-
-    zsd_unpack_text(&r, name, sizeof(name));
-    zsd_unpack_check(&r, zp_name_valid(name));
-    rc = zsd_unpack_end(&r, "a feature", err);
     if (rc < 0)
         return rc;
-    for (size_t i = 0; known[i]; i++)
-        if (strcmp(known[i], name) == 0)
-            return 0;
-    return zb_fail(err, -EOPNOTSUPP,
-                   "the store uses the feature '%s', which zshardd " ZSHARD_VERSION
-                   " does not know: a later release has used it. Nothing was changed; start that "
-                   "release",
-                   name);
+    if (*unknown)
+        return zb_fail(err, -EOPNOTSUPP,
+                       "the store uses the feature '%s', which zshardd " ZSHARD_VERSION
+                       " does not know: a later release has used it. Nothing was changed; start "
+                       "that release",
+                       unknown);
+    *ret = s;
+    return 0;
 }
 
 /* ---- jobs */

@@ -18,19 +18,21 @@ enum zsd_record {
     ZSD_RECORD_NOTE = 5,     /* (version id, rank; ZSD_NOTE_OF_JOB) */
     ZSD_RECORD_ROW = 6,      /* (row id, 0) */
     ZSD_RECORD_SNAPSHOT = 7, /* (number, id) */
-    ZSD_RECORD_FEATURE = 8,  /* (number, 0): what a program must know to read the rest */
 };
-#define ZSD_FEATURE_MAX 63u
 #define ZSD_NOTE_OF_JOB (UINT64_C(1) << 32)
+
+/* Bits of what a store has that a daemon must know, or it must not open the store. In the record they
+ * are names; without any, the record is as it was before there were features. */
+#define ZSD_FEATURE_NAMES_PER_USER UINT32_C(1) /* two users have a job of the same name */
 
 struct zsd_store_record {
     uint64_t boot, next_id, next_job;
+    uint32_t features;
 };
 int zsd_record_put_store(struct zn_txn *t, const struct zsd_store_record *s);
+/** Also -EOPNOTSUPP: the store has a feature that this daemon does not know; err has its name. */
 int zsd_record_get_store(const void *bytes, size_t len_bytes, struct zsd_store_record *ret,
                          struct zb_err *err);
-/** 0: this program knows the feature that the record names. -EOPNOTSUPP: it must not use the store. */
-int zsd_record_feature_known(const void *bytes, size_t len_bytes, struct zb_err *err);
 /** The job without units and versions, but with the ids of its committed and prepared version. */
 int zsd_record_put_job(struct zn_txn *t, const struct zsd_saved *saved, uint64_t committed,
                        uint64_t prepared);

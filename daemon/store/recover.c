@@ -1,11 +1,10 @@
 /*
  * recover.c - opens the store, which recovers the saved jobs, and closes it. store.h has the model.
  *
- * RECOVERY reads the records of the catalog, one kind after the other: features, which this program
- * must know, rows, jobs, units, versions, notes, snapshots. Every extent that a row names is taken
- * in the map. Everything else is free: so pages that a dead daemon wrote and never committed need no
- * cleaning. Then the boot number is
- * committed (T3), which also proves that the catalog can be written. From then on free places may
+ * RECOVERY reads the records of the catalog, one kind after the other: the store, with the features
+ * that this program must know, rows, jobs, units, versions, notes, snapshots. Every extent that a
+ * row names is taken in the map. Everything else is free: so pages that a dead daemon wrote and
+ * never committed need no cleaning. Then the boot number is committed (T3), which also proves that the catalog can be written. From then on free places may
  * be written, and the data files are measured there (disk/paths.c). Last, each job gets its
  * promise.
  */
@@ -13,6 +12,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 
 #include "base/array.h"
@@ -68,14 +68,6 @@ static struct zsd_version *recovery_version(const struct recovery *r, uint64_t i
         if (r->versions[i]->id == id)
             return r->versions[i];
     return NULL;
-}
-
-static int recover_feature(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
-                           struct zb_err *err)
-{
-    (void)arg;
-    (void)key;
-    return zsd_record_feature_known(bytes, len_bytes, err);
 }
 
 static int recover_store(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
@@ -289,7 +281,17 @@ static int recover_whole(struct recovery *r, struct zb_err *err)
                            j->saved->name);
         j->saved->committed = c ? zsd_version_ref(c) : NULL;
         j->saved->prepared = p ? zsd_version_ref(p) : NULL;
+        zsd_saved_own(j->saved);
         zsd_snaps_recovered(j->saved);
+        for (size_t k = 0; k < i; k++) {
+            if (strcmp(r->jobs[k].saved->name, j->saved->name) != 0)
+                continue;
+            if (r->jobs[k].saved->uid == j->saved->uid)
+                return zb_fail(err, -EBADMSG, "catalog: user %u has two jobs '%s'",
+                               (unsigned)j->saved->uid, j->saved->name);
+            r->store->namesakes++;
+            break;
+        }
     }
     for (size_t i = 0; i < r->nversions; i++)
         if (r->versions[i]->refs == 1)
@@ -308,10 +310,10 @@ static int recover_all(struct recovery *r, struct zb_err *err)
         enum zsd_record kind;
         zn_record_fn *fn;
     } passes[] = {
-        { ZSD_RECORD_FEATURE, recover_feature }, { ZSD_RECORD_STORE, recover_store },
-        { ZSD_RECORD_ROW, recover_row },         { ZSD_RECORD_JOB, recover_job },
-        { ZSD_RECORD_UNIT, recover_unit },       { ZSD_RECORD_VERSION, recover_version },
-        { ZSD_RECORD_NOTE, recover_note },       { ZSD_RECORD_SNAPSHOT, recover_snap },
+        { ZSD_RECORD_STORE, recover_store },     { ZSD_RECORD_ROW, recover_row },
+        { ZSD_RECORD_JOB, recover_job },         { ZSD_RECORD_UNIT, recover_unit },
+        { ZSD_RECORD_VERSION, recover_version }, { ZSD_RECORD_NOTE, recover_note },
+        { ZSD_RECORD_SNAPSHOT, recover_snap },
     };
     int rc = 0;
 
@@ -352,6 +354,55 @@ static int store_recover(struct zsd_store *store, struct zb_err *err)
     return rc;
 }
 
+/* Stamps the rows of a version, and returns the bytes of those that an earlier job of the user has:
+ * their stamp is `first` or later. */
+static uint64_t shared_rows(const struct zsd_version *v, uint64_t first, uint64_t stamp)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; v && i < v->nrows; i++) {
+        struct zsd_row *row = v->rows[i];
+
+        if (row->stamp >= first && row->stamp != stamp)
+            bytes += zsd_row_bytes(row);
+        row->stamp = stamp;
+    }
+    return bytes;
+}
+
+static uint64_t shared_job(const struct zsd_saved *s, uint64_t first, uint64_t stamp)
+{
+    uint64_t bytes = shared_rows(s->committed, first, stamp) +
+                     shared_rows(s->prepared, first, stamp);
+
+    zb_list_each(pos, (struct zb_list *)(uintptr_t)&s->snaps)
+        bytes += shared_rows(zb_container_of(pos, struct zsd_snap, node)->version, first, stamp);
+    return bytes;
+}
+
+/* Counts, for each user, the pages that more than one of its jobs has. */
+static void store_shared(struct zsd_store *store)
+{
+    zb_list_each(pos, &store->saved)
+    {
+        const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+        struct zsd_user *user = zsd_user_of(&s->quota);
+        uint64_t first = store->stamp + 1, bytes = 0;
+
+        if (!user || user->shared_known)
+            continue;
+        user->shared_known = true;
+        zb_list_each(at, &store->saved)
+        {
+            const struct zsd_saved *t = zb_container_of(at, struct zsd_saved, node);
+
+            if (t->uid == s->uid)
+                bytes += shared_job(t, first, ++store->stamp);
+        }
+        user->shared_bytes = bytes;
+    }
+}
+
 /* First promises each job the places that it holds, so that no promise of another job can take
  * them. Then promises each job all that it needs. A job that finds no room for that is safe, but
  * cannot continue until there is room: an attach says so. 0 or -ENOMEM. */
@@ -365,6 +416,7 @@ static int store_reserve(struct zsd_store *store, struct zb_err *err)
             return zb_fail(err, -ENOMEM, "what job '%s' holds: %m", s->name);
         (void)zsd_saved_book(s, s->prepared ? s->prepared : s->committed, &s->held, NULL);
     }
+    store_shared(store);
     zb_list_each(pos, &store->saved)
     {
         struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
@@ -377,6 +429,28 @@ static int store_reserve(struct zsd_store *store, struct zb_err *err)
             zb_log(ZB_LOG_WARN, "job-no-room", "job=\"%s\" why=\"%s\"", s->name, why.text);
     }
     return 0;
+}
+
+struct zsd_store_record zsd_store_record(const struct zsd_store *store, int more)
+{
+    bool namesakes = (int64_t)store->namesakes + more > 0;
+
+    return (struct zsd_store_record){ .boot = store->boot,
+                                      .next_id = store->next_id,
+                                      .next_job = store->core->next_job,
+                                      .features = namesakes ? ZSD_FEATURE_NAMES_PER_USER : 0 };
+}
+
+bool zsd_store_namesake(const struct zsd_saved *saved)
+{
+    zb_list_each(pos, &saved->store->saved)
+    {
+        const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+
+        if (s != saved && zsd_saved_kept(s) && !s->gone && strcmp(s->name, saved->name) == 0)
+            return true;
+    }
+    return false;
 }
 
 /* ---- open and close */
@@ -433,9 +507,7 @@ static int store_boot(struct zsd_store *store, struct zb_err *err)
         return rc;
     t = zn_txn_new();
     store->boot++;
-    record = (struct zsd_store_record){ .boot = store->boot,
-                                        .next_id = store->next_id,
-                                        .next_job = store->core->next_job };
+    record = zsd_store_record(store, 0);
     rc = t ? zsd_record_put_store(t, &record) : -ENOMEM;
     if (rc < 0)
         (void)zb_fail(err, rc, "the first change of the catalog: %m");

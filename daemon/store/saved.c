@@ -149,6 +149,14 @@ int zsd_saved_book(struct zsd_saved *saved, const struct zsd_version *v,
                             err);
 }
 
+/* Whether its user may hold that. 0 or -EDQUOT. */
+static int saved_admit(struct zsd_saved *saved, const struct zb_needs *want, struct zb_err *err)
+{
+    uint64_t has = zb_needs_bytes(&saved->promise) + saved->sharing, needs = zb_needs_bytes(want);
+
+    return zsd_limit_bytes(&saved->quota, ZSD_HELD_NVME, needs - zb_min_u64(needs, has), err);
+}
+
 /* 0: the promise is set; 1: call again; -ENOSPC, -ENOMEM. */
 static int saved_reserve(struct zsd_saved *saved, struct zsd_needs_walk *w, uint64_t left,
                          struct zb_err *err)
@@ -165,7 +173,7 @@ static int saved_reserve(struct zsd_saved *saved, struct zsd_needs_walk *w, uint
         return 1;
     if (rc < 0)
         (void)zb_fail(err, rc, "job '%s': %m", saved->name);
-    else
+    else /* asks for no limit of its user: it was admitted when it was placed */
         rc = zsd_saved_book(saved, v, &want, err);
     zb_needs_done(&want);
     saved->lacks = rc < 0;
@@ -221,7 +229,8 @@ static int saved_raise(struct zsd_saved *saved, const struct zsd_version *commit
         rc = need_most(&want, &saved->promise);
     if (rc < 0)
         (void)zb_fail(err, rc, "job '%s': %m", saved->name);
-    else if (zsd_saved_book(saved, saved->prepared ? saved->prepared : committed, &want, &why) < 0)
+    else if (saved_admit(saved, &want, &why) < 0 ||
+             zsd_saved_book(saved, saved->prepared ? saved->prepared : committed, &want, &why) < 0)
         rc = zb_fail(err, why.code, "job '%s' needs room for one more version: %s", saved->name,
                      why.text);
     zb_needs_done(&want);
@@ -245,7 +254,7 @@ int zsd_saved_raise_part(struct zsd_saved *saved, const struct zsd_version *comm
 
 /* ---- saved jobs */
 
-struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name)
+struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, uid_t uid, const char *name)
 {
     if (!core->store)
         return NULL;
@@ -253,7 +262,7 @@ struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name)
     {
         struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
 
-        if (zsd_saved_kept(s) && !s->gone && strcmp(s->name, name) == 0)
+        if (zsd_saved_kept(s) && !s->gone && s->uid == uid && strcmp(s->name, name) == 0)
             return s;
     }
     return NULL;
@@ -294,6 +303,11 @@ struct zsd_quota *zsd_saved_quota(struct zsd_saved *saved)
     if (saved->quota.level != ZSD_LEVEL_JOB) /* once; without memory or limits: no parent */
         (void)zsd_quota_join(saved->store->core->daemon, &saved->quota, ZSD_LEVEL_JOB, saved->uid);
     return &saved->quota;
+}
+
+void zsd_saved_own(struct zsd_saved *saved)
+{
+    saved->nvme_held.user = zsd_user_held(zsd_saved_quota(saved), ZSD_HELD_NVME);
 }
 
 static uint64_t version_note_bytes(const struct zsd_version *v)
@@ -426,6 +440,7 @@ struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, const char *name
     s->number = saved->store->core->next_job++;
     (void)snprintf(s->name, sizeof(s->name), "%s", name);
     s->uid = uid;
+    zsd_saved_own(s);
     s->groups = saved->groups;
     s->optimizer = saved->optimizer;
     s->moments = saved->moments;

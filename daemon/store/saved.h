@@ -69,8 +69,9 @@ struct zsd_saved {
     struct zb_needs held; /* by the distinct rows of its versions */
     struct zb_needs promise;
     struct zsd_account nvme_held; /* the promise, as booked */
-    struct zsd_job *job;          /* its incarnation, or NULL */
-    bool lacks;                   /* there is no room for its next version: it cannot continue */
+    uint64_t sharing; /* of the change that runs: bytes to come that other jobs of its user have */
+    struct zsd_job *job;    /* its incarnation, or NULL */
+    bool lacks;             /* there is no room for its next version: it cannot continue */
     uint32_t pending;       /* its changes, operations and incarnation, which hold the struct */
     bool gone;              /* destroyed: it cannot be found by name */
     bool coming;            /* a clone in progress: its name is taken */
@@ -93,6 +94,8 @@ static inline bool zsd_saved_kept(const struct zsd_saved *saved)
     return saved->committed || saved->prepared;
 }
 
+/** Charges what it holds to its user: once it has its uid, before anything is promised. */
+void zsd_saved_own(struct zsd_saved *saved);
 /** The quota to which its snapshots are charged. */
 struct zsd_quota *zsd_saved_quota(struct zsd_saved *saved);
 /** Charges a snapshot that is in no list yet. If it is the first one of its version, also the
@@ -108,7 +111,7 @@ void zsd_snap_discharge(struct zsd_saved *saved, struct zsd_snap *snap);
 void zsd_snaps_recovered(struct zsd_saved *saved);
 
 /** Finds a saved job in the catalog. NULL: none. */
-struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name);
+struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, uid_t uid, const char *name);
 struct zsd_snap *zsd_snap_by_name(const struct zsd_saved *saved, const char *name);
 /** A saved job with a copy of this manifest, and nothing else: the caller fills in its identity.
  * Held by its incarnation. NULL: no memory. */

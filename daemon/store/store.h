@@ -23,6 +23,7 @@
 #ifndef ZSD_STORE_H
 #define ZSD_STORE_H
 
+#include "daemon/store/record.h"
 #include "daemon/store/saved.h"
 #include "nvme/zn_catalog.h"
 
@@ -36,10 +37,16 @@ struct zsd_store {
     uint64_t boot;              /* T3 */
     uint64_t next_id;           /* of rows, versions, snapshots */
     uint64_t sequence;          /* of the newest durable change */
+    uint64_t namesakes;         /* saved jobs whose name an earlier one of another user has */
     uint64_t stamp;             /* of the newest loop over rows or versions */
     struct zb_err poisoned;     /* code 0: it is not */
     struct zb_err full; /* the last change failed because the catalog had no space; code 0: no */
 };
+
+/** The record of the store, with `more` namesakes. */
+struct zsd_store_record zsd_store_record(const struct zsd_store *store, int more);
+/** Whether another saved job has the same name. */
+bool zsd_store_namesake(const struct zsd_saved *saved);
 
 /** Opens the catalog (daemon->catalog_path), checks it, and makes all of its objects in memory.
  * Logs the saved jobs. Blocks: at the start only. 0; or a negative errno: err has the message.

@@ -100,13 +100,13 @@ zc_snapshot = struct("zc_snapshot", (c_char_p, "job name"), (c_bool, "next"),
                      (c_uint32, "retain timeout_ms"))
 zc_snapshot_row = struct("zc_snapshot_row",
                          (c_uint64, "iterations applied created_unix bytes own_bytes"),
-                         (c_uint32, "world"), (c_char * (NAME_MAX + 1), "job name"))
+                         (c_uint32, "world uid"), (c_char * (NAME_MAX + 1), "job name"))
 zc_reader = struct("zc_reader", (c_uint64, "id iterations applied"),
                    (c_uint32, "units groups world"), (c_int, "optimizer moments"), (c_void_p, "staging"),
                    (c_uint64, "staging_bytes"))
 zc_shard_row = struct("zc_shard_row",
                       (c_uint64, "id first count version bytes host_bytes nvme_bytes"),
-                      (c_uint32, "pins rank"), (c_char * (NAME_MAX + 1), "job unit"),
+                      (c_uint32, "pins rank uid"), (c_char * (NAME_MAX + 1), "job unit"),
                       (c_char * 8, "dtype tier"))
 zc_job_row = struct("zc_job_row",
                     (c_uint64, "id iterations applied shards params host_bytes nvme_bytes "
@@ -155,7 +155,10 @@ zc_scrub = struct("zc_scrub", (c_char * 16, "state"),
 zc_fsck = struct("zc_fsck",
                  (c_uint64, "jobs versions snapshots rows pages bytes sequence problems_total"))
 zc_df_row = struct("zc_df_row", (c_char * (NAME_MAX + 1), "job"),
-                   (c_uint64, "committed prepared snapshots working reserved shared"))
+                   (c_uint64, "committed prepared snapshots working reserved shared"),
+                   (c_uint32, "uid"))
+zc_quota = struct("zc_quota", (c_uint64, "host_bytes host_max nvme_bytes nvme_max gpu_bytes gpu_max"),
+                  (c_uint32, "uid jobs jobs_max"), (c_bool, "own exempt set_host set_nvme set_gpu set_jobs"))
 zc_df = struct("zc_df", (c_uint64, "total meta free catalog_bytes"))
 
 DONE = CFUNCTYPE(None, c_void_p, c_int)
@@ -265,6 +268,8 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     **asynchronous("zc_job_destroy", c_char_p),
     **asynchronous("zc_job_share", c_char_p, c_uint32),
     **asynchronous("zc_tier_set", c_char_p, c_uint64),
+    **asynchronous("zc_quota_set", P(zc_quota)),
+    "zc_quotas_wait": (c_int, (HANDLE, P(P(zc_quota)), P(c_size_t))),
     **asynchronous("zc_write", c_uint64, c_int, c_uint64, c_uint64, c_void_p),
     **asynchronous("zc_read", c_uint64, c_int, c_uint64, c_uint64, c_void_p),
     **asynchronous("zc_fetch", P(c_uint64), c_uint32, c_uint64, c_uint32, P(zc_view)),

@@ -124,8 +124,8 @@ void co_own(const char *data, const char *more);
 /** Writes a record as a later release might; no daemon has the catalog. */
 void co_put(const char *data, const char *more, const struct zn_key *key, const void *bytes,
             size_t len_bytes);
-/** Start and --fsck refuse the store with this text, and change no byte of it. record: its bytes, of
- * a feature, which is written first. */
+/** Start and --fsck refuse the store with this text, and change no byte of it. record: the bytes of
+ * the store's record, which is written first. */
 void co_refused(const struct zi_daemon *d, const void *record, size_t len_bytes, const char *text);
 /** Sees the records of the catalog; no daemon has it. */
 void co_see_records(const char *data, const char *more);

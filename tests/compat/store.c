@@ -147,11 +147,11 @@ void co_fsck(const struct zi_daemon *d)
 
 void co_refused(const struct zi_daemon *d, const void *record, size_t len_bytes, const char *text)
 {
-    static const struct zn_key feature = { .kind = 8, .a = 1 };
+    static const struct zn_key store = { .kind = 1 };
     static const char *const runs[] = { "--socket sock", "--fsck" };
     char command[1024];
 
-    co_put(d->data, more(d), &feature, record, len_bytes);
+    co_put(d->data, more(d), &store, record, len_bytes);
     for (unsigned i = 0; i < 2; i++) {
         (void)snprintf(
             command, sizeof(command),

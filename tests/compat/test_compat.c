@@ -263,18 +263,19 @@ static void cut_anew(void **state)
  * nothing in it is changed. */
 static void of_later(void **state)
 {
-    static const struct {
-        uint8_t record[12];
-        size_t len_bytes;
+#define STORE(format)                                                                              \
+    {                                                                                              \
+        format, [1] = 9, [10] = 16, [17] = 64, [25] = 1, [29] = 6, [33] = 'f', 'u', 't', 'u', 'r', \
+                'e'                                                                                \
+    }
+    static const struct { /* boot 9, next id 4096, next job 64, and one feature */
+        uint8_t record[39];
         const char *says;
     } rows[] = {
-        { { 2, 6, 0, 0, 0, 'f', 'u', 't', 'u', 'r', 'e' },
-          11,
-          "uses the feature 'future', which zshardd " ZSHARD_VERSION " does not know" },
-        { { 3, 1 },
-          2,
-          "a record of a feature has format 3, and zshardd " ZSHARD_VERSION " knows 2" },
+        { STORE(2), "uses the feature 'future', which zshardd " ZSHARD_VERSION " does not know" },
+        { STORE(3), "a record of the store has format 3, and zshardd " ZSHARD_VERSION " knows 2" },
     };
+#undef STORE
     struct zi_daemon d = { 0 };
 
     (void)state;
@@ -282,7 +283,7 @@ static void of_later(void **state)
         co_unpack(&d, path_of("store.tar.gz"));
         zi_start_again(&d, co_options(&d, "4096", "auto"));
         zi_end(&d); /* the commit slots name the newest transaction: one more may follow */
-        co_refused(&d, rows[i].record, rows[i].len_bytes, rows[i].says);
+        co_refused(&d, rows[i].record, sizeof(rows[i].record), rows[i].says);
         zi_clean(&d);
     }
 }

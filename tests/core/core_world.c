@@ -79,6 +79,11 @@ void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *me
     zb_container_of(conn, struct client, conn)->events++;
 }
 
+bool zsd_admin(const struct zsd_conn *conn)
+{
+    return zsd_may(conn, geteuid());
+}
+
 bool zsd_may(const struct zsd_conn *conn, uid_t uid)
 {
     return conn->uid == uid;

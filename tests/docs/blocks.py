@@ -21,7 +21,8 @@ BUILD = os.path.abspath(os.environ.get("ZSHARD_BUILD", "build"))
 LIMIT = 280  # seconds for a page
 NOT_RUN = 5
 PAGES = ["README.md", "docs/tutorial.md", "docs/how-to/install.md", "docs/how-to/configure.md", "docs/how-to/operate.md",
-         "docs/how-to/watch.md", "docs/how-to/keep.md", "docs/how-to/troubleshoot.md", "docs/how-to/upgrade.md"]
+         "docs/how-to/watch.md", "docs/how-to/keep.md", "docs/how-to/share.md", "docs/how-to/troubleshoot.md",
+         "docs/how-to/upgrade.md"]
 DAEMON = """zshardd --socket "$PWD/s" --data "$PWD/d" --host-bytes 48M --nvme-bytes 128M >ready 2>log &
 export ZSHARD_SOCKET="$PWD/s"
 timeout 60 sh -c 'until zctl ping >/dev/null 2>&1; do sleep 0.1; done'

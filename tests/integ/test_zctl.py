@@ -19,12 +19,12 @@ from harness import BUILD, Daemon, check, main, program, wait_until
 
 SMALL = ("--host-bytes", "8M", "--nvme-bytes", "8M", "--page-elems", "4096", "--ring-bytes", "64K")
 SHARD_KEYS = ["job", "unit", "rank", "first", "count", "dtype", "version", "tier", "bytes",
-              "host_bytes", "nvme_bytes", "pins", "id", "tiers"]
+              "host_bytes", "nvme_bytes", "pins", "id", "tiers", "uid"]
 JOB_KEYS = ["name", "state", "uid", "world", "attached", "share", "optimizer", "moments", "keep",
             "iterations", "applied", "shards", "params", "host_bytes", "host_state", "host_state_target",
             "gpu_bytes", "nvme_bytes", "grads_nvme_bytes", "fetched_bytes", "pushed_bytes", "nvme_read_bytes",
             "nvme_written_bytes", "durable", "committed",
-            "committed_iterations", "committed_applied", "snapshots", "epoch", "id", "error"]
+            "committed_iterations", "committed_applied", "snapshots", "epoch", "id", "error", "owner"]
 TIER_KEYS = ["name", "budget", "used", "target", "moving", "device_free", "stranded", "stranded_by", "params", "grads", "state", "staging", "rings",
              "read_bytes_s", "write_bytes_s", "node_bytes", "spilled_bytes", "nodes", "numa",
              "detail"]

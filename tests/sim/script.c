@@ -318,7 +318,7 @@ static void run_hang_up(struct zs_run *r)
     if (!r->up)
         return;
     zs_hang_up(&r->w);
-    if (!zsd_job_by_name(r->w.core.daemon.core, JOB)) {
+    if (!zsd_job_by_name(r->w.core.daemon.core, 1000, JOB)) {
         zs_state_unref(r->mem);
         r->mem = NULL;
     }
@@ -369,7 +369,7 @@ static void run_open(struct zs_run *r, uint32_t world, uint64_t place)
             return;
         }
     run_hang_up(r);
-    if (zsd_job_by_name(r->w.core.daemon.core, JOB)) { /* a job without values is useless */
+    if (zsd_job_by_name(r->w.core.daemon.core, 1000, JOB)) { /* a job without values is useless */
         Zp__JobName q = ZP__JOB_NAME__INIT;
         char name[] = JOB;
 
@@ -385,7 +385,7 @@ static void run_attach(struct zs_run *r, uint32_t world, uint64_t place, bool fr
     struct zs_saved *saved = &r->model.jobs[0];
     struct zs_open o = { .job = JOB, .world = world, .host_bytes = place, .attach = true };
     uint64_t begin = zn_sim_ops(r->sim);
-    const struct zsd_job *job = zsd_job_by_name(r->w.core.daemon.core, JOB);
+    const struct zsd_job *job = zsd_job_by_name(r->w.core.daemon.core, 1000, JOB);
     bool retires = job && job->world != world && job->state >= ZSD_READY;
     bool newer = retires && r->mem &&
                  (!saved->committed || saved->committed->iterations != r->mem->iterations) &&
@@ -398,12 +398,12 @@ static void run_attach(struct zs_run *r, uint32_t world, uint64_t place, bool fr
         o.at = &saved->prepared->iterations;
     rc = run_told(r, zs_open(&r->w, &o));
     if (newer) {
-        bool gone = !zsd_job_by_name(r->w.core.daemon.core, JOB) || rc == 0;
+        bool gone = !zsd_job_by_name(r->w.core.daemon.core, 1000, JOB) || rc == 0;
 
         run_committed(r, begin, what, gone ? 0 : rc);
     }
     if (rc < 0) {
-        if (!zsd_job_by_name(r->w.core.daemon.core, JOB))
+        if (!zsd_job_by_name(r->w.core.daemon.core, 1000, JOB))
             state_set(&r->mem, NULL);
         return;
     }
@@ -428,7 +428,7 @@ static bool run_ready(struct zs_run *r)
         return true;
     run_hang_up(r);
     if (saved->committed || saved->prepared ||
-        (r->mem && zsd_job_by_name(r->w.core.daemon.core, JOB)))
+        (r->mem && zsd_job_by_name(r->w.core.daemon.core, 1000, JOB)))
         run_attach(r, r->world, MIXED, true);
     else
         run_open(r, r->world, MIXED);

@@ -491,7 +491,7 @@ static bool model_same(struct zs_world *w, const struct zs_model *m)
         if (m->jobs[j].name[0] == '\0')
             continue;
         named++;
-        if (!saved_same(zsd_saved_by_name(w->core.daemon.core, m->jobs[j].name), &m->jobs[j]))
+        if (!saved_same(zsd_saved_by_name(w->core.daemon.core, 1000, m->jobs[j].name), &m->jobs[j]))
             return false;
     }
     return kept == named;
@@ -517,7 +517,7 @@ int zs_read_model(struct zs_world *w, const struct zs_model *m)
 
         if (want->name[0] == '\0')
             continue;
-        saved = zsd_saved_by_name(w->core.daemon.core, want->name);
+        saved = zsd_saved_by_name(w->core.daemon.core, 1000, want->name);
         if (saved->committed && (one = zs_read_version(w, saved->committed, want->committed)) < 0)
             rc = one;
         if (saved->prepared && (one = zs_read_version(w, saved->prepared, want->prepared)) < 0)

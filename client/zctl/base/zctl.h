@@ -17,7 +17,8 @@
 #include "base/opt.h"
 #include "client/zclient.h"
 
-#define ZCTL_SCHEMA 2 /* of the JSON output; grows when a key changes its meaning or is removed */
+#define ZCTL_SCHEMA  2 /* of the JSON output; grows when a key changes its meaning or is removed */
+#define ZCTL_JOB_MAX (ZC_NAME_MAX + 12u) /* bytes of a job's name with the uid of its owner */
 /* Exit statuses in addition to the library's. */
 #define ZCTL_EXIT_NO_FIT   7 /* a plan that does not fit */
 #define ZCTL_EXIT_KEEPS    8 /* destroy, without --force, of a job that has commits or snapshots */
@@ -42,9 +43,10 @@ struct zctl {
     uint32_t wait_ms;   /* for a daemon that starts; 0: none */
     bool json;
     FILE *out;
-    struct zc_client *client; /* NULL until zctl_connect() */
-    struct zb_opts opts;      /* of the command; opts.values is its struct */
-    int status;               /* exit status; 0: the one that belongs to the returned code */
+    struct zc_client *client;   /* NULL until zctl_connect() */
+    struct zb_opts opts;        /* of the command; opts.values is its struct */
+    int status;                 /* exit status; 0: the one that belongs to the returned code */
+    char job[ZCTL_JOB_MAX + 1]; /* of zctl_job() */
     bool unread; /* the reader of the output has exited (`zctl ls | head`): no error message */
     struct zb_err err;
 };
@@ -54,9 +56,20 @@ struct zctl {
 /** Finds a command by name; NULL: there is none. */
 const struct zctl_cmd *zctl_command(const struct zctl *z, const char *name);
 
-/** A parsed JOB or JOB@SNAPSHOT. */
+/** The library's name for a JOB: NAME, or UID/NAME for USER/NAME. NULL: z->err; another call
+ * overwrites it. */
+const char *zctl_job(struct zctl *z, const char *word);
+/** The uid of a user, from its name or number. 0, or z->err. */
+int zctl_uid(struct zctl *z, const char *word, uint32_t *ret);
+/** The name of a user, or its number if it has none. */
+struct zctl_user {
+    char name[33];
+};
+struct zctl_user zctl_user(uint32_t uid);
+
+/** A parsed JOB or JOB@SNAPSHOT; job is as of zctl_job(). */
 struct zctl_saved {
-    char job[ZC_NAME_MAX + 1];
+    char job[ZCTL_JOB_MAX + 1];
     char snapshot[ZC_NAME_MAX + 1]; /* "": the newest commit */
 };
 /** Parses a word. 0, or z->err: it is neither. */

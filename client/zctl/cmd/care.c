@@ -233,6 +233,7 @@ struct df_row {
     uint64_t committed, prepared, snapshots, working, reserved;
     uint64_t total; /* of a job: the sum of those */
     uint64_t shared;
+    uint32_t uid;
 };
 
 static struct df_row df_row(const char *kind, uint64_t total)
@@ -256,6 +257,7 @@ static struct df_row df_job(const struct zc_df_row *from)
     r.working = from->working;
     r.reserved = from->reserved;
     r.shared = from->shared;
+    r.uid = from->uid;
     r.total = r.committed + r.prepared + r.snapshots + r.working + r.reserved;
     return r;
 }
@@ -272,6 +274,7 @@ static int df_show(struct zctl *z, const struct zc_df *df, const struct zc_df_ro
         { "reserved", ZCTL_SIZE, offsetof(struct df_row, reserved), ZCTL_SHOWN, NULL, 0 },
         { "total", ZCTL_SIZE, offsetof(struct df_row, total), ZCTL_SHOWN, NULL, 0 },
         { "shared", ZCTL_SIZE, offsetof(struct df_row, shared), ZCTL_SHOWN, NULL, 0 },
+        { "uid", ZCTL_U32, offsetof(struct df_row, uid), ZCTL_JSON_ONLY, NULL, 0 },
     };
     struct df_row *rows = calloc(n + 4, sizeof(*rows)), all = df_row("total", df->meta + df->free);
     int rc;
@@ -335,13 +338,14 @@ static int share(struct zctl *z, int argc, char **argv)
     static const struct zb_opt number = { "share", ZB_OPT_COUNT, .size = sizeof(uint32_t), .min = 1,
                                           .max = 10000 };
     uint32_t n;
-    int rc = zb_opt_set(&number, &n, argv[1], "share", &z->err);
+    const char *job = zctl_job(z, argv[0]);
+    int rc = job ? zb_opt_set(&number, &n, argv[1], "share", &z->err) : -EINVAL;
 
     (void)argc;
     if (rc == 0)
         rc = zctl_connect(z);
     if (rc == 0)
-        rc = zctl_failed(z, zc_job_share_wait(z->client, argv[0], n));
+        rc = zctl_failed(z, zc_job_share_wait(z->client, job, n));
     return rc < 0 || !z->json ? rc : zctl_print(z, NULL, 0, NULL, 0, 0);
 }
 

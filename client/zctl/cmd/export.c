@@ -417,8 +417,9 @@ static int export_open(struct export *x, const struct zctl_saved *from)
     int rc;
 
     x->piece_bytes = ZCTL_PIECE_BYTES;
-    while ((rc = zc_reader_open_wait(z->client, from->job, from->snapshot,
-                                     ZCTL_SLOTS * x->piece_bytes, &x->reader)) == -ENOSPC &&
+    while (((rc = zc_reader_open_wait(z->client, from->job, from->snapshot,
+                                      ZCTL_SLOTS * x->piece_bytes, &x->reader)) == -ENOSPC ||
+            rc == -EDQUOT) &&
            x->piece_bytes > PIECE_MIN)
         x->piece_bytes /= 2;
     if (rc < 0)
@@ -456,7 +457,7 @@ static int export_run(struct export *x, const struct zctl_saved *from, const cha
 }
 
 struct export_row {
-    char job[ZC_NAME_MAX + 1];
+    char job[ZCTL_JOB_MAX + 1];
     uint64_t iterations, applied, files, tensors, bytes;
 };
 

@@ -418,7 +418,7 @@ static void import_undo(struct import *x, const char *name)
 /* ---- the command */
 
 struct import_row {
-    char job[ZC_NAME_MAX + 1];
+    char job[ZCTL_JOB_MAX + 1];
     uint64_t iterations, applied, files, tensors;
     bool optimizer;
 };

@@ -5,12 +5,20 @@
  * was removed.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/util.h"
 #include "client/zctl/cmd/cmd.h"
 
 #define MS_PER_S 1000u
+
+/* A snapshot, and the name of its job's owner. */
+struct snapshot_row {
+    struct zc_snapshot_row s;
+    struct zctl_user owner;
+};
 
 static const struct zctl_column columns[] = {
     { "job", ZCTL_TEXT, offsetof(struct zc_snapshot_row, job), ZCTL_SHOWN, NULL, 0 },
@@ -22,11 +30,28 @@ static const struct zctl_column columns[] = {
     { "created", ZCTL_TIME, offsetof(struct zc_snapshot_row, created_unix), ZCTL_SHOWN, NULL, 0 },
     { "bytes", ZCTL_SIZE, offsetof(struct zc_snapshot_row, bytes), ZCTL_SHOWN, "BYTES", 0 },
     { "own_bytes", ZCTL_SIZE, offsetof(struct zc_snapshot_row, own_bytes), ZCTL_SHOWN, NULL, 0 },
+    { "uid", ZCTL_U32, offsetof(struct zc_snapshot_row, uid), ZCTL_JSON_ONLY, NULL, 0 },
+    { "owner", ZCTL_TEXT, offsetof(struct snapshot_row, owner), ZCTL_JSON_ONLY, NULL, 0 },
 };
 
-static int show(struct zctl *z, const struct zc_snapshot_row *rows, size_t n)
+/* With an owner in the table if there are rows of other users. */
+static int show(struct zctl *z, const struct zc_snapshot_row *from, size_t n)
 {
-    return zctl_print(z, columns, ZB_COUNT(columns), rows, n, sizeof(*rows));
+    struct snapshot_row *rows = calloc(n + 1, sizeof(*rows));
+    struct zctl_column shown[ZB_COUNT(columns)];
+    int rc;
+
+    if (!rows)
+        return zb_fail(&z->err, -ENOMEM, "%zu rows: %m", n);
+    memcpy(shown, columns, sizeof(columns));
+    for (size_t i = 0; i < n; i++) {
+        rows[i] = (struct snapshot_row){ .s = from[i], .owner = zctl_user(from[i].uid) };
+        if (from[i].uid != geteuid())
+            shown[ZB_COUNT(columns) - 1].shown = ZCTL_SHOWN;
+    }
+    rc = zctl_print(z, shown, ZB_COUNT(shown), rows, n, sizeof(*rows));
+    free(rows);
+    return rc;
 }
 
 struct snapshot_options {
@@ -48,7 +73,7 @@ static const struct zb_opt snapshot_options[] = {
 static int snapshot(struct zctl *z, int argc, char **argv)
 {
     const struct snapshot_options *o = z->opts.values;
-    const struct zc_snapshot want = { .job = argv[0],
+    const struct zc_snapshot want = { .job = zctl_job(z, argv[0]),
                                       .name = argc > 1 ? argv[1] : NULL,
                                       .next = o->next,
                                       .retain = o->retain,
@@ -56,6 +81,8 @@ static int snapshot(struct zctl *z, int argc, char **argv)
     struct zc_snapshot_row row;
     int rc;
 
+    if (!want.job)
+        return -EINVAL;
     if (o->timeout_s > 0 && !o->next)
         return zb_fail(&z->err, -EINVAL, "--timeout needs --next: otherwise nothing is waited for");
     rc = zctl_connect(z);
@@ -66,12 +93,13 @@ static int snapshot(struct zctl *z, int argc, char **argv)
 
 static int snapshots(struct zctl *z, int argc, char **argv)
 {
+    const char *job = argc > 0 ? zctl_job(z, argv[0]) : NULL;
     struct zc_snapshot_row *rows = NULL;
     size_t n = 0;
-    int rc = zctl_connect(z);
+    int rc = argc > 0 && !job ? -EINVAL : zctl_connect(z);
 
     if (rc == 0)
-        rc = zctl_failed(z, zc_snapshots_wait(z->client, argc > 0 ? argv[0] : NULL, &rows, &n));
+        rc = zctl_failed(z, zc_snapshots_wait(z->client, job, &rows, &n));
     if (rc == 0)
         rc = show(z, rows, n);
     zc_rows_free(rows);
@@ -80,12 +108,13 @@ static int snapshots(struct zctl *z, int argc, char **argv)
 
 static int rollback(struct zctl *z, int argc, char **argv)
 {
+    const char *job = zctl_job(z, argv[0]);
     struct zc_snapshot_row row;
-    int rc = zctl_connect(z);
+    int rc = job ? zctl_connect(z) : -EINVAL;
 
     (void)argc;
     if (rc == 0)
-        rc = zctl_failed(z, zc_rollback_wait(z->client, argv[0], argv[1], &row));
+        rc = zctl_failed(z, zc_rollback_wait(z->client, job, argv[1], &row));
     return rc < 0 ? rc : show(z, &row, 1);
 }
 
@@ -119,7 +148,7 @@ static const struct zb_opt destroy_options[] = {
 
 /* What was destroyed, and what it held. */
 struct destroyed {
-    char job[ZC_NAME_MAX + 1], snapshot[ZC_NAME_MAX + 1];
+    char job[ZCTL_JOB_MAX + 1], snapshot[ZC_NAME_MAX + 1];
     uint32_t commits, snapshots;
     uint64_t host_bytes, nvme_bytes;
 };
@@ -134,12 +163,12 @@ static const struct zctl_column destroy_columns[] = {
 };
 
 /* Rejects destroying a job with saved state; the message lists what would be lost. */
-static int destroy_keeps(struct zctl *z, const struct zc_job_row *job)
+static int destroy_keeps(struct zctl *z, const char *name, const struct zc_job_row *job)
 {
     struct zc_snapshot_row *rows = NULL;
     char what[NAMES_SHOWN * (ZC_NAME_MAX + 4) + 64] = "";
     size_t n = 0, at = 0;
-    int rc = zctl_failed(z, zc_snapshots_wait(z->client, job->name, &rows, &n));
+    int rc = zctl_failed(z, zc_snapshots_wait(z->client, name, &rows, &n));
 
     if (rc < 0)
         return rc;
@@ -175,7 +204,7 @@ static int destroy_job(struct zctl *z, const char *name, bool force, struct dest
         ret->host_bytes = rows->host_bytes;
         ret->nvme_bytes = rows->nvme_bytes;
         if (!force && rows->attached == 0 && (rows->committed || rows->snapshots > 0))
-            rc = destroy_keeps(z, rows);
+            rc = destroy_keeps(z, name, rows);
     }
     zc_rows_free(rows);
     return rc < 0 ? rc : zctl_failed(z, zc_job_destroy_wait(z->client, name));

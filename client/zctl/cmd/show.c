@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/size.h"
 #include "base/util.h"
@@ -38,6 +39,7 @@ static const struct zctl_column shard_columns[] = {
     { "pins", ZCTL_U32, offsetof(struct shard_row, s.pins), ZCTL_SHOWN, NULL, 0 },
     { "id", ZCTL_U64, offsetof(struct shard_row, s.id), ZCTL_JSON_ONLY, NULL, 0 },
     { "tiers", ZCTL_TEXT, offsetof(struct shard_row, tiers), ZCTL_SHOWN, NULL, 0 },
+    { "uid", ZCTL_U32, offsetof(struct shard_row, s.uid), ZCTL_JSON_ONLY, NULL, 0 },
 };
 
 static struct shard_row shard_row(const struct zc_shard_row *from)
@@ -55,11 +57,12 @@ static int show_ls(struct zctl *z, int argc, char **argv)
 {
     struct zc_shard_row *from = NULL;
     struct shard_row *rows = NULL;
+    const char *job = argc > 0 ? zctl_job(z, argv[0]) : NULL;
     size_t n = 0;
-    int rc = zctl_connect(z);
+    int rc = argc > 0 && !job ? -EINVAL : zctl_connect(z);
 
     if (rc == 0)
-        rc = zctl_failed(z, zc_list_wait(z->client, argc > 0 ? argv[0] : NULL, &from, &n));
+        rc = zctl_failed(z, zc_list_wait(z->client, job, &from, &n));
     if (rc == 0 && !(rows = calloc(n + 1, sizeof(*rows))))
         rc = zb_fail(&z->err, -ENOMEM, "%zu rows: %m", n);
     for (size_t i = 0; rc == 0 && i < n; i++)
@@ -72,6 +75,12 @@ static int show_ls(struct zctl *z, int argc, char **argv)
 }
 
 /* ---- jobs */
+
+/* A job, and the name of its owner. */
+struct job_row {
+    struct zc_job_row j;
+    struct zctl_user owner;
+};
 
 static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_TEXT, name, ZCTL_SHOWN, zc_job_row, NULL),
@@ -105,36 +114,55 @@ static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_U64, epoch, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_U64, id, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_TEXT, error, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    { "owner", ZCTL_TEXT, offsetof(struct job_row, owner), ZCTL_JSON_ONLY, NULL, 0 },
 };
 
-/** Adjusts rows for display: a ready job without attached ranks is "idle". The errors of jobs
- * become lines below the table. */
-static void jobs_settle(struct zc_job_row *rows, size_t n, FILE *below)
+/** Adjusts a row for display: a ready job without attached ranks is "idle". The error of a job
+ * becomes a line below the table. */
+static void job_settle(struct job_row *row, FILE *below)
 {
+    if (row->j.attached == 0 && strcmp(row->j.state, "ready") == 0)
+        (void)snprintf(row->j.state, sizeof(row->j.state), "idle");
+    if (*row->j.error)
+        (void)fprintf(below, "job '%s': %s\n", row->j.name, row->j.error);
+}
+
+/** With an owner in the table if there are jobs of other users. */
+static int jobs_print(struct zctl *z, const struct zc_job_row *from, size_t n,
+                      struct zctl_below *below)
+{
+    struct zctl_column columns[ZB_COUNT(job_columns)];
+    struct job_row *rows = calloc(n + 1, sizeof(*rows));
+    int rc;
+
+    if (!rows)
+        return zb_fail(&z->err, -ENOMEM, "%zu rows: %m", n);
+    memcpy(columns, job_columns, sizeof(columns));
     for (size_t i = 0; i < n; i++) {
-        if (rows[i].attached == 0 && strcmp(rows[i].state, "ready") == 0)
-            (void)snprintf(rows[i].state, sizeof(rows[i].state), "idle");
-        if (*rows[i].error)
-            (void)fprintf(below, "job '%s': %s\n", rows[i].name, rows[i].error);
+        rows[i] = (struct job_row){ .j = from[i], .owner = zctl_user(from[i].uid) };
+        job_settle(&rows[i], below->out);
+        if (from[i].uid != geteuid())
+            columns[ZB_COUNT(job_columns) - 1].shown = ZCTL_SHOWN;
     }
+    rc = zctl_print_below(z, columns, ZB_COUNT(columns), rows, n, sizeof(*rows), below);
+    free(rows);
+    return rc;
 }
 
 static int show_jobs(struct zctl *z, int argc, char **argv)
 {
+    const char *job = argc > 0 ? zctl_job(z, argv[0]) : NULL;
     struct zctl_below below = { 0 };
     struct zc_job_row *rows = NULL;
     size_t n = 0;
-    int rc = zctl_connect(z);
+    int rc = argc > 0 && !job ? -EINVAL : zctl_connect(z);
 
     if (rc == 0)
-        rc = zctl_failed(z, zc_jobs_wait(z->client, argc > 0 ? argv[0] : NULL, &rows, &n));
+        rc = zctl_failed(z, zc_jobs_wait(z->client, job, &rows, &n));
     if (rc == 0)
         rc = zctl_below_open(z, &below);
-    if (rc == 0) {
-        jobs_settle(rows, n, below.out);
-        rc =
-            zctl_print_below(z, job_columns, ZB_COUNT(job_columns), rows, n, sizeof(*rows), &below);
-    }
+    if (rc == 0)
+        rc = jobs_print(z, rows, n, &below);
     zc_rows_free(rows);
     return rc;
 }

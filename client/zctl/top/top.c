@@ -132,8 +132,8 @@ static int top_run(struct top *t)
 
 static int top(struct zctl *z, int argc, char **argv)
 {
-    struct top t = { .z = z, .job = argc > 0 ? argv[0] : NULL };
-    int rc = top_settle(&t);
+    struct top t = { .z = z, .job = argc > 0 ? zctl_job(z, argv[0]) : NULL };
+    int rc = argc > 0 && !t.job ? -EINVAL : top_settle(&t);
 
     if (rc == 0)
         rc = zctl_connect(z);

@@ -105,7 +105,7 @@ void saved_kill(struct saved_world *s)
 
 struct zsd_saved *saved_job(struct saved_world *s)
 {
-    struct zsd_saved *saved = zsd_saved_by_name(s->w.daemon.core, "j");
+    struct zsd_saved *saved = zsd_saved_by_name(s->w.daemon.core, 1000, "j");
 
     assert_non_null(saved);
     return saved;

@@ -260,7 +260,7 @@ static void rows_change(struct rows *r)
 
 static struct zsd_saved *rows_saved(struct rows *r)
 {
-    struct zsd_saved *saved = zsd_saved_by_name(r->w.daemon.core, "j");
+    struct zsd_saved *saved = zsd_saved_by_name(r->w.daemon.core, 1000, "j");
 
     assert_non_null(saved);
     return saved;
@@ -587,7 +587,7 @@ static void clone_fails(void **state)
     (void)zb_fail(&r.w.daemon.core->store->poisoned, -EIO, "somebody else has failed");
     assert_int_equal(rows_answer(&r.w, 1), -EIO);
     r.w.daemon.core->store->poisoned = (struct zb_err){ 0 };
-    assert_null(zsd_saved_by_name(r.w.daemon.core, "c"));
+    assert_null(zsd_saved_by_name(r.w.daemon.core, 1000, "c"));
     assert_int_equal(kept_sum(&r), kept);
     bounded(&r, "a clone that fails", 1);
     rows_call(&r, 1, zsd_clone, &clone);

@@ -259,12 +259,87 @@ static void log_lines(void **state)
     zsd_quota_leave(&other);
 }
 
+/* The text of the option quotas. */
+static void quotas_are_parsed(void **state)
+{
+    static const struct {
+        const char *text, *says; /* says NULL: it is right */
+    } cases[] = {
+        { "", NULL },
+        { "1000 nvme=2T host=64G,root jobs=4 gpu=none", NULL },
+        { "1000", "has no limits" },
+        { "1000 nvme=1G,1000 host=1G", "there twice" },
+        { "1000 nvme=1G nvme=2G", "set already" },
+        { "1000 disk=1G", "not a limit" },
+        { "1000 jobs=0", "must be 1 to" },
+        { "1000 nvme=much", "much" },
+        { "no-such-user nvme=1G", "there is no user" },
+        { "1000 nvme=1G,", "no name" },
+        { "10x nvme=1G", "not a uid" },
+    };
+    struct zsd_quotas q;
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        err = (struct zb_err){ 0 };
+        if ((zsd_quotas_check(cases[i].text, &err) < 0) != (cases[i].says != NULL) ||
+            (cases[i].says && !strstr(err.text, cases[i].says)))
+            fail_msg("'%s': %s", cases[i].text, err.text);
+    }
+    assert_int_equal(zsd_quotas_parse(cases[1].text, &q, &err), 0);
+    assert_int_equal(q.n, 2);
+    assert_true(zsd_quotas_of(&q, 1000)->max[ZSD_HELD_NVME] == UINT64_C(2) << 40);
+    assert_false(zsd_quotas_of(&q, 1000)->set[ZSD_HELD_GPU]);
+    assert_true(zsd_quotas_of(&q, 0)->max[ZSD_HELD_GPU] == ZSD_NO_MAX);
+    assert_null(zsd_quotas_of(&q, 7));
+    zsd_quotas_done(&q);
+}
+
+/* Bytes: the default, a user's own limit, bytes that are shared, and trusted users. */
+static void bytes_of_a_user(void **state)
+{
+    struct zsd_quota job = joined(ZSD_LEVEL_JOB, USER), other = joined(ZSD_LEVEL_JOB, OTHER),
+                     root = joined(ZSD_LEVEL_JOB, 0);
+    struct zsd_account tier = { .budget = 1000 },
+                       held = { .user = zsd_user_held(&job, ZSD_HELD_NVME) };
+    struct zsd_user_quota *own;
+
+    (void)state;
+    d.config.user_nvme_bytes = 100;
+    zsd_book(&tier, &held, ZSD_USE_PARAM, 60);
+    assert_true(zsd_limit_bytes_left(&job, ZSD_HELD_NVME) == 40);
+    assert_int_equal(zsd_limit_bytes(&job, ZSD_HELD_NVME, 40, &err), 0);
+    assert_int_equal(zsd_limit_bytes(&job, ZSD_HELD_NVME, 41, &err), -EDQUOT);
+    if (!strstr(err.text, "user 1000 holds 60 B of nvme: 41 B more") ||
+        !strstr(err.text, "user_nvme_bytes"))
+        fail_msg("%s", err.text);
+    assert_true(zsd_limit_bytes_left(&job, ZSD_HELD_HOST) == UINT64_MAX);
+    zsd_user_of(&job)->shared_bytes = 20; /* counted twice */
+    assert_true(zsd_limit_bytes_left(&job, ZSD_HELD_NVME) == 60);
+    assert_true(zsd_limit_bytes_left(&other, ZSD_HELD_NVME) == 100);
+    assert_true(zsd_limit_bytes_left(&root, ZSD_HELD_NVME) == UINT64_MAX);
+    own = zsd_quotas_add(&d.limits->quotas, USER);
+    own->set[ZSD_HELD_NVME] = true;
+    own->max[ZSD_HELD_NVME] = 30; /* less than is held: nothing more, and nothing is taken away */
+    assert_true(zsd_limit_bytes_left(&job, ZSD_HELD_NVME) == 0);
+    assert_int_equal(zsd_limit_bytes(&job, ZSD_HELD_NVME, 0, &err), 0);
+    assert_int_equal(zsd_limit_bytes(&job, ZSD_HELD_NVME, 1, &err), -EDQUOT);
+    zsd_unbook(&tier, &held, ZSD_USE_PARAM, 60);
+    zsd_user_of(&job)->shared_bytes = 0;
+    assert_true(zsd_user_used(zsd_user_of(&job), ZSD_HELD_NVME) == 0);
+    zsd_quota_leave(&job);
+    zsd_quota_leave(&other);
+    zsd_quota_leave(&root);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(a_charge_goes_up_the_tree),
+        TEST(quotas_are_parsed),
+        TEST(bytes_of_a_user),
         TEST(each_level_refuses),
         TEST(limits_are_where_charges_are),
         TEST(bytes_of_one_job),

@@ -527,7 +527,7 @@ static void a_job_goes_first(void **state)
     assert_int_equal(call(&s.w, 0, zsd_job_close, &leave), 0);
     q.name = name;
     assert_int_equal(call(&s.w, 0, zsd_job_destroy, &q), 0);
-    assert_null(zsd_saved_by_name(s.w.daemon.core, "j"));
+    assert_null(zsd_saved_by_name(s.w.daemon.core, 1000, "j"));
     reads_everything(&s, 1, &r);
     reader_unmap(&r);
     saved_close(&s); /* checks that every byte is free */

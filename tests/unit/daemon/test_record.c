@@ -387,6 +387,39 @@ static void round_trips(void **state)
     }
 }
 
+/* A store without features has the bytes that older daemons know, and one with a feature has more. An
+ * unknown feature is refused by its name. */
+static void store_features(void **state)
+{
+    struct zsd_store_record s = { .boot = 1, .next_id = 2, .next_job = 3 }, back;
+    const size_t before = 1 + 3 * sizeof(uint64_t);
+    struct zn_txn *plain = zn_txn_new(), *flagged = zn_txn_new();
+    uint8_t other[128];
+    size_t n;
+
+    (void)state;
+    assert_int_equal(zsd_record_put_store(plain, &s), 0);
+    assert_int_equal(plain->changes[0].len_bytes, before);
+    s.features = ZSD_FEATURE_NAMES_PER_USER;
+    assert_int_equal(zsd_record_put_store(flagged, &s), 0);
+    n = flagged->changes[0].len_bytes;
+    assert_memory_equal(flagged->changes[0].bytes, plain->changes[0].bytes, before);
+    assert_int_equal(zsd_record_get_store(plain->changes[0].bytes, before, &back, &err), 0);
+    assert_int_equal(back.features, 0);
+    assert_int_equal(zsd_record_get_store(flagged->changes[0].bytes, n, &back, &err), 0);
+    assert_int_equal(back.features, ZSD_FEATURE_NAMES_PER_USER);
+    assert_in_range(n, before + 1, sizeof(other));
+    memcpy(other, flagged->changes[0].bytes, n);
+    other[n - 1] = 'X'; /* the last letter of its name */
+    err = (struct zb_err){ 0 };
+    assert_int_equal(zsd_record_get_store(other, n, &back, &err), -EOPNOTSUPP);
+    assert_non_null(strstr(err.text, "'job_names_per_useX'"));
+    for (size_t cut = before + 1; cut < n; cut++)
+        assert_int_equal(zsd_record_get_store(other, cut, &back, &err), -EBADMSG);
+    zn_txn_free(plain);
+    zn_txn_free(flagged);
+}
+
 /* Each prefix of a record, and a record with one byte more, is damaged. */
 static void truncations(void **state)
 {
@@ -531,9 +564,9 @@ static void version_notes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trips),   cmocka_unit_test(truncations),
-        cmocka_unit_test(hostile_bytes), cmocka_unit_test(row_bytes),
-        cmocka_unit_test(version_notes),
+        cmocka_unit_test(round_trips), cmocka_unit_test(store_features),
+        cmocka_unit_test(truncations), cmocka_unit_test(hostile_bytes),
+        cmocka_unit_test(row_bytes),   cmocka_unit_test(version_notes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -361,7 +361,7 @@ static void what_is_wrong_is_found(void **state)
     (void)state;
     many_open(&b);
     core = b.w.daemon.core;
-    saved = zsd_saved_by_name(core, "j");
+    saved = zsd_saved_by_name(core, 0, "j");
     assert_non_null(saved);
     row = saved->committed->rows[SHARDS / 2];
     for (int wrong = 0; wrong < 2; wrong++) {
@@ -527,7 +527,7 @@ static void a_version_knows_its_needs(void **state)
 
     (void)state;
     many_open(&b);
-    v = zsd_saved_by_name(b.w.daemon.core, "j")->committed;
+    v = zsd_saved_by_name(b.w.daemon.core, 0, "j")->committed;
     for (uint32_t i = 0; i < v->nrows; i++)
         assert_int_equal(zsd_row_needs(&sum, v->rows[i], 1), 0);
     assert_int_equal(v->needs.n, sum.n);
