@@ -464,15 +464,15 @@ ZC_EXPORT int zc_job_destroy_wait(struct zc_client *c, const char *name);
 
 /**
  * Changes the share of a job that is in memory (-ENOENT), as in zc_job_options. For the job's
- * owner, root and the daemon's user (-EPERM). Work that is already queued keeps its old share.
+ * owner and administrators (-EPERM). Work that is already queued keeps its old share.
  */
 ZC_EXPORT int zc_job_share(struct zc_client *c, const char *name, uint32_t share, zc_done_fn *done,
                            void *arg);
 ZC_EXPORT int zc_job_share_wait(struct zc_client *c, const char *name, uint32_t share);
 
 /**
- * Changes the budget of a tier ("host", or "gpu" if there is one) while the daemon runs. For root
- * and the daemon's user (-EPERM). Jobs move optimizer state during their next steps, until it fits
+ * Changes the budget of a tier ("host", or "gpu" if there is one) while the daemon runs. For
+ * administrators (-EPERM). Jobs move optimizer state during their next steps, until it fits
  * or until the new room is used; zc_tier_row and zc_job_row report the progress. -ENOSPC: less than
  * the bytes that cannot move; the error message has the smallest budget that would work. -EINVAL:
  * another tier. The next start of the daemon uses its configuration again.
@@ -1158,8 +1158,7 @@ ZC_EXPORT int zc_metrics_wait(struct zc_client *c, enum zc_metrics_format format
                               size_t *ret_bytes);
 
 /* ---- care of the data files. A scrub reads every saved page slowly in the background, and so
- * finds damage before the page is needed. For root and the daemon's user, except ZC_SCRUB_STATUS.
- */
+ * finds damage before the page is needed. For administrators, except ZC_SCRUB_STATUS. */
 
 enum zc_scrub_action {
     ZC_SCRUB_STATUS = 0,

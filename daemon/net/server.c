@@ -30,6 +30,7 @@
 #include "proto/socket.h"
 
 #define LISTEN_BACKLOG 128
+#define SOCKET_NEW     ".new"
 
 /* ---- the path */
 
@@ -149,23 +150,47 @@ static int server_admins(struct zsd *daemon, struct zb_err *err)
     return 0;
 }
 
+/** Binds the socket to `at`, and lets its group use it. */
+static int server_bind_at(struct zsd_server *s, const struct sockaddr_un *at, struct zb_err *err)
+{
+    const char *path = at->sun_path;
+    struct stat st;
+
+    (void)fchmod(s->listen_fd, 0600); /* so that bind() makes the file with this mode */
+    if (bind(s->listen_fd, (const struct sockaddr *)at, sizeof(*at)) < 0)
+        return zb_fail(err, -errno, "socket '%s': %m", path);
+    if (lstat(path, &st) < 0)
+        return zb_fail(err, -errno, "socket '%s': %m", path);
+    s->dev = st.st_dev;
+    s->ino = st.st_ino;
+    return path_group(path, s->daemon->config.socket_group, err);
+}
+
+/** A socket of a group is made under another name, and renamed when the group may use it. Otherwise
+ * a client that waits for the daemon could be denied access in between. */
 static int server_bind(struct zsd_server *s, const struct sockaddr_un *address, struct zb_err *err)
 {
     const char *path = address->sun_path;
-    struct stat st;
+    struct sockaddr_un at = *address;
+    size_t len = strlen(path);
+    bool beside = *s->daemon->config.socket_group &&
+                  len + sizeof(SOCKET_NEW) <= sizeof(at.sun_path);
+    int rc;
 
     s->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s->listen_fd < 0)
         return zb_fail(err, -errno, "a socket: %m");
-    (void)fchmod(s->listen_fd, 0600); /* so that bind() makes the file with this mode */
-    if (bind(s->listen_fd, (const struct sockaddr *)address, sizeof(*address)) < 0)
-        return zb_fail(err, -errno, "socket '%s': %m", path);
-    if (lstat(path, &st) < 0)
-        return zb_fail(err, -errno, "socket '%s': %m", path);
-    s->bound = true;
-    s->dev = st.st_dev;
-    s->ino = st.st_ino;
-    return path_group(path, s->daemon->config.socket_group, err);
+    if (beside) {
+        memcpy(at.sun_path + len, SOCKET_NEW, sizeof(SOCKET_NEW));
+        (void)unlink(at.sun_path); /* of a daemon that was killed; the lock is ours */
+    }
+    rc = server_bind_at(s, &at, err);
+    if (rc == 0 && beside && rename(at.sun_path, path) < 0)
+        rc = zb_fail(err, -errno, "rename socket '%s' to '%s': %m", at.sun_path, path);
+    if (rc < 0 && s->ino != 0)
+        (void)unlink(at.sun_path);
+    s->bound = rc == 0;
+    return rc;
 }
 
 /* ---- accepting */

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""test_stop.py - a stop of the daemon loses nothing, however slow the drive is, unless it is forced.
+"""test_stop.py - a stop loses nothing, however slow the drive is, unless it is forced. A restart refuses no member.
 
     ZSHARD_BUILD=build tests/integ/test_stop.py [NAME...]
 
-A shim (slow_writes.c) makes each write of a page slow from a given moment on.
+A shim (slow_calls.c) makes each write of a page, and each chmod(), slow from a given moment on.
 """
+import grp
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 
@@ -25,7 +27,7 @@ class SlowDaemon(Daemon):
         self.slow_file = os.path.join(self.folder, "slow")
         self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.manager.bind(os.path.join(self.folder, "notify"))
-        self.under = ("env", f"LD_PRELOAD={BUILD}/tests/libslow_writes.so", f"ZSHARD_SLOW_FILE={self.slow_file}",
+        self.under = ("env", f"LD_PRELOAD={BUILD}/tests/libslow_calls.so", f"ZSHARD_SLOW_FILE={self.slow_file}",
                       f"ZSHARD_SLOW_MS={SLOW_MS}", f"NOTIFY_SOCKET={self.folder}/notify")
 
     def drive_gets_slow(self):
@@ -102,7 +104,41 @@ def forced():
             check(d.ahead() == (committed, committed), f"{committed} steps were committed: {d.ahead()}")
 
 
+CONNECTS = """
+import errno, os, socket, sys
+seen = set()
+while os.path.exists(sys.argv[2]):
+    with socket.socket(socket.AF_UNIX) as s:
+        seen.add(errno.errorcode.get(s.connect_ex(sys.argv[1]), "connected"))
+print(*sorted(seen))
+"""
+
+
+def access_of_the_group():
+    """A member of the socket's group that waits for the daemon is never denied access while it starts."""
+    if os.geteuid() != 0:
+        skip("needs root, to be another user")
+    with SlowDaemon("--socket-group", "users") as d:
+        os.chmod(d.folder, 0o755)
+        until = os.path.join(d.folder, "until")
+        for name in (d.slow_file, until):
+            with open(name, "w", encoding="utf-8"):
+                pass
+        member = subprocess.Popen([sys.executable, "-c", CONNECTS, d.socket, until], stdout=subprocess.PIPE, text=True,
+                                  user=61001, group=61001, extra_groups=[grp.getgrnam("users").gr_gid])
+        try:
+            d.stop()
+            d.again()
+            time.sleep(0.3)
+        finally:
+            os.unlink(until)
+        seen = member.communicate(timeout=30)[0].split()
+        check(member.returncode == 0 and "connected" in seen, f"it saw {seen}")
+        check("EACCES" not in seen and "EPERM" not in seen, f"it was denied access: {seen}")
+        check(not os.path.exists(d.socket + ".new"), "a socket was left behind")
+
+
 if __name__ == "__main__":
     if SANITIZED:
         skip("the shim is not for sanitizers, which want to be first")
-    sys.exit(main({f.__name__: f for f in (nothing_is_lost, forced)}))
+    sys.exit(main({f.__name__: f for f in (nothing_is_lost, forced, access_of_the_group)}))

@@ -1,10 +1,11 @@
 /*
- * slow_writes.c - for LD_PRELOAD: each write of a page takes ZSHARD_SLOW_MS milliseconds longer, as
- * long as the file ZSHARD_SLOW_FILE exists. Only positioned writes, as the thread pool makes them
- * (--io threads): the catalog is as fast as ever.
+ * slow_calls.c - for LD_PRELOAD: each write of a page, and each chmod(), takes ZSHARD_SLOW_MS
+ * milliseconds longer, as long as the file ZSHARD_SLOW_FILE exists. Only positioned writes, as the
+ * thread pool makes them (--io threads): the catalog is as fast as ever.
  */
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -46,4 +47,14 @@ SHOWN ssize_t pwritev64(int fd, const struct iovec *iov, int n, off64_t at)
 SHOWN ssize_t pwritev(int fd, const struct iovec *iov, int n, off_t at)
 {
     return pwritev64(fd, iov, n, at);
+}
+
+SHOWN int chmod(const char *path, mode_t mode)
+{
+    static int (*next)(const char *, mode_t);
+
+    if (!next)
+        *(void **)&next = dlsym(RTLD_NEXT, "chmod");
+    slow();
+    return next(path, mode);
 }
