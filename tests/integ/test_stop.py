@@ -5,11 +5,12 @@
 
 A shim (slow_calls.c) makes each write of a page, and each chmod(), slow from a given moment on.
 """
+import errno
 import grp
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 
@@ -104,14 +105,16 @@ def forced():
             check(d.ahead() == (committed, committed), f"{committed} steps were committed: {d.ahead()}")
 
 
-CONNECTS = """
-import errno, os, socket, sys
-seen = set()
-while os.path.exists(sys.argv[2]):
-    with socket.socket(socket.AF_UNIX) as s:
-        seen.add(errno.errorcode.get(s.connect_ex(sys.argv[1]), "connected"))
-print(*sorted(seen))
-"""
+def member_connects(path, until, out):
+    """As a member of the group, in a process of its own: connects while the file `until` exists, and writes how it went."""
+    os.setgroups([grp.getgrnam("users").gr_gid])
+    os.setgid(61001)
+    os.setuid(61001)
+    seen = set()
+    while os.path.exists(until):
+        with socket.socket(socket.AF_UNIX) as s:
+            seen.add(errno.errorcode.get(s.connect_ex(path), "connected"))
+    os.write(out, " ".join(seen).encode())
 
 
 def access_of_the_group():
@@ -124,16 +127,20 @@ def access_of_the_group():
         for name in (d.slow_file, until):
             with open(name, "w", encoding="utf-8"):
                 pass
-        member = subprocess.Popen([sys.executable, "-c", CONNECTS, d.socket, until], stdout=subprocess.PIPE, text=True,
-                                  user=61001, group=61001, extra_groups=[grp.getgrnam("users").gr_gid])
+        said, out = os.pipe()
+        member = multiprocessing.get_context("fork").Process(target=member_connects, args=(d.socket, until, out))
+        member.start()
+        os.close(out)
         try:
             d.stop()
             d.again()
             time.sleep(0.3)
         finally:
             os.unlink(until)
-        seen = member.communicate(timeout=30)[0].split()
-        check(member.returncode == 0 and "connected" in seen, f"it saw {seen}")
+        member.join(30)
+        seen = os.read(said, 4096).decode().split()
+        os.close(said)
+        check("connected" in seen, f"it saw {seen}")
         check("EACCES" not in seen and "EPERM" not in seen, f"it was denied access: {seen}")
         check(not os.path.exists(d.socket + ".new"), "a socket was left behind")
 

@@ -37,6 +37,8 @@ static void budget_open(struct saved_world *s)
 
     saved_open(s, SAVED_HOST, ZB_F32, 3);
     assert_int_equal(zsd_limits_open(&s->w.daemon, &err), 0);
+    assert_int_equal(/* it was opened without limits */
+                     zsd_quota_join(&s->w.daemon, &saved_job(s)->quota, ZSD_LEVEL_JOB, 1000), 0);
     for (unsigned c = 1; c < 3; c++) {
         s->w.clients[c].conn.uid = 1000;
         assert_int_equal(

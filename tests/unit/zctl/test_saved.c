@@ -176,7 +176,8 @@ static void snapshots(void **state)
            "{\n  \"schema\": 2,\n  \"rows\": [\n    {\n      \"job\": \"a\",\n"
            "      \"name\": \"s\",\n      \"iterations\": 7,\n      \"applied\": 6,\n"
            "      \"world\": 2,\n      \"created\": 1000000000,\n      \"bytes\": 3145728,\n"
-           "      \"own_bytes\": 1048576\n    }\n  ]\n}\n",
+           "      \"own_bytes\": 1048576,\n      \"uid\": 0,\n      \"owner\": \"root\"\n    }\n  "
+           "]\n}\n",
            "");
     list = fake_nth(f, ZP_SNAPSHOTS, 1, &arena);
     assert_string_equal(list->job, "a");
@@ -196,7 +197,8 @@ static void snapshots(void **state)
            "{\n  \"schema\": 2,\n  \"rows\": [\n    {\n      \"job\": \"a\",\n"
            "      \"name\": \"\",\n      \"iterations\": 7,\n      \"applied\": 6,\n"
            "      \"world\": 2,\n      \"created\": 1000000000,\n      \"bytes\": 3145728,\n"
-           "      \"own_bytes\": 1048576\n    }\n  ]\n}\n",
+           "      \"own_bytes\": 1048576,\n      \"uid\": 0,\n      \"owner\": \"root\"\n    }\n  "
+           "]\n}\n",
            "");
     clone = fake_nth(f, ZP_CLONE, 1, &arena);
     assert_string_equal(clone->job, "a");
