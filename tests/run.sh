@@ -77,6 +77,14 @@ trap 'exit 130' INT TERM
 # note STAGE WHAT SECONDS: adds a row to the table.
 note() { printf '%s\t%s\t%s\n' "$1" "$2" "$3" >>"$logs/stages"; }
 
+# cached: what the compilers made before is kept in ~/.cache/zshard (ZSHARD_CACHE) and used again, in other clones, too.
+cached() {
+    command -v ccache >/dev/null && [ -z "${CMAKE_C_COMPILER_LAUNCHER:-}" ] || return 0
+    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+    export CCACHE_DIR="${ZSHARD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/zshard}/ccache"
+    export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=3G
+}
+
 # build PRESET: configure and compile; the output goes into a file.
 build() {
     cmake --preset "$1" >"$logs/configure-$1.log" 2>&1 &&
@@ -176,6 +184,7 @@ room() {
 room
 say "dependencies"
 deploy/install-deps.sh test
+cached
 
 say "format"
 git ls-files '*.c' '*.h' '*.cu' | xargs clang-format --dry-run -Werror

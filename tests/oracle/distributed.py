@@ -94,7 +94,11 @@ def train_all(rank, case, path, meeting, out):
         with open(out + ".new", "w", encoding="utf-8") as f:
             json.dump(found, f)
         os.rename(out + ".new", out)
-    dist.barrier()
+    # Files, not a barrier of gloo's: in a barrier, the rank that leaves first breaks the connection of the other.
+    with open(f"{meeting}.{rank}", "w", encoding="utf-8"):
+        pass
+    while not all(os.path.exists(f"{meeting}.{r}") for r in range(RANKS)):
+        time.sleep(0.05)
     # No destructors: DDP's reducer joins gloo's threads while it holds the interpreter lock, and one of them may
     # still wait for that lock to free the tensors of the last exchange (with 2.13, one run in three or four never
     # ended).

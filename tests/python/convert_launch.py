@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zygote
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -38,7 +39,8 @@ def run(tmp: Path, role: str, cases: list[dict[str, Any]], python: str = sys.exe
         if role == "zshard":
             env["ZSHARD_PORT"] = str(port)
         words = [python, "-B", str(HERE / "convert_program.py"), role, str(spec), str(out)]
-        ranks.append(subprocess.Popen(words, env=env, stdout=logs[rank], stderr=subprocess.STDOUT))
+        popen = zygote.Popen if python == sys.executable else subprocess.Popen
+        ranks.append(popen(words, env=env, stdout=logs[rank], stderr=subprocess.STDOUT))
     codes = [r.wait(500) for r in ranks]
     text = ""
     for log in logs:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import zygote
 from pool import SECONDS, free_port
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -31,7 +32,11 @@ def run(program: str, world: int, folder: Path, cases: list[str]) -> list[dict[s
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             }  # fmt: skip
         words = [sys.executable, "-B", os.path.join(HERE, program), out, str(folder), *cases]
-        ranks.append(subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        ranks.append(
+            zygote.Popen(
+                words, preload=zygote.TRAINER, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
     said = []
     try:
         for process in ranks:
@@ -56,7 +61,8 @@ def document(test: str, folder: Path) -> None:
     assert blocks, f"no block of the page names {test}.py"
     env = os.environ | {"PYTHONPATH": str(Path(HERE).parents[1] / "python"), "HF_HUB_OFFLINE": "1"}
     for block in blocks:
-        done = subprocess.run(
-            [sys.executable, "-c", block], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
-        )
+        done = zygote.run(
+            [sys.executable, "-c", block],
+            preload=zygote.TRAINER, cwd=folder, env=env, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]

@@ -21,6 +21,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+import zygote
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 SECONDS = 120 * float(os.environ.get("ZSHARD_PATIENCE", "1"))  # for a cell, or for the start
 GRACE = 10.0  # after one rank has failed
@@ -82,7 +84,7 @@ class Pool:
                 "GLOO_SOCKET_IFNAME": "lo",
             } | on_gpu(rank) | self.env  # fmt: skip
             self.ranks.append(
-                subprocess.Popen(
+                zygote.Popen(
                     [sys.executable, "-B", "-X", "faulthandler", os.path.join(HERE, "pool.py")],
                     env=env,
                     stdin=subprocess.PIPE,

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
+import zygote
 
 pytest.importorskip("transformers")
 
@@ -42,9 +43,8 @@ def run(folder: Path, cases: str, world: int, words: list[str]) -> dict[str, lis
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": at, "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
-        ranks.append(
-            subprocess.Popen([sys.executable, "-B", *words, out, cases], env=env, stderr=subprocess.PIPE, text=True)
-        )
+        popen = subprocess.Popen if words == UNCHANGED else zygote.Popen
+        ranks.append(popen([sys.executable, "-B", *words, out, cases], env=env, stderr=subprocess.PIPE, text=True))
     try:
         errors = [process.communicate(timeout=SECONDS)[1] for process in ranks]
         failed = [err[-2500:] for process, err in zip(ranks, errors, strict=True) if process.returncode != 0]

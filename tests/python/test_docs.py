@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import zygote
 
 pytest.importorskip("torch")
 
@@ -61,7 +62,11 @@ def test_snippets(page: str, tmp_path: Path) -> None:
             run(["bash", "-ec", text], tmp_path, env)
     if program:
         (tmp_path / "page.py").write_text("\n".join(program))
-        run([sys.executable, "page.py"], tmp_path, env)
+        done = zygote.run(
+            [sys.executable, "page.py"],
+            preload=zygote.TRAINER, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=800,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
 def test_the_reference_is_up_to_date(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 """python -m zshard.examples.gpt2 learns and draws a curve, with and without a daemon alike."""
 
 import os
-import subprocess
 import sys
 
 import pytest
+import zygote
 
 pytest.importorskip("torch")
 
@@ -14,8 +14,8 @@ SMALL = "--steps 30 --layers 2 --width 32 --tokens 32 --batch 4 --seconds 100000
 
 def example(folder: str, *more: str) -> tuple[list[str], str]:
     """Its lines, and what it says besides."""
-    done = subprocess.run([sys.executable, "-m", "zshard.examples.gpt2", *SMALL, *more], cwd=folder, text=True,
-                          capture_output=True, check=False)  # fmt: skip
+    done = zygote.run([sys.executable, "-m", "zshard.examples.gpt2", *SMALL, *more], cwd=folder, text=True,
+                      capture_output=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
 

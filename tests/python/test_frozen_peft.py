@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import zygote
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -71,8 +71,9 @@ def test_lora_on_a_base_larger_than_memory(tmp_path: Path, bases: dict[bool, str
         "ZSHARD_HOST_BYTES": str(HOST), "ZSHARD_NVME_BYTES": "512M",
     }  # fmt: skip
     words = [*(["-m", "zshard.run"] if how != "loop" else []), os.path.join(HERE, "peft_program.py")]
-    done = subprocess.run([sys.executable, "-B", *words, out, json.dumps(case)],
-                          env=env, capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
+    preload = zygote.TRAINER if how == "loop" else zygote.BELOW_TRANSFORMERS
+    done = zygote.run([sys.executable, "-B", *words, out, json.dumps(case)],
+                      preload=preload, env=env, capture_output=True, text=True, timeout=300)  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     seen = json.loads(Path(out).read_text(encoding="utf-8"))
     counted(seen, quantize)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
+import zygote
 from pool import SECONDS, free_port
 
 zt = pytest.importorskip("zshard.torch")
@@ -29,7 +30,7 @@ def test_one_import_changed(world: int, tmp_path: Path) -> None:
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
         words = [sys.executable, "-B", os.path.join(HERE, "fsdp_program.py"), "zshard.torch", out]
-        ranks.append(subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True))
+        ranks.append(zygote.Popen(words, env=env, stderr=subprocess.PIPE, text=True))
     try:
         for process in ranks:
             _, err = process.communicate(timeout=SECONDS)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import zygote
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -49,9 +50,10 @@ def json_of(tmp_path: Path, stage: int, offload: str = "none", optimizer: bool =
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a tiny GPT-2."""
     folder = str(tmp_path_factory.mktemp("gpt2"))
-    subprocess.run(
+    zygote.run(
         [sys.executable, "-c", f"import hf_program; hf_program.make_model({folder!r})"],
         cwd=HERE,
+        preload=zygote.TRAINER,
         check=True,
         timeout=120,
     )
@@ -73,7 +75,9 @@ def run(tmp_path: Path, name: str, case: dict[str, Any], world: int, config: str
         if world > 1 or config:
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
                     "LOCAL_WORLD_SIZE": str(world), "MASTER_PORT": at}  # fmt: skip
-        ranks.append(subprocess.Popen(words, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        preload = zygote.BELOW_TRANSFORMERS if config else zygote.TRAINER
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        ranks.append(zygote.Popen(words, preload=preload, env=env, **options))
     try:
         errors = [process.communicate(timeout=SECONDS)[1] for process in ranks]
         failed = [err[-3000:] for process, err in zip(ranks, errors, strict=True) if process.returncode != 0]

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+import zygote
 
 import zshard
 from zshard import _daemon
@@ -138,7 +139,7 @@ if known:
 
 def ranks(place: str, *, known: bool, env: dict[str, str], more: tuple[str, ...] = ()) -> list[str]:
     words = [sys.executable, "-c", RANK]
-    children = [subprocess.Popen([*words, str(r), "2", os.path.join(place, "meet"), str(int(known)), *more],
+    children = [zygote.Popen([*words, str(r), "2", os.path.join(place, "meet"), str(int(known)), *more],
                                  env=os.environ | env | {"RANK": str(r)} if not known else os.environ | env,
                                  stdout=subprocess.PIPE, text=True) for r in range(2)]  # fmt: skip
     said = [c.communicate(timeout=90)[0].strip() for c in children]

@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import zygote
 from torch import nn
 from torch_models import Block, Mixture, Net, adamw, batch, loss_of, mixture
 
@@ -35,7 +35,7 @@ def run(tmp: Path, case: str, offload: str) -> dict[str, object]:
             "ZSHARD_DATA": str(tmp / "data"), "XDG_RUNTIME_DIR": str(tmp), "ZSHARD_HOST_BYTES": "64M",
             "ZSHARD_NVME_BYTES": "256M",
             "PYTHONPATH": path}  # fmt: skip
-        ranks.append(subprocess.Popen([sys.executable, HERE / "torch_ranks.py", out, case, offload], env=env))
+        ranks.append(zygote.Popen([sys.executable, HERE / "torch_ranks.py", out, case, offload], env=env))
     assert [r.wait(300) for r in ranks] == [0, 0]
     return json.loads(out.read_text())  # type: ignore[no-any-return]
 

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import pytest
+import zygote
 
 pytest.importorskip("torch")
 
@@ -54,7 +55,7 @@ def run(daemon: Daemon, job: str, *, die: int = -1, resume: bool = False, script
     env = os.environ | {"PYTHONPATH": str(ROOT / "python"), "ZSHARD_NOTES": str(daemon.folder / "notes")}
     words = ["8", str(die), daemon.socket, job, "resume" if resume else "new"]
     words = [sys.executable, "-c", textwrap.dedent(script), *words]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=600, check=False)
+    done = zygote.run(words, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == (0 if die == -1 else -9), done.stderr[-2000:]
     return done.stdout.splitlines()
 
@@ -198,7 +199,7 @@ def ranks(daemon: Daemon, world: int, job: str, until: int, offload: str, resume
         env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)} if world > 1 else {}
         words = [sys.executable, "-c", textwrap.dedent(WORLDS), "8", "-1", daemon.socket, job]
         words.append("resume" if resume else "new")
-        processes.append(subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        processes.append(zygote.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     said = [p.communicate(timeout=600) for p in processes]
     assert all(p.returncode == 0 for p in processes), "\n".join(err[-1500:] for _, err in said)
     return ast.literal_eval(said[0][0].splitlines()[-1])  # type: ignore[no-any-return]

@@ -225,15 +225,16 @@ static void fixed_rate(void **state)
     for (size_t c = 0; c < ZB_COUNT(times); c++) {
         double best = 0;
 
-        /* never faster; and not always late, whatever else runs here */
-        for (int tries = 0; tries < 10 && (best == 0 || best > 1.2 * times[c].want_s); tries++) {
+        /* Never faster; and not always late. A busy machine wakes a process late, so there are many
+         * tries, spread over seconds. */
+        for (int tries = 0; tries < 60 && (best == 0 || best > 1.4 * times[c].want_s); tries++) {
             double took_s = fixed_time(c);
 
             if (took_s < 0.999 * times[c].want_s)
                 fail_msg("%s: %.4f s are less than %.4f", times[c].name, took_s, times[c].want_s);
             best = best == 0 || took_s < best ? took_s : best;
         }
-        if (best > 1.2 * times[c].want_s)
+        if (best > 1.4 * times[c].want_s)
             fail_msg("%s: %.4f s instead of %.4f", times[c].name, best, times[c].want_s);
     }
 }
