@@ -17,6 +17,7 @@ A room is a folder with a row of its own there. The objects are those of BUILD/c
 Prints one line for each thing that does not hold and exits 1; 2 when something cannot be read.
 """
 import fnmatch
+import functools
 import json
 import os
 import re
@@ -78,6 +79,10 @@ class Bad(Exception):
     """The build cannot be read."""
 
 
+def words_of(command):
+    return shlex.split(command) if re.search(r"[\\'\"]", command) else command.split()
+
+
 def objects_of(build, root):
     """{source: [object]} of the product: what compile_commands.json says, but for tests."""
     path = os.path.join(build, "compile_commands.json")
@@ -90,7 +95,7 @@ def objects_of(build, root):
     for entry in entries:
         source = os.path.relpath(os.path.realpath(os.path.join(entry["directory"], entry["file"])),
                                  os.path.realpath(root))
-        words = shlex.split(entry.get("command", "")) or entry.get("arguments", [])
+        words = words_of(entry.get("command", "")) or entry.get("arguments", [])
         obj = entry.get("output") or words[words.index("-o") + 1]
         obj = os.path.join(entry["directory"], obj)
         inside = os.path.relpath(obj, build)
@@ -107,6 +112,7 @@ def objects_of(build, root):
     return found
 
 
+@functools.cache
 def symbols(obj):
     """(defined, undefined) names of an object."""
     out = subprocess.run(["nm", obj], check=True, text=True, stdout=subprocess.PIPE).stdout
@@ -235,7 +241,7 @@ def check_links(objects, folders):
                 continue
             others = [made[r] for r in sorted(below(room, folders)) if r in made]
             got = subprocess.run(
-                ["cc", "-shared", "-o", os.path.join(where, "room.so"), "-Wl,-z,defs",
+                ["cc", "-shared", "-o", os.path.join(where, "room.so"), "-Wl,-z,defs", "-Wl,-S",
                  "-Wl,--whole-archive", made[room], "-Wl,--no-whole-archive", "-Wl,--start-group",
                  *others, "-Wl,--end-group", *libraries],
                 text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
