@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 
-from oracle import BETAS, EPS, SKIPPED, STEPS, loss_of, run, sequence, tokens_of, weights_of, worst, zgpt_command
+from launch import run
+from oracle import BETAS, EPS, SKIPPED, STEPS, loss_of, sequence, tokens_of, weights_of, worst, zgpt_command
 
 import torch
 import torch.distributed as dist
@@ -125,7 +126,7 @@ def theirs(case, weights, folder):
 
 def ours(case, stage, folder):
     log = os.path.join(folder, "log")
-    run(zgpt_command(case, RANKS) + ["--stage", str(stage), "--steps", str(STEPS), "--jsonl", log])
+    run(zgpt_command(case) + ["--stage", str(stage), "--steps", str(STEPS), "--jsonl", log], RANKS)
     with open(log, encoding="utf-8") as f:
         rows = [json.loads(line) for line in f]
     os.unlink(log)
@@ -134,7 +135,7 @@ def ours(case, stage, folder):
 
 def compare(case, folder):
     weights = os.path.join(folder, "weights")
-    run(zgpt_command(case, 1) + ["--steps", "0", "--export", weights])
+    run(zgpt_command(case) + ["--steps", "0", "--export", weights])
     good = True
     found = theirs(case, weights, folder)
     for how, stage in HOW:

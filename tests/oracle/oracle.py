@@ -36,12 +36,12 @@ import argparse
 import json
 import math
 import os
-import pathlib
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
+
+from launch import run
 
 SKIPPED = 77
 STEPS = 20
@@ -185,48 +185,17 @@ def train(case, masters, tokens, round_weights, round_gradients):
 
 # ---- the comparison
 
-def zgpt_command(case, ranks):
+def zgpt_command(case):
     binary = os.path.join(os.environ.get("ZSHARD_BUILD", "build"), "bin", "zgpt")
     if not os.access(binary, os.X_OK):
         print(f"skipped: {binary} is not built")
         sys.exit(SKIPPED)
-    launch = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)] if ranks > 1 else []
     flags = []
     for name in ("seed", "batch", "micro_batch", "seq", "layers", "heads", "width", "lr",
                  "weight_decay", "clip", "dtype", "device"):
         flags += ["--" + name.replace("_", "-"), str(case[name])]
     flags += ["--freeze", str(case.get("freeze", 0))]
-    return launch + [binary] + flags + ["--data"] + case["data"]
-
-
-def run_once(command):
-    """zgpt's exit status, its output and, with mpirun, the exit status of each rank that ended by itself."""
-    if command[0] != "mpirun":
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500)
-        return done.returncode, done.stdout, {}
-    at = command.index("-n") + 2
-    each = '"$@"; s=$?; echo $s > "$0/$OMPI_COMM_WORLD_RANK"; exit $s'
-    with tempfile.TemporaryDirectory(prefix="zshard-ranks-") as folder:
-        status, output, _ = run_once(["env", *command[:at], "sh", "-c", each, folder, *command[at:]])
-        ended = {}
-        for rank in os.listdir(folder):
-            with open(os.path.join(folder, rank), encoding="utf-8") as f:
-                ended[int(rank)] = f.read().strip()
-    return status, output, ended
-
-
-def run(command):
-    """Runs zgpt. Open MPI 4.1's mpirun can see a rank's end before the message that the rank has left MPI, and then
-    ends a run in which no rank failed: that is not what is tested, and the run is repeated once."""
-    for last in (False, True):
-        status, output, ended = run_once(command)
-        if status == 0:
-            return
-        print(" ".join(command), output, f"ranks that ended by themselves, with their status: {ended}", sep="\n")
-        if last or "exiting improperly" not in output or not ended or set(ended.values()) != {"0"}:
-            sys.exit(f"zgpt ended with {status}")
-        if "--jsonl" in command:
-            pathlib.Path(command[command.index("--jsonl") + 1]).unlink(missing_ok=True)
+    return [binary] + flags + ["--data"] + case["data"]
 
 
 def worst(ours, theirs):
@@ -235,9 +204,9 @@ def worst(ours, theirs):
 
 def compare(case, ranks, folder):
     weights, log = os.path.join(folder, "weights"), os.path.join(folder, "log")
-    command = zgpt_command(case, ranks)
-    run(command + ["--steps", "0", "--export", weights])
-    run(command + ["--steps", str(STEPS), "--jsonl", log])
+    command = zgpt_command(case)
+    run(command + ["--steps", "0", "--export", weights], ranks)
+    run(command + ["--steps", str(STEPS), "--jsonl", log], ranks)
     with open(log, encoding="utf-8") as f:
         rows = [json.loads(line) for line in f]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))

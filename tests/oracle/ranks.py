@@ -10,23 +10,19 @@ steps in fp32. The initial weights do not differ at all. Exits 77 where mpirun i
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
+
+from launch import run
 
 TOLERANCE = 2e-6
 STEPS = 20
 
 
-def run(zgpt, ranks, *flags):
-    command = [zgpt, "--seed", "3", "--batch", "12", "--micro-batch", "2", "--seq", "40", "--layers",
-               "3", "--heads", "2", "--width", "48", "--data", "LICENSE", *flags]
-    if ranks > 1:
-        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)] + command
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=120, env=os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1"})
-    if done.returncode != 0:
-        sys.exit(f"{ranks} ranks ended with {done.returncode}:\n{done.stdout}")
+def train(zgpt, ranks, *flags):
+    run([zgpt, "--seed", "3", "--batch", "12", "--micro-batch", "2", "--seq", "40", "--layers", "3", "--heads", "2",
+         "--width", "48", "--data", "LICENSE", *flags], ranks, timeout=120,
+        env=os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1"})
 
 
 def main():
@@ -39,8 +35,8 @@ def main():
         losses, weights = {}, {}
         for ranks in (1, 2, 3):
             log, begin = os.path.join(folder, "log"), os.path.join(folder, "begin")
-            run(zgpt, ranks, "--steps", "0", "--export", begin)
-            run(zgpt, ranks, "--steps", str(STEPS), "--jsonl", log)
+            train(zgpt, ranks, "--steps", "0", "--export", begin)
+            train(zgpt, ranks, "--steps", str(STEPS), "--jsonl", log)
             with open(log, encoding="utf-8") as f:
                 losses[ranks] = [json.loads(line)["loss"] for line in f]
             with open(begin, "rb") as f:
