@@ -164,13 +164,14 @@ int zbench_daemon_start(struct zbench_daemon *d, const char *parent, struct zb_e
 }
 
 /* Starts the program in its directory, and waits until it is ready. */
-static int daemon_run(struct zbench_daemon *d, char *options, struct zb_err *err)
+int zbench_daemon_run(struct zbench_daemon *d, const char *words, struct zb_err *err)
 {
     pid_t self = getpid();
-    char line[512];
+    char line[512], options[OPTIONS_MAX];
     size_t len = 0;
     int fds[2];
 
+    (void)snprintf(options, sizeof(options), "%s", words);
     if (pipe(fds) < 0)
         return zb_fail(err, -errno, "a pipe: %m");
     d->out = fds[0];
@@ -207,11 +208,11 @@ int zbench_daemon_vstart(struct zbench_daemon *d, const char *parent, struct zb_
     }
     (void)snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
     (void)vsnprintf(options, sizeof(options), fmt, ap);
-    return keeper_start(d, err) < 0 ? err->code : daemon_run(d, options, err);
+    return keeper_start(d, err) < 0 ? err->code : zbench_daemon_run(d, options, err);
 }
 
 /* Sends SIGTERM, and waits for the daemon's end. */
-static void daemon_stop(struct zbench_daemon *d)
+void zbench_daemon_stop(struct zbench_daemon *d)
 {
     if (d->pid > 0) {
         (void)kill(d->pid, SIGTERM);
@@ -230,13 +231,13 @@ int zbench_daemon_again(struct zbench_daemon *d, struct zb_err *err, const char 
     va_start(ap, fmt);
     (void)vsnprintf(options, sizeof(options), fmt, ap);
     va_end(ap);
-    daemon_stop(d);
-    return daemon_run(d, options, err);
+    zbench_daemon_stop(d);
+    return zbench_daemon_run(d, options, err);
 }
 
 void zbench_daemon_end(struct zbench_daemon *d)
 {
-    daemon_stop(d);
+    zbench_daemon_stop(d);
     if (d->dir[0])
         dir_remove(d->dir);
     d->dir[0] = '\0';

@@ -31,6 +31,9 @@ int zbench_daemon_vstart(struct zbench_daemon *d, const char *parent, struct zb_
 /** Stops the daemon cleanly, and starts it again on the same data. */
 int zbench_daemon_again(struct zbench_daemon *d, struct zb_err *err, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+/** The two halves of it: its start, and its stop, which keeps the directory. */
+int zbench_daemon_run(struct zbench_daemon *d, const char *words, struct zb_err *err);
+void zbench_daemon_stop(struct zbench_daemon *d);
 /** Stops the daemon cleanly and removes its directory. */
 void zbench_daemon_end(struct zbench_daemon *d);
 

@@ -124,6 +124,17 @@ def snapshots():
     check("a snapshot without a step took" in done.stderr, done.stderr)
 
 
+def ready():
+    """Starts with a store are timed, with and without the page cache."""
+    with tempfile.TemporaryDirectory() as d:
+        done = zbench("--json", "--rounds", "1", "--pages", "1000", "--dir", d, bench="ready")
+        check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+        check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
+    rows_ = json.loads(done.stdout)["rows"]
+    check([row["case"] for row in rows_] == ["ready/896/warm", "ready/896/cold"], f"{rows_}")
+    check(all(0 < row["reference"] < row["value"] for row in rows_), f"{rows_}")
+
+
 def turns():
     """Every phase runs, and its longest turn is counted."""
     with tempfile.TemporaryDirectory() as d:
@@ -288,7 +299,8 @@ def gpu_kernels():
     check(full.returncode == 1 and "memory" in full.stderr, f"{full.returncode} {full.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, gpu, catalog, commits, killed, shares, hostile, snapshots, turns, plans, overlap, comm, steps,
+TESTS = {f.__name__: f for f in (rows, gpu, catalog, ready, commits, killed, shares, hostile, snapshots, turns, plans,
+                                 overlap, comm, steps,
                                  peers, trains, gpu_kernels, refused, no_daemon)}
 
 if __name__ == "__main__":
