@@ -85,10 +85,6 @@ void zk_page_init(const struct zk_ops *ops, const struct zb_layout *layout,
 
 /* ---- moments */
 
-struct moments {
-    float of[ZB_MOMENTS_MAX][B];
-};
-
 static void moment_load(const struct zk_ops *ops, const struct zb_layout *layout, uint32_t i,
                         const void *stored, float *to)
 {
@@ -144,17 +140,37 @@ struct block {
     uint32_t rounding;
 };
 
-/* Steps elements [from, to), all of one group. The moments of element `from` are at m and v. */
+/* Moments of a run of elements that begins with element `begin` of the block. */
+struct moment_run {
+    uint64_t begin;
+    size_t bytes;                 /* of an element */
+    void *old[ZB_MOMENTS_MAX];    /* NULL: there is only one */
+    float *apart[ZB_MOMENTS_MAX]; /* of step_q8; NULL in others */
+};
+
+static void *moment_at(const struct moment_run *m, unsigned i, uint64_t elem)
+{
+    return m->old[i] ? (char *)m->old[i] + (elem - m->begin) * m->bytes : NULL;
+}
+
+static float *apart_at(const struct moment_run *m, unsigned i, uint64_t elem)
+{
+    return m->apart[i] ? m->apart[i] + (elem - m->begin) : NULL;
+}
+
+/* Steps elements [from, to), all of one group. */
 static void block_step_run(const struct block *b, zk_step_fn *step, uint64_t from, uint64_t to,
-                           void *m, void *v, const struct zk_scalars *scalars)
+                           const struct moment_run *m, const struct zk_scalars *scalars)
 {
     const struct zb_layout *l = b->layout;
     size_t master_bytes = l->dtype == ZB_BF16 ? sizeof(int16_t) : sizeof(float);
     struct zk_step_arrays arrays = {
         .param = b->param + from * zb_dtype_bytes(l->dtype),
         .master = b->state.master ? (char *)b->state.master + from * master_bytes : NULL,
-        .m = m,
-        .v = v,
+        .m = moment_at(m, 0, from),
+        .v = moment_at(m, 1, from),
+        .to_m = apart_at(m, 0, from),
+        .to_v = apart_at(m, 1, from),
         .grad = b->grad + from * zb_dtype_bytes(l->grad_dtype),
         .key = moment_key(b->rounding, 0, b->first / B),
         .first = (uint32_t)from,
@@ -163,32 +179,111 @@ static void block_step_run(const struct block *b, zk_step_fn *step, uint64_t fro
     step(scalars, &arrays, to - from);
 }
 
-/* Steps the elements of a block that are in segments. Moments are at moment[], `bytes` bytes per
- * element. */
-static void block_step(const struct block *b, zk_step_fn *step, size_t bytes,
-                       void *const moment[ZB_MOMENTS_MAX])
+/* Steps those elements of a block that are in segments, up to element `end`. */
+static void block_step(const struct block *b, zk_step_fn *step, const struct moment_run *m,
+                       uint64_t end)
 {
-    for (const struct zk_segment *s = b->segments; s < b->end && s->first < b->first + B; s++) {
-        uint64_t from = s->first > b->first ? s->first - b->first : 0;
-        uint64_t to = zb_min_u64(s->first + s->count - b->first, B);
+    for (const struct zk_segment *s = b->segments; s < b->end && s->first < b->first + end; s++) {
+        uint64_t from = zb_max_u64(s->first > b->first ? s->first - b->first : 0, m->begin);
+        uint64_t to = zb_min_u64(s->first + s->count - b->first, end);
 
-        block_step_run(b, step, from, to, (char *)moment[0] + from * bytes,
-                       moment[1] ? (char *)moment[1] + from * bytes : NULL, &b->by_group[s->group]);
+        if (from < to)
+            block_step_run(b, step, from, to, m, &b->by_group[s->group]);
     }
 }
 
-static void block_step_decoded(const struct block *b, zk_step_fn *step, struct moments *scratch)
+static void block_step_decoded(const struct block *b, zk_step_fn *step)
 {
-    void *moment[ZB_MOMENTS_MAX] = { NULL };
+    struct moment_run m = { .bytes = sizeof(float) };
+    float scratch[ZB_MOMENTS_MAX][B];
 
     for (uint32_t i = 0; i < b->layout->nmoments; i++) {
-        moment[i] = scratch->of[i];
-        moment_load(b->ops, b->layout, i, b->state.moment[i], scratch->of[i]);
+        m.old[i] = scratch[i];
+        moment_load(b->ops, b->layout, i, b->state.moment[i], scratch[i]);
     }
-    block_step(b, step, sizeof(float), moment);
+    block_step(b, step, &m, B);
     for (uint32_t i = 0; i < b->layout->nmoments; i++)
-        moment_store(b->ops, b->layout, i, scratch->of[i], b->state.moment[i],
+        moment_store(b->ops, b->layout, i, scratch[i], b->state.moment[i],
                      moment_key(b->rounding, i, b->first / B));
+}
+
+/* ---- steps with moments of 8 bits: group by group, so that decoded ones stay in the first-level
+ * cache */
+
+struct q8_scratch {
+    uint16_t old[ZB_MOMENTS_MAX][ZB_Q8_GROUP];
+    float stepped[ZB_MOMENTS_MAX][ZB_Q8_GROUP];
+};
+
+/* Decodes the moments of the group that begins with element m->begin; where segments do not cover
+ * all of it, also to where the stepped ones go. */
+static void q8_load(const struct block *b, const struct moment_run *m, struct zk_q8_group *g,
+                    struct q8_scratch *scratch)
+{
+    uint64_t first = b->first + m->begin;
+    const struct zk_segment *s = b->segments;
+    bool covered = s < b->end && s->first <= first && s->count - (first - s->first) >= ZB_Q8_GROUP;
+
+    g->first = (uint32_t)m->begin;
+    for (uint32_t i = 0; i < g->n; i++) {
+        uint8_t *codes = b->state.moment[i];
+
+        g->code[i] = codes + m->begin;
+        g->scale[i] = (float *)(void *)(codes + B) + m->begin / ZB_Q8_GROUP;
+        b->ops->decode_q8_bf16(g->code[i], g->scale[i], scratch->old[i], g->is_signed[i],
+                               ZB_Q8_GROUP);
+        if (!covered)
+            b->ops->bf16_to_f32(scratch->old[i], scratch->stepped[i], ZB_Q8_GROUP);
+    }
+}
+
+static void block_step_q8(struct block b, zk_step_fn *step)
+{
+    struct q8_scratch scratch;
+    struct moment_run m = { .bytes = sizeof(uint16_t) };
+    struct zk_q8_group g = { .n = b.layout->nmoments,
+                             .key = moment_key(b.rounding, 0, b.first / B) };
+
+    for (uint32_t i = 0; i < g.n; i++) {
+        m.old[i] = scratch.old[i];
+        g.value[i] = m.apart[i] = scratch.stepped[i];
+        g.is_signed[i] = zb_moment_signed(b.layout->optimizer, i);
+    }
+    for (; m.begin < B; m.begin += ZB_Q8_GROUP) {
+        while (b.segments < b.end && b.segments->first + b.segments->count <= b.first + m.begin)
+            b.segments++;
+        q8_load(&b, &m, &g, &scratch);
+        block_step(&b, step, &m, m.begin + ZB_Q8_GROUP);
+        b.ops->encode_q8_group(&g);
+    }
+}
+
+/* Steps a block that begins in a segment, or has one. */
+static void block_step_any(const struct block *b)
+{
+    const struct zk_ops *ops = b->ops;
+    const struct zb_layout *l = b->layout;
+    struct moment_run stored = { .old = { b->state.moment[0],
+                                          l->nmoments > 1 ? b->state.moment[1] : NULL } };
+
+    switch (l->moments) {
+    case ZB_MOMENTS_Q8:
+        block_step_q8(*b, ops->step_q8[l->optimizer][l->dtype][l->grad_dtype]);
+        return;
+    case ZB_MOMENTS_BF16:
+        if (!ops->step_bf16) {
+            block_step_decoded(b, ops->step[l->optimizer][l->dtype][l->grad_dtype]);
+            return;
+        }
+        stored.bytes = sizeof(uint16_t);
+        block_step(b, ops->step_bf16[l->optimizer][l->dtype][l->grad_dtype], &stored, B);
+        return;
+    case ZB_MOMENTS_F32:
+    case ZB_MOMENTS_END:
+        break;
+    }
+    stored.bytes = sizeof(float);
+    block_step(b, ops->step[l->optimizer][l->dtype][l->grad_dtype], &stored, B);
 }
 
 void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
@@ -200,8 +295,6 @@ void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
                        .segments = segments,
                        .end = segments + nsegments,
                        .by_group = by_group };
-    zk_step_fn *step = ops->step[layout->optimizer][layout->dtype][layout->grad_dtype];
-    struct moments scratch;
 
     page_check(page);
     assert(!layout->frozen && page->state && page->grad);
@@ -215,13 +308,7 @@ void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
         b.grad = page_at(page->grad, layout, ZB_GRAD, at);
         b.state = zk_state_block(layout, page->state, at / B);
         b.rounding = by_group[b.segments->group].rounding;
-        if (layout->moments == ZB_MOMENTS_F32)
-            block_step(&b, step, sizeof(float), b.state.moment);
-        else if (layout->moments == ZB_MOMENTS_BF16 && ops->step_bf16)
-            block_step(&b, ops->step_bf16[layout->optimizer][layout->dtype][layout->grad_dtype],
-                       sizeof(uint16_t), b.state.moment);
-        else
-            block_step_decoded(&b, step, &scratch);
+        block_step_any(&b);
     }
 }
 

@@ -186,10 +186,22 @@ struct zk_step_arrays {
     void *param;  /* float[], or uint16_t[] of bf16 (hi of the split master) or fp16 */
     void *master; /* int16_t lo[] for bf16, float[] for fp16, NULL for fp32 */
     void *m, *v;  /* the moments, float[] or uint16_t[] of bf16; v is NULL if there is only one */
-    const void *grad; /* in its own dtype */
-    uint32_t key;     /* of bf16 moments: the first one's; element 0 of the arrays is number
+    float *to_m, *to_v; /* step_q8: where the new moments go; NULL in others */
+    const void *grad;   /* in its own dtype */
+    uint32_t key;       /* of bf16 moments: the first one's; element 0 of the arrays is number
                        * `first` of the block */
     uint32_t first;
+};
+
+/* One group of the moments of an optimizer, in 8 bits. */
+struct zk_q8_group {
+    unsigned n;                         /* moments */
+    const float *value[ZB_MOMENTS_MAX]; /* ZB_Q8_GROUP of each */
+    uint8_t *code[ZB_MOMENTS_MAX];
+    float *scale[ZB_MOMENTS_MAX];
+    bool is_signed[ZB_MOMENTS_MAX];
+    uint32_t key;   /* the first one's */
+    uint32_t first; /* element 0 is this number of the block */
 };
 
 typedef void zk_step_fn(const struct zk_scalars *s, const struct zk_step_arrays *a, size_t n);
@@ -201,9 +213,11 @@ struct zk_ops {
 
     /* [optimizer][dtype of the parameter][dtype of the gradient], by their numbers: every known
      * triple has one. Moments are fp32 in `step`, and bf16 in `step_bf16`, which may be NULL: then
-     * they are decoded, stepped and encoded, as those of 8 bits are. */
+     * they are decoded, stepped and encoded. In `step_q8` the old moments are bf16, by
+     * decode_q8_bf16(), and the new ones fp32, for encode_q8_group(). */
     zk_step_fn *const (*step)[ZB_DTYPE_END][ZB_DTYPE_END];
     zk_step_fn *const (*step_bf16)[ZB_DTYPE_END][ZB_DTYPE_END];
+    zk_step_fn *const (*step_q8)[ZB_DTYPE_END][ZB_DTYPE_END];
 
     /* The split master; a NaN comes out canonical. */
     void (*split)(const float *master, uint16_t *hi, int16_t *lo, size_t n);
@@ -224,6 +238,10 @@ struct zk_ops {
     void (*encode_bf16)(const float *from, uint16_t *to, uint32_t key, size_t n);
     void (*encode_q8)(const float *from, uint8_t *code, float *scale, bool is_signed, uint32_t key,
                       size_t n);
+    /* encode_q8() of one group of all moments, whose random bits are made once. */
+    void (*encode_q8_group)(const struct zk_q8_group *group);
+    void (*decode_q8_bf16)(const uint8_t *code, const float *scale, uint16_t *to, bool is_signed,
+                           size_t n);
     void (*decode_q8)(const uint8_t *code, const float *scale, float *to, bool is_signed, size_t n);
 
     /* Blockwise int8; n is a multiple of ZB_Q8_GROUP, with a scale for each. */

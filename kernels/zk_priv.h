@@ -34,9 +34,10 @@
     ZK_STEPS_OF(do_, arg, ADAGRAD)
 
 /* With moments of fp32, and of bf16. */
-#define ZK_DECLARE_STEP(variant, optimizer, param, grad)               \
-    zk_step_fn zk_##variant##_step_##optimizer##_F32_##param##_##grad; \
-    zk_step_fn zk_##variant##_step_##optimizer##_BF16_##param##_##grad;
+#define ZK_DECLARE_STEP(variant, optimizer, param, grad)                \
+    zk_step_fn zk_##variant##_step_##optimizer##_F32_##param##_##grad;  \
+    zk_step_fn zk_##variant##_step_##optimizer##_BF16_##param##_##grad; \
+    zk_step_fn zk_##variant##_step_##optimizer##_Q8_##param##_##grad;
 
 /* Every kernel of one variant; `restrict` is what zk.h promises about overlaps. */
 #define ZK_DECLARE(variant)                                                                       \
@@ -44,6 +45,8 @@
     extern zk_step_fn *const zk_##variant##_steps[ZB_OPTIMIZER_END][ZB_DTYPE_END][ZB_DTYPE_END];  \
     extern zk_step_fn                                                                             \
         *const zk_##variant##_steps_bf16[ZB_OPTIMIZER_END][ZB_DTYPE_END][ZB_DTYPE_END];           \
+    extern zk_step_fn                                                                             \
+        *const zk_##variant##_steps_q8[ZB_OPTIMIZER_END][ZB_DTYPE_END][ZB_DTYPE_END];             \
     void zk_##variant##_split(const float *restrict master, uint16_t *restrict hi,                \
                               int16_t *restrict lo, size_t n);                                    \
     void zk_##variant##_merge(const uint16_t *restrict hi, const int16_t *restrict lo,            \
@@ -59,6 +62,9 @@
                                     uint32_t key, size_t n);                                      \
     void zk_##variant##_encode_q8(const float *restrict from, uint8_t *restrict code,             \
                                   float *restrict scale, bool is_signed, uint32_t key, size_t n); \
+    void zk_##variant##_encode_q8_group(const struct zk_q8_group *group);                         \
+    void zk_##variant##_decode_q8_bf16(const uint8_t *restrict code, const float *restrict scale, \
+                                       uint16_t *restrict to, bool is_signed, size_t n);          \
     void zk_##variant##_decode_q8(const uint8_t *restrict code, const float *restrict scale,      \
                                   float *restrict to, bool is_signed, size_t n);                  \
     void zk_##variant##_quantize_i8(const float *restrict from, int8_t *restrict code,            \
@@ -72,18 +78,20 @@
                                    uint64_t *nonfinite)
 
 /* The row of that variant for zk_all(). */
-#define ZK_OPS(variant, is_supported)                                                       \
-    {                                                                                       \
-        .name = #variant, .supported = (is_supported), .step = zk_##variant##_steps,        \
-        .step_bf16 = zk_##variant##_steps_bf16, .split = zk_##variant##_split,              \
-        .merge = zk_##variant##_merge, .f32_to_bf16 = zk_##variant##_f32_to_bf16,           \
-        .bf16_to_f32 = zk_##variant##_bf16_to_f32, .f32_to_f16 = zk_##variant##_f32_to_f16, \
-        .f16_to_f32 = zk_##variant##_f16_to_f32, .add_f32 = zk_##variant##_add_f32,         \
-        .add_bf16 = zk_##variant##_add_bf16, .add_f16 = zk_##variant##_add_f16,             \
-        .encode_bf16 = zk_##variant##_encode_bf16, .encode_q8 = zk_##variant##_encode_q8,   \
-        .decode_q8 = zk_##variant##_decode_q8, .quantize_i8 = zk_##variant##_quantize_i8,   \
-        .dequantize_i8 = zk_##variant##_dequantize_i8, .sumsq = zk_##variant##_sumsq,       \
-        .set_f32 = zk_##variant##_set_f32, .set_bf16 = zk_##variant##_set_bf16,             \
+#define ZK_OPS(variant, is_supported)                                                             \
+    {                                                                                             \
+        .name = #variant, .supported = (is_supported), .step = zk_##variant##_steps,              \
+        .step_bf16 = zk_##variant##_steps_bf16, .step_q8 = zk_##variant##_steps_q8,               \
+        .split = zk_##variant##_split, .merge = zk_##variant##_merge,                             \
+        .f32_to_bf16 = zk_##variant##_f32_to_bf16, .bf16_to_f32 = zk_##variant##_bf16_to_f32,     \
+        .f32_to_f16 = zk_##variant##_f32_to_f16, .f16_to_f32 = zk_##variant##_f16_to_f32,         \
+        .add_f32 = zk_##variant##_add_f32, .add_bf16 = zk_##variant##_add_bf16,                   \
+        .add_f16 = zk_##variant##_add_f16, .encode_bf16 = zk_##variant##_encode_bf16,             \
+        .encode_q8 = zk_##variant##_encode_q8, .encode_q8_group = zk_##variant##_encode_q8_group, \
+        .decode_q8_bf16 = zk_##variant##_decode_q8_bf16, .decode_q8 = zk_##variant##_decode_q8,   \
+        .quantize_i8 = zk_##variant##_quantize_i8, .dequantize_i8 = zk_##variant##_dequantize_i8, \
+        .sumsq = zk_##variant##_sumsq, .set_f32 = zk_##variant##_set_f32,                         \
+        .set_bf16 = zk_##variant##_set_bf16,                                                      \
     }
 
 ZK_DECLARE(ref);

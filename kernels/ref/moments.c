@@ -23,8 +23,41 @@ void ZK_NAME(encode_bf16)(const float *restrict from, uint16_t *restrict to, uin
         encode_bf16(from, to, key, 1, n);
 }
 
-/* The pattern of the scale of one group. */
-static uint32_t group_scale(const float *restrict from)
+/*
+ * REGULAR GROUPS of 8 bits are almost all: their values are finite, and the scale is neither so
+ * small that a code stands for less than the smallest pattern, nor limited by the largest. Then
+ *
+ *     decode   no code is NaN, so that two operations make the bits of a magnitude
+ *     encode   the rounded pattern never exceeds the scale's, and zero needs no test of its own: it
+ *              is 0 or less in signed codes, and in unsigned ones the smaller of code and bits
+ *
+ * with the same results as moment_code() and moment_decode_bf16(), which do all other groups.
+ */
+static inline bool regular(uint32_t pattern, uint32_t top)
+{
+    return pattern >= top && pattern <= MOMENT_FINITE_MAX;
+}
+
+static inline uint32_t magnitude(float f)
+{
+    return elem_bits(f) & 0x7fffffff;
+}
+
+/* The largest magnitude of a group; not finite if any is not. */
+static inline uint32_t group_most(const float *restrict from)
+{
+    int32_t most = 0;
+
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
+        int32_t a = (int32_t)magnitude(from[i]);
+
+        most = a > most ? a : most;
+    }
+    return (uint32_t)most;
+}
+
+/* The pattern of the scale of a group whose largest magnitude is `most`, which is not finite. */
+static uint32_t group_pattern_finite(const float *restrict from)
 {
     int32_t most = 0;
 
@@ -37,9 +70,9 @@ static uint32_t group_scale(const float *restrict from)
 }
 
 /* The codes of one group, which begins with element `first` of the block. */
-static inline void group_encode(const float *restrict from, uint8_t *restrict code,
-                                uint32_t pattern, bool is_signed, uint32_t key, uint32_t moment,
-                                uint32_t first)
+static inline void group_encode_any(const float *restrict from, uint8_t *restrict code,
+                                    uint32_t pattern, bool is_signed, uint32_t key, uint32_t moment,
+                                    uint32_t first)
 {
     uint32_t place = first * MOMENT_PLACE;
 
@@ -50,40 +83,148 @@ static inline void group_encode(const float *restrict from, uint8_t *restrict co
     }
 }
 
-void ZK_NAME(encode_q8)(const float *restrict from, uint8_t *restrict code, float *restrict scale,
-                        bool is_signed, uint32_t key, size_t n)
+/* Signed ones: sign and pattern are rounded together, and taken apart in 16 bits, of which a vector
+ * holds twice as many. */
+static inline void group_encode_signed(const float *restrict from, uint8_t *restrict code,
+                                       uint16_t below, const uint32_t *restrict random,
+                                       uint32_t moment)
 {
-    assert(n % ZB_Q8_GROUP == 0);
-    for (size_t at = 0; at < n; at += ZB_Q8_GROUP) {
-        uint32_t pattern = group_scale(from + at), first = (uint32_t)at;
+    uint16_t rounded[ZB_Q8_GROUP];
 
-        /* A separate loop for each case, so that none tests for each element. */
-        if (is_signed && (key & 1) == 0)
-            group_encode(from + at, code + at, pattern, true, key, 0, first);
-        else if (is_signed)
-            group_encode(from + at, code + at, pattern, true, key, 1, first);
-        else if ((key & 1) == 0)
-            group_encode(from + at, code + at, pattern, false, key, 0, first);
-        else
-            group_encode(from + at, code + at, pattern, false, key, 1, first);
-        scale[at / ZB_Q8_GROUP] = moment_scale(pattern);
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
+        uint32_t noise = moment_noise_of(random[i], moment);
+        uint32_t r = elem_bits(from[i]) + (noise >> (32 - MOMENT_CUT));
+
+        rounded[i] = (uint16_t)(r >> MOMENT_CUT);
+    }
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
+        uint16_t r = rounded[i] & 0x7ff, c = (uint16_t)(r > below ? r - below : 0);
+
+        code[i] = (uint8_t)(c | (rounded[i] >> 4 & MOMENT_SIGN));
     }
 }
 
-/* The values of one group. */
-static inline void group_decode(const uint8_t *restrict code, float *restrict to, uint32_t pattern,
-                                uint32_t sign, uint32_t top)
+static inline void group_encode_unsigned(const float *restrict from, uint8_t *restrict code,
+                                         int32_t below, const uint32_t *restrict random,
+                                         uint32_t moment)
 {
-    uint16_t value[ZB_Q8_GROUP];
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
+        uint32_t noise = moment_noise_of(random[i], moment);
+        int32_t a = (int32_t)magnitude(from[i]);
+        int32_t c = (int32_t)(((uint32_t)a + (noise >> (32 - MOMENT_CUT))) >> MOMENT_CUT) - below;
 
-    for (size_t i = 0; i < ZB_Q8_GROUP; i++)
-        value[i] = moment_decode_bf16(code[i], pattern, sign, top);
-    for (size_t i = 0; i < ZB_Q8_GROUP; i++)
-        to[i] = elem_value_of_bf16(value[i]);
+        c = c < 1 ? 1 : c;
+        code[i] = (uint8_t)(a < c ? a : c);
+    }
 }
 
-void ZK_NAME(decode_q8)(const uint8_t *restrict code, const float *restrict scale,
-                        float *restrict to, bool is_signed, size_t n)
+/* The random bits of one group. */
+static inline void group_random(uint32_t key, uint32_t first, uint32_t *restrict random)
+{
+    uint32_t place = first * MOMENT_PLACE;
+
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++, place += MOMENT_PLACE)
+        random[i] = moment_random(key, place);
+}
+
+/* Encodes one group as moment `moment`; returns its scale. */
+static inline float group_encode(const float *restrict from, uint8_t *restrict code, bool is_signed,
+                                 uint32_t key, uint32_t moment, uint32_t first,
+                                 const uint32_t *restrict random)
+{
+    uint32_t most = group_most(from), top = is_signed ? MOMENT_SIGNED_TOP : MOMENT_UNSIGNED_TOP;
+    uint32_t pattern = (most + ((UINT32_C(1) << MOMENT_CUT) - 1)) >> MOMENT_CUT;
+
+    if (!regular(pattern, top)) {
+        pattern = group_pattern_finite(from);
+        group_encode_any(from, code, pattern, is_signed, key, moment, first);
+    } else if (is_signed) {
+        group_encode_signed(from, code, (uint16_t)(pattern - top), random, moment);
+    } else {
+        group_encode_unsigned(from, code, (int32_t)(pattern - top), random, moment);
+    }
+    return moment_scale(pattern);
+}
+
+/* The same with a loop for each case, so that none tests for each element. */
+static float encode_one(const float *restrict from, uint8_t *restrict code, bool is_signed,
+                        uint32_t key, uint32_t moment, uint32_t first,
+                        const uint32_t *restrict random)
+{
+    if (is_signed)
+        return moment == 0 ? group_encode(from, code, true, key, 0, first, random)
+                           : group_encode(from, code, true, key, 1, first, random);
+    return moment == 0 ? group_encode(from, code, false, key, 0, first, random)
+                       : group_encode(from, code, false, key, 1, first, random);
+}
+
+void ZK_NAME(encode_q8)(const float *restrict from, uint8_t *restrict code, float *restrict scale,
+                        bool is_signed, uint32_t key, size_t n)
+{
+    uint32_t random[ZB_Q8_GROUP];
+
+    assert(n % ZB_Q8_GROUP == 0);
+    for (size_t at = 0; at < n; at += ZB_Q8_GROUP) {
+        group_random(key, (uint32_t)at, random);
+        scale[at / ZB_Q8_GROUP] =
+            encode_one(from + at, code + at, is_signed, key, key & 1, (uint32_t)at, random);
+    }
+}
+
+void ZK_NAME(encode_q8_group)(const struct zk_q8_group *g)
+{
+    uint32_t random[ZB_Q8_GROUP];
+
+    group_random(g->key, g->first, random);
+    for (unsigned i = 0; i < g->n; i++)
+        *g->scale[i] =
+            encode_one(g->value[i], g->code[i], g->is_signed[i], g->key, i, g->first, random);
+}
+
+/* The values of one group in bf16, which is exact. */
+static inline void group_decode_any(const uint8_t *restrict code, uint16_t *restrict to,
+                                    uint32_t pattern, uint32_t sign, uint32_t top)
+{
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++)
+        to[i] = moment_decode_bf16(code[i], pattern, sign, top);
+}
+
+static inline void group_decode_regular(const uint8_t *restrict code, uint16_t *restrict to,
+                                        uint16_t off, uint16_t sign)
+{
+    const uint16_t mask = (uint16_t)~sign;
+
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
+        uint16_t u = code[i], c = u & mask;
+        uint16_t h = (uint16_t)((uint16_t)(c + off) << (MOMENT_CUT - 16));
+
+        to[i] = (uint16_t)((c == 0 ? 0 : h) | (uint16_t)((u & sign) << 8));
+    }
+}
+
+static inline uint8_t group_most_code(const uint8_t *restrict code, uint8_t mask)
+{
+    uint8_t most = 0;
+
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
+        uint8_t c = code[i] & mask;
+
+        most = c > most ? c : most;
+    }
+    return most;
+}
+
+static inline void group_decode(const uint8_t *restrict code, uint16_t *restrict to,
+                                uint32_t pattern, uint32_t sign, uint32_t top)
+{
+    if (regular(pattern, top) && group_most_code(code, (uint8_t)~sign) <= top)
+        group_decode_regular(code, to, (uint16_t)(pattern - top), (uint16_t)sign);
+    else
+        group_decode_any(code, to, pattern, sign, top);
+}
+
+void ZK_NAME(decode_q8_bf16)(const uint8_t *restrict code, const float *restrict scale,
+                             uint16_t *restrict to, bool is_signed, size_t n)
 {
     assert(n % ZB_Q8_GROUP == 0);
     for (size_t at = 0; at < n; at += ZB_Q8_GROUP) {
@@ -93,5 +234,18 @@ void ZK_NAME(decode_q8)(const uint8_t *restrict code, const float *restrict scal
             group_decode(code + at, to + at, pattern, MOMENT_SIGN, MOMENT_SIGNED_TOP);
         else
             group_decode(code + at, to + at, pattern, 0, MOMENT_UNSIGNED_TOP);
+    }
+}
+
+void ZK_NAME(decode_q8)(const uint8_t *restrict code, const float *restrict scale,
+                        float *restrict to, bool is_signed, size_t n)
+{
+    uint16_t value[ZB_Q8_GROUP];
+
+    assert(n % ZB_Q8_GROUP == 0);
+    for (size_t at = 0; at < n; at += ZB_Q8_GROUP) {
+        ZK_NAME(decode_q8_bf16)(code + at, scale + at / ZB_Q8_GROUP, value, is_signed, ZB_Q8_GROUP);
+        for (size_t i = 0; i < ZB_Q8_GROUP; i++)
+            to[at + i] = elem_value_of_bf16(value[i]);
     }
 }

@@ -23,6 +23,7 @@ typedef float step_F32_t;
 typedef uint16_t step_BF16_t;
 typedef float step_master_F32_t; /* not used */
 typedef int16_t step_master_BF16_t;
+typedef uint16_t step_Q8_t; /* moments of 8 bits are decoded to bf16 before, which is exact */
 
 #define STEP_VALUE_F32(x)                       (x)
 #define STEP_VALUE_BF16(x)                      elem_value_of_bf16(x)
@@ -34,8 +35,13 @@ typedef int16_t step_master_BF16_t;
 #define STEP_STORE_BF16(value, param, master, i) \
     elem_split_canonical(value, &(param)[i], &(master)[i])
 
-/* The random bits for a moment, if its dtype needs any, and the moment rounded with them. */
+#define STEP_VALUE_Q8(x) elem_value_of_bf16(x)
+
+/* The random bits for a moment, if its dtype needs any, and the moment rounded with them. Those of
+ * 8 bits are rounded after, group by group. */
 #define STEP_RANDOM_F32(key, place)                 0
+#define STEP_RANDOM_Q8(key, place)                  0
+#define STEP_MOMENT_Q8(m, moment, random)           (m)
 #define STEP_RANDOM_BF16(key, place)                moment_random(key, place)
 #define STEP_MOMENT_F32(m, moment, random)          (m)
 #define STEP_MOMENT_BF16(m, moment, random)         moment_of_canonical(m, moment_noise_of(random, moment))
@@ -46,37 +52,45 @@ typedef int16_t step_master_BF16_t;
 #define STEP_V_STORE_2(m_type, value, v, i, random) \
     ((v)[i] = STEP_MOMENT_##m_type(value, 1, random))
 
-#define STEP_LOOP(moments, optimizer, m_type, p_type, g_type)                                      \
-    static inline void step_loop_##optimizer##_##m_type##_##p_type##_##g_type(                     \
-        const struct zk_scalars *s, step_##p_type##_t *restrict param,                             \
-        step_master_##p_type##_t *restrict master, step_##m_type##_t *restrict m,                  \
-        step_##m_type##_t *restrict v, const step_##g_type##_t *restrict grad, uint32_t key,       \
-        uint32_t first, size_t n)                                                                  \
-    {                                                                                              \
-        const struct zk_scalars k = *s;                                                            \
-        uint32_t place = first * MOMENT_PLACE;                                                     \
-                                                                                                   \
-        (void)master;                                                                              \
-        (void)key;                                                                                 \
-        for (size_t i = 0; i < n; i++, place += MOMENT_PLACE) {                                    \
-            uint32_t random = STEP_RANDOM_##m_type(key, place);                                    \
-            float value = STEP_LOAD_##p_type(param, master, i);                                    \
-            float new_m = STEP_VALUE_##m_type(m[i]);                                               \
-            float new_v = STEP_V_LOAD_##moments(m_type, v, i);                                     \
-                                                                                                   \
-            (void)random;                                                                          \
-            elem_step_##optimizer(&k, &value, &new_m, &new_v, STEP_VALUE_##g_type(grad[i]));       \
-            m[i] = STEP_MOMENT_##m_type(new_m, 0, random);                                         \
-            STEP_V_STORE_##moments(m_type, new_v, v, i, random);                                   \
-            STEP_STORE_##p_type(value, param, master, i);                                          \
-        }                                                                                          \
-    }                                                                                              \
-                                                                                                   \
-    void ZK_NAME(step_##optimizer##_##m_type##_##p_type##_##g_type)(                               \
-        const struct zk_scalars *s, const struct zk_step_arrays *a, size_t n)                      \
-    {                                                                                              \
-        step_loop_##optimizer##_##m_type##_##p_type##_##g_type(s, a->param, a->master, a->m, a->v, \
-                                                               a->grad, a->key, a->first, n);      \
+/* Where a new moment goes: in the old one's place, or apart from it. */
+#define STEP_TO_F32(old, apart)  (old)
+#define STEP_TO_BF16(old, apart) (old)
+#define STEP_TO_Q8(old, apart)   (apart)
+
+#define STEP_LOOP(moments, optimizer, m_type, p_type, g_type)                                    \
+    static inline void step_loop_##optimizer##_##m_type##_##p_type##_##g_type(                   \
+        const struct zk_scalars *s, step_##p_type##_t *restrict param,                           \
+        step_master_##p_type##_t *restrict master, step_##m_type##_t *restrict m,                \
+        step_##m_type##_t *restrict v, float *restrict to_m, float *restrict to_v,               \
+        const step_##g_type##_t *restrict grad, uint32_t key, uint32_t first, size_t n)          \
+    {                                                                                            \
+        const struct zk_scalars k = *s;                                                          \
+        uint32_t place = first * MOMENT_PLACE;                                                   \
+                                                                                                 \
+        (void)master;                                                                            \
+        (void)v;                                                                                 \
+        (void)to_m;                                                                              \
+        (void)to_v;                                                                              \
+        (void)key;                                                                               \
+        for (size_t i = 0; i < n; i++, place += MOMENT_PLACE) {                                  \
+            uint32_t random = STEP_RANDOM_##m_type(key, place);                                  \
+            float value = STEP_LOAD_##p_type(param, master, i);                                  \
+            float new_m = STEP_VALUE_##m_type(m[i]);                                             \
+            float new_v = STEP_V_LOAD_##moments(m_type, v, i);                                   \
+                                                                                                 \
+            (void)random;                                                                        \
+            elem_step_##optimizer(&k, &value, &new_m, &new_v, STEP_VALUE_##g_type(grad[i]));     \
+            STEP_TO_##m_type(m, to_m)[i] = STEP_MOMENT_##m_type(new_m, 0, random);               \
+            STEP_V_STORE_##moments(m_type, new_v, STEP_TO_##m_type(v, to_v), i, random);         \
+            STEP_STORE_##p_type(value, param, master, i);                                        \
+        }                                                                                        \
+    }                                                                                            \
+                                                                                                 \
+    void ZK_NAME(step_##optimizer##_##m_type##_##p_type##_##g_type)(                             \
+        const struct zk_scalars *s, const struct zk_step_arrays *a, size_t n)                    \
+    {                                                                                            \
+        step_loop_##optimizer##_##m_type##_##p_type##_##g_type(                                  \
+            s, a->param, a->master, a->m, a->v, a->to_m, a->to_v, a->grad, a->key, a->first, n); \
     }
 
 /* A step with fp16: `loop` is the one with fp32 instead. */
@@ -95,6 +109,8 @@ static inline void step_chunks(zk_step_fn *loop, bool param_f16, size_t param_by
             .master = a->master ? (char *)a->master + at * master_bytes : NULL,
             .m = (char *)a->m + at * moment_bytes,
             .v = a->v ? (char *)a->v + at * moment_bytes : NULL,
+            .to_m = a->to_m ? a->to_m + at : NULL,
+            .to_v = a->to_v ? a->to_v + at : NULL,
             .grad = (const char *)a->grad + at * grad_bytes,
             .key = a->key,
             .first = a->first + (uint32_t)at,
@@ -121,6 +137,7 @@ static inline void step_chunks(zk_step_fn *loop, bool param_f16, size_t param_by
 #define STEP_BYTES_F32   sizeof(float)
 #define STEP_BYTES_BF16  sizeof(uint16_t)
 #define STEP_BYTES_F16   sizeof(uint16_t)
+#define STEP_BYTES_Q8    sizeof(uint16_t)
 
 #define STEP_CHUNKS(optimizer, m_type, p_type, g_type, p_loop, g_loop)               \
     void ZK_NAME(step_##optimizer##_##m_type##_##p_type##_##g_type)(                 \
@@ -142,8 +159,9 @@ static inline void step_chunks(zk_step_fn *loop, bool param_f16, size_t param_by
     STEP_CHUNKS(optimizer, m_type, F16, BF16, F32, BF16) \
     STEP_CHUNKS(optimizer, m_type, F16, F16, F32, F32)
 
-#define STEP_FUNCTIONS(optimizer, moments)     \
-    STEP_FUNCTIONS_OF(optimizer, moments, F32) \
-    STEP_FUNCTIONS_OF(optimizer, moments, BF16)
+#define STEP_FUNCTIONS(optimizer, moments)      \
+    STEP_FUNCTIONS_OF(optimizer, moments, F32)  \
+    STEP_FUNCTIONS_OF(optimizer, moments, BF16) \
+    STEP_FUNCTIONS_OF(optimizer, moments, Q8)
 
 #endif

@@ -13,3 +13,6 @@ zk_step_fn *const ZK_NAME(steps)[ZB_OPTIMIZER_END][ZB_DTYPE_END][ZB_DTYPE_END] =
 zk_step_fn *const ZK_NAME(steps_bf16)[ZB_OPTIMIZER_END][ZB_DTYPE_END][ZB_DTYPE_END] = {
     ZK_STEPS(STEP_ROW, BF16)
 };
+zk_step_fn *const ZK_NAME(steps_q8)[ZB_OPTIMIZER_END][ZB_DTYPE_END][ZB_DTYPE_END] = {
+    ZK_STEPS(STEP_ROW, Q8)
+};

@@ -104,6 +104,118 @@ static void below_the_range(void **state)
     }
 }
 
+/* A magnitude whose pattern is near `pattern`, one of those that are not numbers, or a tiny one. */
+static float draw_near(uint64_t *seed, uint32_t pattern)
+{
+    uint64_t r = ztest_random(seed);
+    uint32_t low = (uint32_t)(r >> 8) & 0xfffff, sign = (uint32_t)(r & 1) << 31;
+    uint32_t p = pattern - (uint32_t)(r >> 32) % (pattern + 1 < 280 ? pattern + 1 : 280);
+
+    switch (r >> 60) {
+    case 0:
+        return data_float(sign);
+    case 1:
+        return data_float(sign | (low & 0xff));
+    case 2:
+        return data_float(sign | p << 20);
+    default:
+        return data_float(sign | p << 20 | (p < pattern ? low : 0));
+    }
+}
+
+/* Whether moment m of the group has the codes and the scale of its elements, and decodes to them. */
+static void group_check(const struct zk_ops *ops, const struct zk_q8_group *g, unsigned m)
+{
+    uint32_t most = 0, sign = g->is_signed[m] ? MOMENT_SIGN : 0, pattern;
+    uint32_t top = g->is_signed[m] ? MOMENT_SIGNED_TOP : MOMENT_UNSIGNED_TOP;
+    float to[ZB_Q8_GROUP];
+
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++)
+        most = (uint32_t)zb_max_u64(most, moment_finite(data_bits(g->value[m][i])));
+    pattern = moment_pattern(most);
+    assert_int_equal(data_bits(*g->scale[m]), data_bits(moment_scale(pattern)));
+    ops->decode_q8(g->code[m], g->scale[m], to, g->is_signed[m], ZB_Q8_GROUP);
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
+        uint32_t noise = moment_noise(g->key | m, g->first + (uint32_t)i);
+        uint8_t want = moment_code(g->value[m][i], pattern, noise, g->is_signed[m]);
+
+        if (g->code[m][i] != want)
+            fail_msg("%s: %a in a group of %a is %02x, not %02x", ops->name, (double)g->value[m][i],
+                     (double)*g->scale[m], g->code[m][i], want);
+        if (data_bits(to[i]) != data_bits(moment_decode(want, pattern, sign, top)))
+            fail_msg("%s: %02x in a group of %a is %a", ops->name, want, (double)*g->scale[m],
+                     (double)to[i]);
+    }
+}
+
+/* Groups are done with fewer operations where their values allow it: the results are those of
+ * moment_code() and moment_decode() for each element, at every limit. */
+static void groups_are_their_elements(void **state)
+{
+    static const uint32_t patterns[] = { 0,   1,   2,   125,   126,   127,   128,  253,
+                                         254, 255, 256, 0x400, 0x7f6, 0x7f7, 0x7f8 };
+    static const uint32_t odd[] = { 0, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f7fffff };
+    static float from[2][ZB_Q8_GROUP], scale[2];
+    static uint8_t code[2][ZB_Q8_GROUP];
+    uint64_t seed = 9;
+
+    (void)state;
+    data_each_ops(ops)
+    {
+        for (size_t round = 0; round < ZB_COUNT(patterns) * ZB_COUNT(odd) * 8; round++) {
+            uint32_t special = odd[round / ZB_COUNT(patterns) % ZB_COUNT(odd)];
+            struct zk_q8_group g = { .n = 2, .is_signed = { round % 2, round / 2 % 2 } };
+
+            if (!ops->encode_q8_group) /* the GPU's kernels */
+                continue;
+            g.key = (uint32_t)ztest_random(&seed) & ~UINT32_C(1);
+            g.first = (uint32_t)ztest_random(&seed) % 16 * ZB_Q8_GROUP;
+            for (unsigned m = 0; m < 2; m++) {
+                for (size_t i = 0; i < ZB_Q8_GROUP; i++)
+                    from[m][i] = draw_near(&seed, patterns[round % ZB_COUNT(patterns)]);
+                if (special != 0)
+                    from[m][77] = data_float(special);
+                g.value[m] = from[m];
+                g.code[m] = code[m];
+                g.scale[m] = &scale[m];
+            }
+            ops->encode_q8_group(&g);
+            group_check(ops, &g, 0);
+            group_check(ops, &g, 1);
+        }
+    }
+}
+
+/* Codes that no encoder makes, and scales that none has, are decoded as their elements, too. */
+static void any_codes(void **state)
+{
+    static const uint32_t scales[] = { 0x00000000, 0x00100000, 0x0fe00000, 0x0ff00000, 0x3f800000,
+                                       0x7f700000, 0x7f800000, 0x7fc00000, 0x80000000, 0xbf800000 };
+    uint8_t code[ZB_Q8_GROUP];
+    float to[ZB_Q8_GROUP];
+
+    (void)state;
+    data_each_ops(ops)
+    {
+        for (size_t k = 0; k < ZB_COUNT(scales) * 4; k++) {
+            bool is_signed = k % 2 != 0, without_nan = k / 2 % 2 != 0;
+            uint32_t top = is_signed ? MOMENT_SIGNED_TOP : MOMENT_UNSIGNED_TOP;
+            float scale = data_float(scales[k / 4]);
+
+            for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
+                code[i] = (uint8_t)i;
+                if (without_nan && (i & (is_signed ? 0x7f : 0xff)) > top)
+                    code[i] = 1;
+            }
+            ops->decode_q8(code, &scale, to, is_signed, ZB_Q8_GROUP);
+            for (size_t i = 0; i < ZB_Q8_GROUP; i++)
+                assert_int_equal(data_bits(to[i]),
+                                 data_bits(moment_decode(code[i], scales[k / 4] >> MOMENT_CUT,
+                                                         is_signed ? MOMENT_SIGN : 0, top)));
+        }
+    }
+}
+
 /* The mean of many roundings is the value, within five standard deviations. Rounding x to steps of
  * d has a variance of d^2 / 4 at most. */
 static void rounding_is_fair(void **state)
@@ -215,6 +327,8 @@ int main(void)
         cmocka_unit_test(q8_keeps_what_it_can_hold),
         cmocka_unit_test(error_is_bounded),
         cmocka_unit_test(below_the_range),
+        cmocka_unit_test(groups_are_their_elements),
+        cmocka_unit_test(any_codes),
         cmocka_unit_test(rounding_is_fair),
         cmocka_unit_test(random_bits_are_independent),
     };
