@@ -3,6 +3,7 @@
  */
 #include <assert.h>
 
+#include "kernels/cpu/narrow_priv.h"
 #include "kernels/ref/moment_priv.h"
 #include "kernels/zk_priv.h"
 
@@ -38,18 +39,13 @@ static inline bool regular(uint32_t pattern, uint32_t top)
     return pattern >= top && pattern <= MOMENT_FINITE_MAX;
 }
 
-static inline uint32_t magnitude(float f)
-{
-    return elem_bits(f) & 0x7fffffff;
-}
-
 /* The largest magnitude of a group; not finite if any is not. */
 static inline uint32_t group_most(const float *restrict from)
 {
     int32_t most = 0;
 
     for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
-        int32_t a = (int32_t)magnitude(from[i]);
+        int32_t a = (int32_t)(elem_bits(from[i]) & 0x7fffffff);
 
         most = a > most ? a : most;
     }
@@ -83,39 +79,33 @@ static inline void group_encode_any(const float *restrict from, uint8_t *restric
     }
 }
 
-/* Signed ones: sign and pattern are rounded together, and taken apart in 16 bits, of which a vector
- * holds twice as many. */
-static inline void group_encode_signed(const float *restrict from, uint8_t *restrict code,
-                                       uint16_t below, const uint32_t *restrict random,
-                                       uint32_t moment)
+/* NARROW_ROW codes of a regular group, whose scale's pattern is `below` above the top code. */
+static inline void row_encode(const float *restrict from, uint8_t *restrict code, bool is_signed,
+                              int32_t below, const uint32_t *restrict random, uint32_t moment)
 {
-    uint16_t rounded[ZB_Q8_GROUP];
+    _Alignas(64) uint32_t row[NARROW_ROW];
 
-    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
+    for (size_t i = 0; i < NARROW_ROW; i++) {
         uint32_t noise = moment_noise_of(random[i], moment);
-        uint32_t r = elem_bits(from[i]) + (noise >> (32 - MOMENT_CUT));
+        uint32_t b = elem_bits(from[i]), a = b & 0x7fffffff;
+        int32_t c = (int32_t)((a + (noise >> (32 - MOMENT_CUT))) >> MOMENT_CUT) - below;
 
-        rounded[i] = (uint16_t)(r >> MOMENT_CUT);
+        if (is_signed) {
+            row[i] = (uint32_t)(c < 0 ? 0 : c) | (b >> 24 & MOMENT_SIGN);
+        } else {
+            c = c < 1 ? 1 : c;
+            row[i] = (uint32_t)((int32_t)a < c ? (int32_t)a : c);
+        }
     }
-    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
-        uint16_t r = rounded[i] & 0x7ff, c = (uint16_t)(r > below ? r - below : 0);
-
-        code[i] = (uint8_t)(c | (rounded[i] >> 4 & MOMENT_SIGN));
-    }
+    narrow_row(row, code);
 }
 
-static inline void group_encode_unsigned(const float *restrict from, uint8_t *restrict code,
-                                         int32_t below, const uint32_t *restrict random,
-                                         uint32_t moment)
+static inline void group_encode_regular(const float *restrict from, uint8_t *restrict code,
+                                        bool is_signed, int32_t below,
+                                        const uint32_t *restrict random, uint32_t moment)
 {
-    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
-        uint32_t noise = moment_noise_of(random[i], moment);
-        int32_t a = (int32_t)magnitude(from[i]);
-        int32_t c = (int32_t)(((uint32_t)a + (noise >> (32 - MOMENT_CUT))) >> MOMENT_CUT) - below;
-
-        c = c < 1 ? 1 : c;
-        code[i] = (uint8_t)(a < c ? a : c);
-    }
+    for (size_t at = 0; at < ZB_Q8_GROUP; at += NARROW_ROW)
+        row_encode(from + at, code + at, is_signed, below, random + at, moment);
 }
 
 /* The random bits of one group. */
@@ -135,13 +125,11 @@ static inline float group_encode(const float *restrict from, uint8_t *restrict c
     uint32_t most = group_most(from), top = is_signed ? MOMENT_SIGNED_TOP : MOMENT_UNSIGNED_TOP;
     uint32_t pattern = (most + ((UINT32_C(1) << MOMENT_CUT) - 1)) >> MOMENT_CUT;
 
-    if (!regular(pattern, top)) {
+    if (regular(pattern, top)) {
+        group_encode_regular(from, code, is_signed, (int32_t)(pattern - top), random, moment);
+    } else {
         pattern = group_pattern_finite(from);
         group_encode_any(from, code, pattern, is_signed, key, moment, first);
-    } else if (is_signed) {
-        group_encode_signed(from, code, (uint16_t)(pattern - top), random, moment);
-    } else {
-        group_encode_unsigned(from, code, (int32_t)(pattern - top), random, moment);
     }
     return moment_scale(pattern);
 }
