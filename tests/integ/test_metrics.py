@@ -194,6 +194,11 @@ def http():
         check(done.returncode == 3 and done.stdout.startswith("HTTP/1.0 503 "), f"{done}")
 
 
+def dashboard_panels():
+    with open(os.path.join(PROMETHEUS, "zshard_dashboard.json"), encoding="utf-8") as file:
+        return json.load(file)["panels"]
+
+
 def alerts():
     """Alerts use metrics that there are, have a test, and are explained."""
     def read(*path):
@@ -213,7 +218,27 @@ def alerts():
         check(f"`{name}`" in page, f"{name} is not in docs/how-to/watch.md")
 
 
-TESTS = {f.__name__: f for f in (status, is_strict, form, in_prometheus_format, histograms_count, cost, http, alerts)}
+def dashboard():
+    """Every query of the dashboard uses metrics that there are; panels have names, and do not overlap."""
+    docs = documented()
+    panels = [panel for panel in dashboard_panels() if panel["type"] != "row"]
+    check(len(panels) > 15 and len({panel["id"] for panel in panels}) == len(panels), f"{len(panels)} panels")
+    taken = set()
+    for panel in panels:
+        check(panel["title"] and panel["description"].endswith("."), f"{panel['title']}")
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        check(not cells & taken and at["x"] + at["w"] <= 24, f"{panel['title']} overlaps")
+        taken |= cells
+        for target in panel["targets"]:
+            names = re.findall(r"\bzshard_\w+", target["expr"])
+            check(names or "DCGM" in target["expr"], target["expr"])
+            for name in names:
+                check(re.sub(r"_bucket\Z", "", name) in docs, f"{name} is not a metric")
+
+
+TESTS = {f.__name__: f for f in (dashboard, status, is_strict, form, in_prometheus_format, histograms_count, cost, http,
+                                 alerts)}
 
 
 def promtool():
