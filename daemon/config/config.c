@@ -82,8 +82,8 @@ static const struct zb_opt options[] = {
     { "paths", ZB_OPT_CHARS, AT(paths), .arg = "DIR:DIR...", .def = "", .check = check_paths,
       .list = ZSD_PATHS_SEPARATOR,
       .help = "More directories with a data file of nvme_bytes each, preferably on other "
-              "drives. Pages are spread over all of them by measured speed. At most 7; never "
-              "change the order." },
+              "drives. Pages are spread over all of them by measured speed. At most 7, in any "
+              "order." },
     { "gpu-bytes", ZB_OPT_SIZE, AT(gpu_bytes), .round = PAGE_BYTES, .arg = "SIZE", .def = "0",
       .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .zero = true,
       .help = "Budget of the GPU tier: GPU memory for optimizer state, which is updated there. "
@@ -242,7 +242,7 @@ static void config_help(FILE *out)
                 "Exit status: 0 ended in good order; 2 wrong options or configuration;\n"
                 "3 the socket or the data directory belongs to another daemon; 4 there is no\n"
                 "such GPU; 5 the data directory is another user's, or others may write to it;\n"
-                "6 --fsck found damage; 1 anything else.\n",
+                "6 --fsck found damage; 7 a data file is missing; 1 anything else.\n",
                 out);
 }
 

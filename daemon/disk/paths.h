@@ -1,9 +1,9 @@
 /*
  * paths.h - the data files, one for each path: selection, speed, free space.
  *
- * MODEL. A place of a page is ZN_AT(path, offset from engine_base). The path's index is its
- * position in the configuration: 0 is the data directory's file, 1 and up those of `paths`. Each
- * file keeps its index in its superblock. New pages are spread by the speed that was measured when
+ * MODEL. A place of a page is ZN_AT(path, offset from engine_base). The path's index is in the
+ * superblock of its file: 0 is the data directory's, 1 and up are those of `paths`, in any order.
+ * People count from 1. An index that no file has is absent: it has no bytes. New pages are spread by the speed that was measured when
  * the daemon started: a path that is twice as fast gets twice as many bytes, as long as it has
  * room.
  *
@@ -30,6 +30,12 @@ const char *zsd_path_folder(const struct zsd *daemon, unsigned path);
 /** Logs every fallback of an engine that was opened. */
 void zsd_path_log(const struct zn_info *info, const char *path);
 
+/** Before the first data file is opened, which would create it: 0; -ENOMEDIUM: it is not there, and
+ * those of `paths` belong to a store. */
+int zsd_paths_first_missing(const struct zsd *daemon, struct zb_err *err);
+/** Whether the data file is absent, or so new that nothing was ever committed with it: then what a
+ * catalog names there is elsewhere. */
+bool zsd_path_missing(const struct zsd *daemon, unsigned path);
 /** Opens the data files of `paths`, when the first one is open. Blocks: at the start only. A
  * failure leaves what is open to zsd_paths_close(). */
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err);

@@ -86,6 +86,14 @@ static int recover_store(void *arg, const struct zn_key *key, const void *bytes,
     return 0;
 }
 
+static int recover_missing(unsigned path, struct zb_err *err)
+{
+    return zb_fail(err, -ENOMEDIUM,
+                   "data file number %u is missing, and pages of saved jobs are there: mount its "
+                   "drive, and name its directory in paths",
+                   path + 1);
+}
+
 /* Takes the places of a row in the map. After a failure, the remaining pages have no place. */
 static int recover_extents(struct recovery *r, struct zsd_row *row, struct zb_err *err)
 {
@@ -97,6 +105,8 @@ static int recover_extents(struct recovery *r, struct zsd_row *row, struct zb_er
             struct zsd_extent *e = &row->planes[p].extents[i];
             uint64_t bytes = zsd_row_page_bytes(row, p, i);
 
+            if (rc == 0 && zsd_path_missing(core->daemon, ZN_AT_PATH(e->at)))
+                rc = recover_missing(ZN_AT_PATH(e->at), err);
             if (rc == 0)
                 rc = zsd_extent_adopt(core, e->at, bytes, err);
             if (rc < 0)
