@@ -100,6 +100,7 @@ static int paths_open_one(struct zsd *daemon, struct zsd_path *p, unsigned index
                                   .depth = config->io_depth,
                                   .index = index,
                                   .read_only = daemon->read_only };
+    struct zb_err why = { 0 };
     int rc;
 
     if (!p->datadir)
@@ -108,9 +109,14 @@ static int paths_open_one(struct zsd *daemon, struct zsd_path *p, unsigned index
     if (options.size_bytes == ZSD_AUTO)
         options.size_bytes = zsd_datadir_room(p->datadir);
     rc = zn_open(&p->engine, &options, err);
-    if (rc == 0)
-        zsd_path_log(zn_info(p->engine), options.path);
-    return rc;
+    if (rc < 0)
+        return rc;
+    zsd_path_log(zn_info(p->engine), options.path);
+    if (zsd_datadir_trusted(p->datadir, &why) == 0)
+        p->copy_path = zsd_datadir_copy(p->datadir);
+    else
+        zb_log(ZB_LOG_WARN, "catalog-copy-failed", "number=%u why=\"%s\"", index + 1, why.text);
+    return 0;
 }
 
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err)

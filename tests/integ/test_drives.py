@@ -126,5 +126,56 @@ def missing():
         check("data file number 2 is missing" in d.run((3,), "--fsck", status=7), "fsck")
 
 
+def catalog():
+    """Whatever happens to the catalog, the newest copy of it replaces it."""
+    def cut(path):
+        with open(path, "r+b") as f:
+            f.truncate(os.path.getsize(path) // 2)
+
+    def change(path):
+        with open(path, "r+b") as f:
+            f.seek(16384)
+            f.write(b"\xff" * (os.path.getsize(path) - 16384))
+
+    with Drives() as d:
+        d.start((2, 3))
+        d.save("a", "b")
+        old = os.path.join(d.folder, "old")
+        shutil.copy(d.dir(1) + "/catalog.zsd", old)
+        d.zctl("snapshot", "a", "s")
+        d.stop()
+        for n, damage in enumerate((os.unlink, cut, change, lambda path: shutil.copy(old, path))):
+            damage(d.dir(1) + "/catalog.zsd")
+            if n == 0:  # one of the copies is lost, too
+                os.unlink(d.dir(2) + "/catalog-copy.zsd")
+            d.start((2, 3))
+            check(d.log().count("catalog-restored") == n + 1, "not restored")
+            check("s" in d.zctl("snapshots", "a"), "the snapshot")
+            d.same("a", "b")
+            d.stop()
+        check(os.path.exists(d.dir(1) + "/catalog.zsd.damaged"), "the damaged one is kept")
+        check("problems   0" in d.run((2, 3), "--fsck"), "fsck")
+
+        # a copy that cannot be written is given up, and made again
+        shutil.rmtree(d.dir(2) + "/catalog-copy.zsd", ignore_errors=True)
+        os.unlink(d.dir(2) + "/catalog-copy.zsd")
+        os.mkdir(d.dir(2) + "/catalog-copy.zsd")
+        d.start((2, 3))
+        check("catalog-copy-failed number=2" in d.log(), "the failure")
+        d.zctl("snapshot", "b", "t")
+        d.stop()
+        os.rmdir(d.dir(2) + "/catalog-copy.zsd")
+        d.start((2, 3))
+        d.stop()
+        with open(d.dir(1) + "/catalog.zsd", "rb") as f, open(d.dir(2) + "/catalog-copy.zsd", "rb") as g:
+            check(len(f.read()) > 0 and len(g.read()) > 0, "a copy")
+        os.unlink(d.dir(3) + "/catalog-copy.zsd")
+        os.unlink(d.dir(1) + "/catalog.zsd")
+        d.start((2, 3))
+        check("t" in d.zctl("snapshots", "b"), "the second snapshot")
+        d.same("a", "b")
+        d.stop()
+
+
 if __name__ == "__main__":
-    sys.exit(main({f.__name__: f for f in (order, missing)}))
+    sys.exit(main({f.__name__: f for f in (order, missing, catalog)}))
