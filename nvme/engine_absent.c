@@ -1,6 +1,6 @@
 /*
- * engine_absent.c - stands for a data file that is missing or was retired: it has no bytes. Reads
- * fail with -ENODEV. Flushes and commit slots succeed, and do nothing: so the code that serves all
+ * engine_absent.c - stands for a data file that is missing or was retired: it has no bytes.
+ * Transfers fail with -ENODEV. Flushes and commit slots succeed, and do nothing: so the code that serves all
  * data files needs no exception.
  *
  * Everything runs in the caller's thread.
@@ -30,7 +30,7 @@ static void absent_submit(struct zn_engine *e, struct zn_io *io)
 {
     if (io->op == ZN_READ && zn_io_off(io) < ZN_DATA_START)
         memset(zn_io_at(io), 0, (size_t)io->res); /* the trial of zn_open() */
-    else if (io->op == ZN_READ)
+    else if (io->op != ZN_FLUSH && zn_io_off(io) >= ZN_DATA_START)
         io->res = -ENODEV;
     zb_list_push_back(e->impl, &io->node);
     zn_wake(e);

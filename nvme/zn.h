@@ -122,7 +122,7 @@ struct zn_stats {
  */
 int zn_open(struct zn_engine **ret, const struct zn_options *options, struct zb_err *err);
 
-/** Stands for a data file that is missing or was retired: it has no bytes for the caller, a read is
+/** Stands for a data file that is missing or was retired: it has no bytes for the caller, a transfer is
  * answered with -ENODEV, flushes and commit slots do nothing. 0 or -ENOMEM, -EMFILE. */
 int zn_absent_open(struct zn_engine **ret, unsigned index, struct zb_err *err);
 bool zn_is_absent(const struct zn_engine *e);

@@ -361,14 +361,24 @@ uint64_t zsd_map_take_many(struct zsd_core *core, uint64_t bytes, uint64_t n, ui
 
 int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes)
 {
-    if (ZN_AT_PATH(at) >= zsd_paths(core->daemon) || at % ZB_PAGE_ALIGN != 0)
+    if (ZN_AT_PATH(at) >= ZN_PATHS_MAX || at % ZB_PAGE_ALIGN != 0)
         return -ERANGE;
+    if (zsd_place_lost(core->daemon, at)) {
+        if (ZN_AT_PATH(at) + 1 != core->daemon->config.without)
+            return -ERANGE;
+        core->disk->lost_bytes += bytes;
+        return 0;
+    }
     return zb_space_take_at(core->disk->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
                             bytes / ZB_PAGE_ALIGN);
 }
 
 void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes)
 {
+    if (zsd_place_lost(core->daemon, at)) {
+        core->disk->lost_bytes -= bytes;
+        return;
+    }
     zb_space_give(core->disk->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
                   bytes / ZB_PAGE_ALIGN);
 }
@@ -414,7 +424,7 @@ uint64_t zsd_map_total_bytes(const struct zsd_core *core)
 
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
         units += zb_space_total_units(core->disk->maps[i]);
-    return units * ZB_PAGE_ALIGN;
+    return units * ZB_PAGE_ALIGN + core->disk->lost_bytes;
 }
 
 struct zsd_rates zsd_path_best(const struct zsd_core *core, unsigned path)

@@ -50,7 +50,7 @@ struct paths_found {
 
 /* Finds the number of the file that is in the directory; NO_NUMBER: there is none, or zn_open()
  * says what is wrong with it. */
-static int found_add(struct paths_found *f, const char *dir, struct zb_err *err)
+static int found_add(struct paths_found *f, const char *dir, unsigned without, struct zb_err *err)
 {
     unsigned *index = &f->index[f->n];
     struct zn_peek peek;
@@ -63,6 +63,10 @@ static int found_add(struct paths_found *f, const char *dir, struct zb_err *err)
     if (zn_peek(zsd_datadir_file(f->dirs[f->n - 1]), &peek, NULL) < 0)
         return 0;
     *index = peek.index;
+    if (without > 0 && peek.index + 1 == without) {
+        zsd_datadir_close(f->dirs[--f->n]);
+        return 0;
+    }
     if (peek.index == 0)
         return zb_fail(err, -EINVAL,
                        "paths: the data file in '%s' is number 1 of its daemon: name its directory "
@@ -75,7 +79,7 @@ static int found_add(struct paths_found *f, const char *dir, struct zb_err *err)
     return 0;
 }
 
-static int found_all(struct paths_found *f, const char *paths, struct zb_err *err)
+static int found_all(struct paths_found *f, const char *paths, unsigned without, struct zb_err *err)
 {
     char dir[sizeof(((struct zsd_config *)NULL)->paths)];
     int rc = 0;
@@ -86,7 +90,7 @@ static int found_all(struct paths_found *f, const char *paths, struct zb_err *er
         memcpy(dir, paths, len);
         dir[len] = '\0';
         paths += len + (paths[len] != '\0');
-        rc = found_add(f, dir, err);
+        rc = found_add(f, dir, without, err);
     }
     return rc;
 }
@@ -122,7 +126,7 @@ static int paths_open_one(struct zsd *daemon, struct zsd_path *p, unsigned index
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err)
 {
     struct paths_found f = { .used = 1 };
-    int rc = found_all(&f, daemon->config.paths, err);
+    int rc = found_all(&f, daemon->config.paths, daemon->config.without, err);
 
     for (unsigned i = 0; i < f.n; i++) {
         unsigned index = f.index[i];
@@ -156,7 +160,8 @@ int zsd_paths_first_missing(const struct zsd *daemon, struct zb_err *err)
     const char *at = daemon->config.paths;
     struct zn_peek peek;
 
-    if (zn_peek(zsd_datadir_file(daemon->datadir), &peek, NULL) != -ENODATA)
+    if (daemon->config.without == 1 ||
+        zn_peek(zsd_datadir_file(daemon->datadir), &peek, NULL) != -ENODATA)
         return 0;
     while (*at) {
         size_t len = strcspn(at, ZSD_PATHS_SEPARATOR);
@@ -164,10 +169,12 @@ int zsd_paths_first_missing(const struct zsd *daemon, struct zb_err *err)
         (void)snprintf(file, sizeof(file), "%.*s/" ZSD_DATA_FILE, (int)len, at);
         at += len + (at[len] != '\0');
         if (zn_peek(file, &peek, NULL) == 0 && peek.sequence > 0)
-            return zb_fail(err, -ENOMEDIUM,
-                           "data file number 1 is missing: there is none in '%s', and '%s' is data "
-                           "file number %u of a store. Mount the drive with the first one",
-                           daemon->config.data, file, peek.index + 1);
+            return zb_fail(
+                err, -ENOMEDIUM,
+                "data file number 1 is missing: there is none in '%s', and '%s' is data "
+                "file number %u of a store. Mount the drive with the first one; if it is "
+                "lost, start with --without 1",
+                daemon->config.data, file, peek.index + 1);
     }
     return 0;
 }
@@ -197,6 +204,7 @@ void zsd_paths_unregister(const struct zsd *daemon, void *base)
 int zsd_paths_slots(const struct zsd *daemon, struct zn_slot slots[ZN_PATHS_MAX], unsigned *ret_n,
                     struct zb_err *err)
 {
+    bool first = false;
     unsigned n = 0;
 
     for (unsigned i = 0; i < zsd_paths(daemon); i++) {
@@ -204,8 +212,15 @@ int zsd_paths_slots(const struct zsd *daemon, struct zn_slot slots[ZN_PATHS_MAX]
 
         if (rc < 0)
             return rc;
-        n += i == 0 || slots[n].sequence > 0;
+        first |= i == 0 && slots[n].sequence > 0;
+        n += slots[n].sequence > 0;
     }
+    if (n > 0 && !first && daemon->config.without != 1)
+        return zb_fail(err, -ENOMEDIUM,
+                       "data file number 1 is missing: the one in '%s' is new, and the others are "
+                       "those of a store. Mount the drive with the first one; if it is lost, start "
+                       "with --without 1",
+                       daemon->config.data);
     *ret_n = n;
     return 0;
 }

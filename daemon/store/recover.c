@@ -18,6 +18,7 @@
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 #include "daemon/store/copies.h"
+#include "daemon/store/lost.h"
 #include "daemon/store/record.h"
 #include "daemon/store/saved_priv.h"
 
@@ -83,12 +84,16 @@ static int recover_store(void *arg, const struct zn_key *key, const void *bytes,
     return 0;
 }
 
-static int recover_missing(unsigned path, struct zb_err *err)
+static int recover_missing(const struct zsd_core *core, struct zsd_row *row, unsigned path,
+                           struct zb_err *err)
 {
+    row->lost = true;
+    if (core->daemon->config.without == path + 1)
+        return 0;
     return zb_fail(err, -ENOMEDIUM,
                    "data file number %u is missing, and pages of saved jobs are there: mount its "
-                   "drive, and name its directory in paths",
-                   path + 1);
+                   "drive, and name its directory in paths; if it is lost, start with --without %u",
+                   path + 1, path + 1);
 }
 
 /* Takes the places of a row in the map. After a failure, the remaining pages have no place. */
@@ -103,7 +108,7 @@ static int recover_extents(struct recovery *r, struct zsd_row *row, struct zb_er
             uint64_t bytes = zsd_row_page_bytes(row, p, i);
 
             if (rc == 0 && zsd_path_missing(core->daemon, ZN_AT_PATH(e->at)))
-                rc = recover_missing(ZN_AT_PATH(e->at), err);
+                rc = recover_missing(core, row, ZN_AT_PATH(e->at), err);
             if (rc == 0)
                 rc = zsd_extent_adopt(core, e->at, bytes, err);
             if (rc < 0)
@@ -205,6 +210,7 @@ static int recover_version_rows(const struct recovery *r, struct zsd_version *v,
         if (zsd_version_put(v, i, row) < 0)
             return recovery_no_memory(err);
         row->kept++;
+        v->lost |= row->lost;
     }
     return 0;
 }
@@ -346,6 +352,8 @@ static int store_recover(struct zsd_store *store, struct zb_err *err)
     struct recovery r = { .store = store };
     int rc = recover_all(&r, err);
 
+    if (rc == 0)
+        zsd_lost_log(store);
     for (size_t i = 0; i < r.nversions; i++)
         zsd_version_unref(r.versions[i]);
     if (rc < 0)
