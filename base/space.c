@@ -19,9 +19,9 @@ int zb_space_new(struct zb_space **ret, uint64_t units)
     struct zb_space *s = calloc(1, sizeof(*s));
     uint64_t words = zb_div_up(units, 64);
 
-    assert(units >= 1 && units <= UINT64_C(1) << 40);
+    assert(units <= UINT64_C(1) << 40);
     if (s)
-        s->taken = calloc(words, sizeof(*s->taken));
+        s->taken = calloc(zb_max_u64(words, 1), sizeof(*s->taken));
     if (!s || !s->taken) {
         free(s);
         return -ENOMEM;

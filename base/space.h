@@ -12,7 +12,7 @@
 
 struct zb_space;
 
-/** A space of `units` free units (1 .. 2^40): 0 or -ENOMEM. */
+/** A space of `units` free units (at most 2^40): 0 or -ENOMEM. */
 int zb_space_new(struct zb_space **ret, uint64_t units);
 void zb_space_free(struct zb_space *s);
 

@@ -10,6 +10,7 @@
  *     5  the data directory belongs to another user, or others may write to it; or a file in it is
  *        a symbolic link
  *     6  --fsck found damage, for example a missing file
+ *     7  a data file is missing
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -38,7 +39,8 @@ enum {
     EXIT_IN_USE = 3,
     EXIT_NO_GPU = 4,
     EXIT_NOT_OURS = 5,
-    EXIT_DAMAGED = 6
+    EXIT_DAMAGED = 6,
+    EXIT_MISSING = 7
 };
 
 /** Prints the one line on standard output. That it may be closed is no failure. */
@@ -59,6 +61,7 @@ static int status_of_start(int rc)
 {
     return rc == -EBUSY || rc == -EADDRINUSE     ? EXIT_IN_USE
            : rc == -ENODEV                       ? EXIT_NO_GPU
+           : rc == -ENOMEDIUM                    ? EXIT_MISSING
            : rc == -EKEYREJECTED || rc == -ELOOP ? EXIT_NOT_OURS
                                                  : EXIT_FAILED;
 }
@@ -111,6 +114,7 @@ static int check(struct zsd *daemon, struct zb_err *err)
 
     return rc == 0                                ? EXIT_GOOD
            : rc == -EBADMSG || rc == -EMEDIUMTYPE ? EXIT_DAMAGED
+           : rc == -ENOMEDIUM                     ? EXIT_MISSING
            : rc == -ELOOP                         ? EXIT_NOT_OURS
            : rc == -EBUSY                         ? EXIT_IN_USE
            : rc == -EINVAL                        ? EXIT_CONFIG

@@ -187,7 +187,9 @@ static int engine_up(struct zsd *daemon, struct zb_err *err)
         return 0;
     if (zsd_fixed(config))
         return engine_up_fixed(daemon, err);
-    rc = zn_open(&daemon->engine, &options, err);
+    rc = zsd_paths_first_missing(daemon, err);
+    if (rc == 0)
+        rc = zn_open(&daemon->engine, &options, err);
     if (rc < 0)
         return rc;
     zsd_datadir_opened(daemon->datadir);

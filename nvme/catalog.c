@@ -357,6 +357,17 @@ int zn_catalog_put_head(struct zn_catalog *c, const struct catalog_state *s, str
                    zn_record_crc(&key, &head, sizeof(head)), &head, sizeof(head), err);
 }
 
+static int fill_on_record(void *arg, const struct zn_key *key, uint32_t crc, const void *bytes,
+                          size_t len_bytes, struct zb_err *err)
+{
+    return put_row(arg, STMT_INSERT, 0, key, crc, bytes, len_bytes, err);
+}
+
+int zn_catalog_fill(struct zn_catalog *c, struct zn_catalog *from, struct zb_err *err)
+{
+    return catalog_walk(from, 1, UINT32_MAX, fill_on_record, c, err);
+}
+
 static int catalog_apply(struct zn_catalog *c, const struct zn_txn *t, struct catalog_state *s,
                          struct zb_err *err)
 {

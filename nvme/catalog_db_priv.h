@@ -37,6 +37,7 @@ struct zn_catalog {
     struct catalog_state state;
     struct zb_err poisoned;
     const atomic_bool *stop; /* zn_catalog_stop_on() */
+    struct zn_catalog *from; /* while it is created as a copy: of this one */
 };
 
 /* ---- catalog_sql.c */
@@ -68,6 +69,8 @@ int zn_catalog_run(struct zn_catalog *c, enum stmt s, const char *what, struct z
 int zn_catalog_read(struct zn_catalog *c, struct catalog_state *ret, struct zb_err *err);
 /** Writes the catalog's own record, after the others. */
 int zn_catalog_put_head(struct zn_catalog *c, const struct catalog_state *s, struct zb_err *err);
+/** Adds all records of another catalog to an empty one, within a transaction. */
+int zn_catalog_fill(struct zn_catalog *c, struct zn_catalog *from, struct zb_err *err);
 /** mode: whether the WAL is truncated (TRUNCATE) or overwritten by the next commit (RESTART). */
 int zn_catalog_checkpoint(struct zn_catalog *c, int mode, struct zb_err *err);
 

@@ -260,8 +260,10 @@ static int open_create(struct zn_catalog *c, const char *vfs_name, struct zb_err
     struct catalog_state state = { 0 };
     int rc;
 
-    while (getrandom(state.slot.catalog, sizeof(state.slot.catalog), 0) !=
-           (ssize_t)sizeof(state.slot.catalog))
+    if (c->from)
+        state = c->from->state;
+    while (!c->from && getrandom(state.slot.catalog, sizeof(state.slot.catalog), 0) !=
+                           (ssize_t)sizeof(state.slot.catalog))
         ; /* as in zn_super_init() */
     rc = zn_catalog_exec(c,
                          "PRAGMA page_size=" CATALOG_PAGE ";PRAGMA auto_vacuum=INCREMENTAL;"
@@ -276,6 +278,8 @@ static int open_create(struct zn_catalog *c, const char *vfs_name, struct zb_err
         rc = open_prepare(c, err);
     if (rc == 0)
         rc = zn_catalog_put_head(c, &state, err);
+    if (rc == 0 && c->from)
+        rc = zn_catalog_fill(c, c->from, err);
     if (rc == 0)
         rc = zn_catalog_exec(c, "COMMIT", "create it", err);
     return rc;
@@ -359,7 +363,7 @@ static int open_build(struct zn_catalog *c, const struct zn_catalog_options *o,
 
     if (rc < 0)
         return rc;
-    may_create = o->may_create && !o->read_only && newest.sequence == 0;
+    may_create = o->may_create && !o->read_only && (newest.sequence == 0 || c->from);
     c->read_only = o->read_only;
     c->path = strdup(o->path);
     if (!c->path)
@@ -395,8 +399,9 @@ void zn_catalog_close(struct zn_catalog *c)
     free(c);
 }
 
-int zn_catalog_open(struct zn_catalog **ret, const struct zn_catalog_options *options,
-                    const struct zn_slot *slots, unsigned n, struct zb_err *err)
+static int open_new(struct zn_catalog **ret, const struct zn_catalog_options *options,
+                    const struct zn_slot *slots, unsigned n, struct zn_catalog *from,
+                    struct zb_err *err)
 {
     struct zn_catalog *c = calloc(1, sizeof(*c));
     int rc;
@@ -404,10 +409,47 @@ int zn_catalog_open(struct zn_catalog **ret, const struct zn_catalog_options *op
     if (!c)
         return zb_fail(err, -ENOMEM, "catalog: %m");
     c->lock_fd = -1;
+    c->from = from;
     rc = open_build(c, options, slots, n, err);
+    c->from = NULL;
     if (rc == 0)
         *ret = c;
     else
         zn_catalog_close(c);
     return rc;
+}
+
+int zn_catalog_open(struct zn_catalog **ret, const struct zn_catalog_options *options,
+                    const struct zn_slot *slots, unsigned n, struct zb_err *err)
+{
+    return open_new(ret, options, slots, n, NULL, err);
+}
+
+/* Deletes a catalog. Its journals go first: alone they could become the contents of a new one. */
+static int copy_clear(const struct zn_catalog_options *o, struct zb_err *err)
+{
+    static const char *const ends[] = { "-journal", "-wal", "-shm", "" };
+    sqlite3_vfs *vfs = sqlite3_vfs_find(o->vfs);
+    int rc = vfs ? SQLITE_OK : SQLITE_NOMEM;
+
+    for (size_t i = 0; i < ZB_COUNT(ends) && rc == SQLITE_OK; i++) {
+        char *name = sqlite3_mprintf("%s%s", o->path, ends[i]);
+
+        rc = name ? vfs->xDelete(vfs, name, 1) : SQLITE_NOMEM;
+        rc = rc == SQLITE_IOERR_DELETE_NOENT ? SQLITE_OK : rc;
+        sqlite3_free(name);
+    }
+    return rc == SQLITE_OK ? 0
+                           : zb_fail(err, rc == SQLITE_NOMEM ? -ENOMEM : -EIO,
+                                     "catalog '%s': replace it: %s", o->path, sqlite3_errstr(rc));
+}
+
+int zn_catalog_copy(struct zn_catalog **ret, const struct zn_catalog_options *options,
+                    struct zn_catalog *from, struct zb_err *err)
+{
+    struct zn_catalog_options o = *options;
+    int rc = copy_clear(&o, err);
+
+    o.may_create = true;
+    return rc < 0 ? rc : open_new(ret, &o, &from->state.slot, 1, from, err);
 }

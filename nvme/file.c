@@ -150,11 +150,9 @@ static int file_check(struct zn_file *f, const struct zn_options *o, struct zb_e
         return zb_fail(err, -EBADMSG, "'%s' was truncated: its superblock says %s, and it has %s",
                        o->path, zb_size_text(f->super.size_bytes).s, zb_size_text(f->was_bytes).s);
     if (f->ours && f->super.path != o->index)
-        return zb_fail(
-            err, -EINVAL,
-            "'%s' is data file number %llu of its daemon, and is named as number %u: the "
-            "order of paths must not change",
-            o->path, (unsigned long long)f->super.path + 1, o->index + 1);
+        return zb_fail(err, -EINVAL,
+                       "'%s' is data file number %llu of its daemon, and is named as number %u",
+                       o->path, (unsigned long long)f->super.path + 1, o->index + 1);
     if (f->block && o->size_bytes > f->was_bytes)
         return zb_fail(err, -ENOSPC, "device '%s' has %s, less than the %s asked for", o->path,
                        zb_size_text(f->was_bytes).s, zb_size_text(o->size_bytes).s);
@@ -350,4 +348,27 @@ int zn_file_prepare(struct zn_file *f, const struct zn_options *o, struct zn_inf
 void zn_file_close(struct zn_file *f)
 {
     f->place->close(f);
+}
+
+int zn_peek(const char *path, struct zn_peek *ret, struct zb_err *err)
+{
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY), rc;
+    struct zn_slot slot = { 0 };
+    struct zn_super super;
+    struct stat st;
+
+    if (fd < 0)
+        return errno == ENOENT ? -ENODATA : zb_fail(err, -errno, "data file '%s': %m", path);
+    if (fstat(fd, &st) == 0 && (S_ISREG(st.st_mode) || S_ISBLK(st.st_mode)))
+        rc = zn_layout_read(zn_fd(fd), path, &super, err);
+    else
+        rc = file_other(path, err);
+    if (rc == 0) {
+        (void)zn_layout_read_slots(zn_fd(fd), path, super.uuid, &slot, NULL);
+        *ret = (struct zn_peek){ .index = (unsigned)zb_min_u64(super.path, UINT32_MAX),
+                                 .size_bytes = super.size_bytes,
+                                 .sequence = slot.sequence };
+    }
+    zb_close_fd(&fd);
+    return rc;
 }

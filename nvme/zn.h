@@ -122,6 +122,21 @@ struct zn_stats {
  */
 int zn_open(struct zn_engine **ret, const struct zn_options *options, struct zb_err *err);
 
+/** Stands for a data file that is missing or was retired: it has no bytes for the caller, a transfer is
+ * answered with -ENODEV, flushes and commit slots do nothing. 0 or -ENOMEM, -EMFILE. */
+int zn_absent_open(struct zn_engine **ret, unsigned index, struct zb_err *err);
+bool zn_is_absent(const struct zn_engine *e);
+
+/** What is known of a data file without an engine; nothing is locked or changed. */
+struct zn_peek {
+    unsigned index; /* as in zn_options */
+    uint64_t size_bytes;
+    uint64_t sequence; /* of its newest commit slot; 0: none, or it cannot be read */
+};
+/** 0; -ENODATA: there is no file, or nothing in it; -EMEDIUMTYPE, -EBADMSG, -EOPNOTSUPP as
+ * zn_open(), or why it cannot be read. */
+int zn_peek(const char *path, struct zn_peek *ret, struct zb_err *err);
+
 /** Waits for what is in flight (their `done`s run, with their results; submits are refused from
  *  here on), then frees. NULL is fine. */
 void zn_close(struct zn_engine *e);

@@ -69,6 +69,16 @@ int zn_catalog_open(struct zn_catalog **ret, const struct zn_catalog_options *op
                     const struct zn_slot *slots, unsigned n, struct zb_err *err);
 void zn_catalog_close(struct zn_catalog *c); /* NULL is fine */
 
+/**
+ * Makes a copy of `from`, with its identity, records and sequence number, at options->path, in place
+ * of what is there; and opens it. The same transactions keep it a copy. A crash leaves nothing
+ * there, or an empty catalog, or the copy.
+ *
+ * @return 0; a failure as of zn_catalog_open(), or of reading `from`
+ */
+int zn_catalog_copy(struct zn_catalog **ret, const struct zn_catalog_options *options,
+                    struct zn_catalog *from, struct zb_err *err);
+
 /** The contents of the slots that match the current catalog. */
 struct zn_slot zn_catalog_slot(const struct zn_catalog *c);
 

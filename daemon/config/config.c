@@ -82,8 +82,8 @@ static const struct zb_opt options[] = {
     { "paths", ZB_OPT_CHARS, AT(paths), .arg = "DIR:DIR...", .def = "", .check = check_paths,
       .list = ZSD_PATHS_SEPARATOR,
       .help = "More directories with a data file of nvme_bytes each, preferably on other "
-              "drives. Pages are spread over all of them by measured speed. At most 7; never "
-              "change the order." },
+              "drives. Pages are spread over all of them by measured speed. At most 7, in any "
+              "order." },
     { "gpu-bytes", ZB_OPT_SIZE, AT(gpu_bytes), .round = PAGE_BYTES, .arg = "SIZE", .def = "0",
       .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .zero = true,
       .help = "Budget of the GPU tier: GPU memory for optimizer state, which is updated there. "
@@ -188,7 +188,7 @@ static const struct zb_opt options[] = {
 /** Options of the command line only. */
 struct words {
     bool help, version, check, fsck, embedded;
-    uint32_t ready_fd, linger_s, linger_kept_s;
+    uint32_t ready_fd, linger_s, linger_kept_s, without;
     const char *config;
 };
 
@@ -203,6 +203,10 @@ static const struct zb_opt words[] = {
     { "fsck", ZB_OPT_FLAG, WORD(fsck),
       .help = "Check a data directory (--data, and --paths), every page and every counter, "
               "without changing anything, and exit: status 0, or 6 and a list of the damage." },
+    { "without", ZB_OPT_COUNT, WORD(without), .arg = "N", .def = "none", .min = 1,
+      .max = ZN_PATHS_MAX, .word = "none", .word_value = 0,
+      .help = "Start without data file number N, whose drive is lost. Jobs with pages there are "
+              "named in the log, and cannot be opened; the others can. It cannot be used again." },
     { "embedded", ZB_OPT_FLAG, WORD(embedded),
       .help = "For a program that starts its own daemon (--socket): reports in one line of "
               "JSON that it is ready, or why not, and exits when it is no longer used." },
@@ -242,7 +246,7 @@ static void config_help(FILE *out)
                 "Exit status: 0 ended in good order; 2 wrong options or configuration;\n"
                 "3 the socket or the data directory belongs to another daemon; 4 there is no\n"
                 "such GPU; 5 the data directory is another user's, or others may write to it;\n"
-                "6 --fsck found damage; 1 anything else.\n",
+                "6 --fsck found damage; 7 a data file is missing; 1 anything else.\n",
                 out);
 }
 
@@ -274,6 +278,7 @@ static int config_embedded(struct zsd_config *config, const struct words *w,
     if (w->embedded && config->socket[0] == '\0')
         return zb_fail(err, -EINVAL, "--embedded needs --socket: a socket of its own");
     config->embedded = w->embedded;
+    config->without = w->without;
     config->ready_fd = w->ready_fd;
     config->linger_s = w->linger_s;
     config->linger_kept_s = w->linger_kept_s > w->linger_s ? w->linger_kept_s : w->linger_s;

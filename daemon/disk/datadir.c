@@ -17,7 +17,7 @@
 
 struct zsd_datadir {
     char path[PATH_MAX];
-    char file[PATH_MAX], catalog[PATH_MAX];
+    char file[PATH_MAX], catalog[PATH_MAX], copy[PATH_MAX];
     int fd; /* locked; -1: not yet */
     bool temporary;
     bool made; /* temporary, and there is something to remove */
@@ -92,7 +92,9 @@ static int datadir_build(struct zsd_datadir *d, const char *path, struct zb_err 
     if (rc == 0 && ((size_t)snprintf(d->file, sizeof(d->file), "%s/" ZSD_DATA_FILE, d->path) >=
                         sizeof(d->file) ||
                     (size_t)snprintf(d->catalog, sizeof(d->catalog), "%s/" ZSD_CATALOG_FILE,
-                                     d->path) >= sizeof(d->catalog)))
+                                     d->path) >= sizeof(d->catalog) ||
+                    (size_t)snprintf(d->copy, sizeof(d->copy), "%s/" ZSD_COPY_FILE, d->path) >=
+                        sizeof(d->copy)))
         rc = zb_fail(err, -ENAMETOOLONG, "the path of the data directory is too long");
     return rc;
 }
@@ -159,8 +161,9 @@ void zsd_datadir_forget(struct zsd_datadir *d)
 
 void zsd_datadir_close(struct zsd_datadir *d)
 {
-    static const char *const files[] = { ZSD_DATA_FILE, ZSD_CATALOG_FILE, ZSD_CATALOG_FILE "-wal",
-                                         ZSD_CATALOG_FILE "-shm" };
+    static const char *const files[] = { ZSD_DATA_FILE,           ZSD_CATALOG_FILE,
+                                         ZSD_CATALOG_FILE "-wal", ZSD_CATALOG_FILE "-shm",
+                                         ZSD_COPY_FILE,           ZSD_COPY_FILE "-wal" };
 
     if (!d)
         return;
@@ -187,6 +190,11 @@ const char *zsd_datadir_file(const struct zsd_datadir *d)
 const char *zsd_datadir_catalog(const struct zsd_datadir *d)
 {
     return d->temporary ? NULL : d->catalog;
+}
+
+const char *zsd_datadir_copy(const struct zsd_datadir *d)
+{
+    return d->copy;
 }
 
 void zsd_datadir_opened(struct zsd_datadir *d)

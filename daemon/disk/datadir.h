@@ -19,8 +19,9 @@
 
 #include "base/err.h"
 
-#define ZSD_DATA_FILE    "pages.zsd"   /* in the directory */
-#define ZSD_CATALOG_FILE "catalog.zsd" /* next to it */
+#define ZSD_DATA_FILE    "pages.zsd"        /* in the directory */
+#define ZSD_CATALOG_FILE "catalog.zsd"      /* next to it */
+#define ZSD_COPY_FILE    "catalog-copy.zsd" /* next to the data files of `paths`: a copy of it */
 
 struct zsd_datadir;
 
@@ -47,6 +48,8 @@ const char *zsd_datadir_path(const struct zsd_datadir *d);
 const char *zsd_datadir_file(const struct zsd_datadir *d);
 /** The catalog's path; NULL for a temporary directory: nothing in it survives. */
 const char *zsd_datadir_catalog(const struct zsd_datadir *d);
+/** The path of the catalog's copy. */
+const char *zsd_datadir_copy(const struct zsd_datadir *d);
 /** The data file is open: a temporary one loses its name. */
 void zsd_datadir_opened(struct zsd_datadir *d);
 

@@ -65,6 +65,7 @@ struct zsd_disk {
     struct zsd_core *core;
     uint64_t generation;                 /* of the newest page written; never repeats */
     struct zb_space *maps[ZN_PATHS_MAX]; /* of each data file, in ZB_PAGE_ALIGN units: paths.h */
+    uint64_t lost_bytes;                 /* of pages whose data files are absent */
     struct zb_space *extents;            /* the first one; NULL: no NVMe tier */
     struct zsd_extents *places;          /* of pages (extents.c); NULL: no NVMe tier */
     struct zb_list leaving;              /* struct zsd_leaving: leaving.h */

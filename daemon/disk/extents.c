@@ -13,6 +13,8 @@
  *         the map at once when its last holder releases it.
  *     E3  There is room in free_at and in `held` for all places of all classes, so lending a place
  *         and returning it needs no memory.
+ *     E4  A place on an absent data file counts as promised while it is held, so that no promise
+ *         relies on it; it is never lent again.
  */
 #include "daemon/disk/extents.h"
 
@@ -122,6 +124,8 @@ void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes)
     *v -= HOLDER;
     if (HOLDERS(*v) > 0)
         return;
+    if (zsd_place_lost(core->daemon, at))
+        c->promised--; /* E4: so it goes to the map */
     zsd_places_moves(e, (size_t)(v - e->held.values));
     (void)zb_map_remove(&e->held, at);
     if (c->total > c->promised) { /* E2 */
@@ -193,6 +197,7 @@ int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct 
                        (unsigned long long)at,
                        rc == -EBUSY ? "overlaps another one" : "is outside of the data file");
     c->total++;
+    c->promised += zsd_place_lost(core->daemon, at); /* E4 */
     e->total++;
     rc = zb_map_put(&e->held, at, HOLDER | (uint32_t)(bytes / ZB_PAGE_ALIGN));
     assert(rc == 0);

@@ -1,16 +1,15 @@
 /*
- * paths.c - the data files: opening, measuring, and the map of the taken bytes of each; see
- * paths.h. The first one is opened by startup.c.
+ * paths.c - the data files: measuring, and the map of the taken bytes of each; see paths.h.
  */
 #include "daemon/disk/paths.h"
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/eventfd.h>
 
 #include "base/slots.h"
-#include "daemon/disk/datadir.h"
 #include "daemon/os/arena.h"
 
 /* ---- the measurement
@@ -191,6 +190,8 @@ int zsd_paths_measure(struct zsd_core *core, struct zb_err *err)
     for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++) {
         const struct zsd_rates *rates = &daemon->path_rates[i];
 
+        if (zn_is_absent(zsd_path_engine(daemon, i)))
+            continue;
         rc = rate_measure(core, i, buffers);
         if (rc == 0)
             zb_log(ZB_LOG_INFO, "path",
@@ -205,106 +206,6 @@ int zsd_paths_measure(struct zsd_core *core, struct zb_err *err)
     }
     zsd_private_free(buffers, (uint64_t)RATE_IOS * RATE_IO_MAX);
     return daemon->nmore > 0 ? rc : 0; /* with one file: most of its pages may still be readable */
-}
-
-/* ---- open and close */
-
-const char *zsd_path_folder(const struct zsd *daemon, unsigned path)
-{
-    const struct zsd_datadir *d = path > 0 ? daemon->more[path - 1].datadir : NULL;
-
-    return path == 0 ? daemon->config.data : d ? zsd_datadir_path(d) : "";
-}
-
-void zsd_path_log(const struct zn_info *info, const char *path)
-{
-    if (info->why[0])
-        zb_log(ZB_LOG_WARN, "io-fallback", "io=%s why=\"%s\"", info->io, info->why);
-    if (!info->direct)
-        zb_log(ZB_LOG_WARN, "io-buffered", "file=\"%s\" why=\"%s\"", path, info->why_buffered);
-    if (info->why_unregistered[0])
-        zb_log(ZB_LOG_WARN, "io-unregistered", "file=\"%s\" why=\"%s\"", path,
-               info->why_unregistered);
-    if (info->sparse)
-        zb_log(ZB_LOG_WARN, "io-sparse",
-               "file=\"%s\" why=\"the file system cannot reserve space: it may fill up\"", path);
-}
-
-static int paths_open_one(struct zsd *daemon, const char *dir, struct zb_err *err)
-{
-    const struct zsd_config *config = &daemon->config;
-    struct zsd_path *p = &daemon->more[daemon->nmore++];
-    struct zn_options options = { .size_bytes = config->more_bytes,
-                                  .io = config->io,
-                                  .depth = config->io_depth,
-                                  .index = daemon->nmore,
-                                  .read_only = daemon->read_only };
-    int rc = zsd_datadir_open(&p->datadir, dir, err);
-
-    if (rc < 0)
-        return rc;
-    options.path = zsd_datadir_file(p->datadir);
-    if (options.size_bytes == ZSD_AUTO)
-        options.size_bytes = zsd_datadir_room(p->datadir);
-    rc = zn_open(&p->engine, &options, err);
-    if (rc == 0)
-        zsd_path_log(zn_info(p->engine), options.path);
-    return rc;
-}
-
-int zsd_paths_open(struct zsd *daemon, struct zb_err *err)
-{
-    char dir[sizeof(daemon->config.paths)];
-    const char *at = daemon->config.paths;
-    int rc = 0;
-
-    while (*at && rc == 0) {
-        size_t len = strcspn(at, ZSD_PATHS_SEPARATOR);
-
-        memcpy(dir, at, len);
-        dir[len] = '\0';
-        at += len + (at[len] != '\0');
-        rc = paths_open_one(daemon, dir, err);
-    }
-    return rc;
-}
-
-void zsd_paths_close(struct zsd *daemon)
-{
-    for (unsigned i = daemon->nmore; i-- > 0;) {
-        zn_close(daemon->more[i].engine);
-        zsd_datadir_close(daemon->more[i].datadir);
-        daemon->more[i] = (struct zsd_path){ 0 };
-    }
-    daemon->nmore = 0;
-}
-
-void zsd_paths_register(const struct zsd *daemon, void *base, uint64_t len_bytes)
-{
-    for (unsigned i = 0; i < zsd_paths(daemon) && base; i++)
-        (void)zn_register(zsd_path_engine(daemon, i), base, len_bytes); /* only a hint */
-}
-
-void zsd_paths_unregister(const struct zsd *daemon, void *base)
-{
-    for (unsigned i = 0; i < zsd_paths(daemon); i++)
-        zn_unregister(zsd_path_engine(daemon, i), base);
-}
-
-int zsd_paths_slots(const struct zsd *daemon, struct zn_slot slots[ZN_PATHS_MAX], unsigned *ret_n,
-                    struct zb_err *err)
-{
-    unsigned n = 0;
-
-    for (unsigned i = 0; i < zsd_paths(daemon); i++) {
-        int rc = zn_newest_slot(zsd_path_engine(daemon, i), &slots[n], err);
-
-        if (rc < 0)
-            return rc;
-        n += i == 0 || slots[n].sequence > 0;
-    }
-    *ret_n = n;
-    return 0;
 }
 
 /* ---- the map */
@@ -355,7 +256,8 @@ static unsigned map_next(const struct zsd_core *core, unsigned left, uint64_t un
         double load = (double)(zb_space_total_units(map) - zb_space_free_units(map) + units) /
                       (double)zsd_path_weight(core->daemon, i);
 
-        if ((left >> i & 1) && (best == ZN_PATHS_MAX || load < best_load)) {
+        if ((left >> i & 1) && zb_space_total_units(map) > 0 &&
+            (best == ZN_PATHS_MAX || load < best_load)) {
             best = i;
             best_load = load;
         }
@@ -390,7 +292,7 @@ static void many_choose(const struct zsd_core *core, uint64_t units, uint64_t n,
 
         used[p] = zb_space_total_units(map) - zb_space_free_units(map) + units;
         weight[p] = (double)zsd_path_weight(core->daemon, p);
-        load[p] = (double)used[p] / weight[p];
+        load[p] = zb_space_total_units(map) > 0 ? (double)used[p] / weight[p] : INFINITY;
     }
     for (uint64_t i = 0; i < n; i++) {
         unsigned best = 0;
@@ -459,14 +361,24 @@ uint64_t zsd_map_take_many(struct zsd_core *core, uint64_t bytes, uint64_t n, ui
 
 int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes)
 {
-    if (ZN_AT_PATH(at) >= zsd_paths(core->daemon) || at % ZB_PAGE_ALIGN != 0)
+    if (ZN_AT_PATH(at) >= ZN_PATHS_MAX || at % ZB_PAGE_ALIGN != 0)
         return -ERANGE;
+    if (zsd_place_lost(core->daemon, at)) {
+        if (ZN_AT_PATH(at) + 1 != core->daemon->config.without)
+            return -ERANGE;
+        core->disk->lost_bytes += bytes;
+        return 0;
+    }
     return zb_space_take_at(core->disk->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
                             bytes / ZB_PAGE_ALIGN);
 }
 
 void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes)
 {
+    if (zsd_place_lost(core->daemon, at)) {
+        core->disk->lost_bytes -= bytes;
+        return;
+    }
     zb_space_give(core->disk->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
                   bytes / ZB_PAGE_ALIGN);
 }
@@ -512,7 +424,7 @@ uint64_t zsd_map_total_bytes(const struct zsd_core *core)
 
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
         units += zb_space_total_units(core->disk->maps[i]);
-    return units * ZB_PAGE_ALIGN;
+    return units * ZB_PAGE_ALIGN + core->disk->lost_bytes;
 }
 
 struct zsd_rates zsd_path_best(const struct zsd_core *core, unsigned path)

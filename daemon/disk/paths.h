@@ -1,9 +1,9 @@
 /*
  * paths.h - the data files, one for each path: selection, speed, free space.
  *
- * MODEL. A place of a page is ZN_AT(path, offset from engine_base). The path's index is its
- * position in the configuration: 0 is the data directory's file, 1 and up those of `paths`. Each
- * file keeps its index in its superblock. New pages are spread by the speed that was measured when
+ * MODEL. A place of a page is ZN_AT(path, offset from engine_base). The path's index is in the
+ * superblock of its file: 0 is the data directory's, 1 and up are those of `paths`, in any order.
+ * People count from 1. An index that no file has is absent: it has no bytes. New pages are spread by the speed that was measured when
  * the daemon started: a path that is twice as fast gets twice as many bytes, as long as it has
  * room.
  *
@@ -30,6 +30,19 @@ const char *zsd_path_folder(const struct zsd *daemon, unsigned path);
 /** Logs every fallback of an engine that was opened. */
 void zsd_path_log(const struct zn_info *info, const char *path);
 
+/** Before the first data file is opened, which would create it: 0; -ENOMEDIUM: it is not there, and
+ * those of `paths` belong to a store. */
+int zsd_paths_first_missing(const struct zsd *daemon, struct zb_err *err);
+/** Whether the data file is absent, or so new that nothing was ever committed with it: then what a
+ * catalog names there is elsewhere. */
+bool zsd_path_missing(const struct zsd *daemon, unsigned path);
+/** Whether a place is on an absent data file. */
+static inline bool zsd_place_lost(const struct zsd *daemon, uint64_t at)
+{
+    return ZN_AT_PATH(at) >= zsd_paths(daemon) ||
+           zn_is_absent(zsd_path_engine(daemon, ZN_AT_PATH(at)));
+}
+
 /** Opens the data files of `paths`, when the first one is open. Blocks: at the start only. A
  * failure leaves what is open to zsd_paths_close(). */
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err);
@@ -45,7 +58,8 @@ void zsd_paths_register(const struct zsd *daemon, void *base, uint64_t len_bytes
 void zsd_paths_unregister(const struct zsd *daemon, void *base);
 
 /** The newest commit slot of each data file, for zn_catalog_open(). Files other than the first that
- * have none were added later, and are left out. 0 or -EBADMSG, -EOPNOTSUPP. */
+ * have none were added later, and are left out; so is the first if `without` says that it is lost.
+ * 0; -EBADMSG, -EOPNOTSUPP; -ENOMEDIUM: the first is new, and the others are not. */
 int zsd_paths_slots(const struct zsd *daemon, struct zn_slot slots[ZN_PATHS_MAX], unsigned *ret_n,
                     struct zb_err *err);
 
@@ -61,7 +75,7 @@ uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes);
 /** Takes n such ranges, on the same paths as if each were taken in turn: ret[0..n). Returns how many
  * it took: fewer if no gap is left. */
 uint64_t zsd_map_take_many(struct zsd_core *core, uint64_t bytes, uint64_t n, uint64_t *ret);
-/** Takes that range. 0; -EBUSY a part of it is taken; -ERANGE there is no such range. */
+/** Takes that range, also in the file that `without` says is lost: then it is only counted. 0; -EBUSY a part of it is taken; -ERANGE there is no such range. */
 int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes);
 void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes);
 /** Gives n ranges of `bytes` back. Faster than one by one if neighbours are close in at[]. */

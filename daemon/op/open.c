@@ -31,6 +31,7 @@
 #include "daemon/plan/host.h"
 #include "daemon/plan/job_arena.h"
 #include "daemon/plan/place.h"
+#include "daemon/store/lost.h"
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
 #include "proto/wire.h"
@@ -266,6 +267,9 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
                        q->name, saved->groups);
     if (saved && open_trains(q, saved->optimizer, saved->moments, err) < 0)
         return -EINVAL;
+    if (saved && (zsd_version_whole(core, saved->committed, err) < 0 ||
+                  zsd_version_whole(core, saved->prepared, err) < 0))
+        return -EIO;
     if (!zsd_limit_room(&req->conn->quota, ZSD_LIMIT_JOBS, 1))
         return zsd_limit_take(&req->conn->quota, ZSD_LIMIT_JOBS, 1, err);
     if (saved && !q->takeover && q->epoch != 0 && q->epoch != saved->epoch)

@@ -26,6 +26,7 @@
 #include "daemon/op/reader_priv.h"
 #include "daemon/op/requests.h"
 #include "daemon/plan/host.h"
+#include "daemon/store/lost.h"
 #include "proto/codec.h"
 
 #define TENSORS_PART 200u /* of one reply: below 64 KiB with the longest names and shapes */
@@ -290,6 +291,8 @@ ZSD_REQUEST(zsd_reader_open, ReaderOpen)
 
     if (open_check(core, req->conn, q, &err) == 0)
         v = open_find(req, q, &err);
+    if (zsd_version_whole(core, v, &err) < 0)
+        v = NULL;
     if (v) {
         r = calloc(1, sizeof(*r));
         if (!r)

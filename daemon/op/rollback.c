@@ -9,6 +9,7 @@
 #include "daemon/op/requests.h"
 #include "daemon/op/snapshot.h"
 #include "daemon/store/delta.h"
+#include "daemon/store/lost.h"
 #include "daemon/store/store.h"
 #include "proto/shard.pb-c.h"
 
@@ -71,6 +72,8 @@ ZSD_REQUEST(zsd_rollback, SnapshotRef)
     if (!saved)
         return;
     v = zsd_snap_version(saved, q->name, &err);
+    if (v && zsd_version_whole(req->daemon->core, v, &err) < 0)
+        v = NULL;
     if (v && saved->store->poisoned.code != 0)
         (void)zb_fail(&err, saved->store->poisoned.code, "%s", saved->store->poisoned.text);
     else if (v && saved->moving)

@@ -34,6 +34,7 @@ struct zsd_server;
 struct zsd_path {
     struct zn_engine *engine;
     struct zsd_datadir *datadir;
+    const char *copy_path; /* of the catalog's copy; NULL: none is kept there */
 };
 
 /** Bytes per second of a data file. */
@@ -59,7 +60,8 @@ struct zsd {
     const char *catalog_path;                  /* NULL: nothing survives the daemon */
     bool read_only;                            /* saved data must not be changed: offline.c */
     const char *catalog_vfs;                   /* of SQLite; NULL: the system's */
-    struct zsd_compute *catalog_thread;        /* the store's pool of one worker; NULL: no store */
+    struct zsd_compute
+        *catalog_thread; /* the store's pool, a worker for each data file; NULL: no store */
     struct zsd_core *core;
     struct zsd_server *server;
     gid_t admin_gid; /* of admin_group, if has_admin_gid */

@@ -110,8 +110,12 @@ void zsd_fsck_classes(struct zsd_fsck_run *f)
         const struct zsd_class_copy *k = &c->classes[i];
         uint64_t held = 0, promised = need_count(&f->s.readers, k->bytes);
 
-        for (size_t n = 0; n < c->nplaces; n++)
+        for (size_t n = 0; n < c->nplaces; n++) {
+            bool lost = f->s.absent >> ZN_AT_PATH(c->places[n].at) & 1;
+
             held += c->places[n].bytes == k->bytes;
+            promised += lost && c->places[n].bytes == k->bytes; /* E4 of disk/extents.c */
+        }
         for (size_t n = 0; n < f->s.njobs; n++)
             promised += need_count(&f->s.jobs[n].promise, k->bytes);
         if (k->total != k->nfree + held || k->promised != promised || k->total < k->promised)

@@ -140,6 +140,9 @@ static void take_numbers(const struct zsd_core *core, struct zsd_survey *s)
     s->free_bytes = zsd_map_free_bytes(core);
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
         s->total_bytes += zn_info(zsd_path_engine(core->daemon, i))->size_bytes;
+    s->total_bytes += core->disk->lost_bytes;
+    for (unsigned i = 0; i < ZN_PATHS_MAX; i++)
+        s->absent |= (unsigned)zsd_place_lost(core->daemon, ZN_AT(i, 0)) << i;
     s->boot = store->boot;
     s->next_id = store->next_id;
     s->next_job = core->next_job;

@@ -21,12 +21,14 @@
 #include <assert.h>
 #include <errno.h>
 
+#include "daemon/store/copies.h"
 #include "daemon/store/store.h"
 
 enum change_state {
     CHANGE_BEGIN,
     CHANGE_SYNC,
     CHANGE_CATALOG,
+    CHANGE_COPIES,
     CHANGE_SLOT,
     CHANGE_SLOT_FLUSH,
     CHANGE_SETTLE,
@@ -176,10 +178,15 @@ static void change_run(struct zsd_change *c)
             change_io(c, ZN_FLUSH);
             return;
         case CHANGE_CATALOG:
-            c->state = c->looks ? CHANGE_SETTLE : CHANGE_SLOT;
+            c->state = c->looks ? CHANGE_SETTLE : CHANGE_COPIES;
             c->task = (struct zsd_task){ .run = change_run_task, .done = change_on_task };
             zsd_compute_post(c->core->daemon->catalog_thread, &c->task);
             return;
+        case CHANGE_COPIES:
+            c->state = CHANGE_SLOT;
+            if (zsd_copies_commit(c->core->store, c->txn, &c->slot, &c->work))
+                return;
+            break;
         case CHANGE_SLOT:
             c->state = CHANGE_SLOT_FLUSH;
             change_io(c, ZN_SLOT);

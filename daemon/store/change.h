@@ -1,12 +1,14 @@
 /*
  * change.h - the queue of changes: one durable change of the catalog after the other.
  *
- *     BEGIN ---> SYNC ---> CATALOG ---> SLOTS ---> SETTLE ---> over     done() gets the result
+ *     BEGIN ---> SYNC ---> CATALOG ---> COPIES ---> SLOTS ---> SETTLE ---> over     done() gets the
+ *                                                                                   result
  *
  *     BEGIN    begin() decides the transaction from the current state, over several turns if that
  *              is long; no other change begins meanwhile
  *     SYNC     flushes the data files, for changes that set `sync`
  *     CATALOG  fill() adds long records, and the catalog commits, on the catalog's thread
+ *     COPIES   commits the same to the copies of the catalog on the other data files, all at a time
  *     SLOTS    writes and flushes the commit slots of the data files
  *     SETTLE   settle() applies the change in memory, or undoes begin(); also over several turns
  *

@@ -10,19 +10,17 @@
  */
 #include <assert.h>
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 
 #include "base/array.h"
 #include "base/slots.h"
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
+#include "daemon/store/copies.h"
+#include "daemon/store/lost.h"
 #include "daemon/store/record.h"
 #include "daemon/store/saved_priv.h"
-
-#define BOOT_SHIFT 40 /* T3: 2^40 pages per run of the daemon, 2^24 starts */
 
 /* ---- recovery */
 
@@ -86,6 +84,18 @@ static int recover_store(void *arg, const struct zn_key *key, const void *bytes,
     return 0;
 }
 
+static int recover_missing(const struct zsd_core *core, struct zsd_row *row, unsigned path,
+                           struct zb_err *err)
+{
+    row->lost = true;
+    if (core->daemon->config.without == path + 1)
+        return 0;
+    return zb_fail(err, -ENOMEDIUM,
+                   "data file number %u is missing, and pages of saved jobs are there: mount its "
+                   "drive, and name its directory in paths; if it is lost, start with --without %u",
+                   path + 1, path + 1);
+}
+
 /* Takes the places of a row in the map. After a failure, the remaining pages have no place. */
 static int recover_extents(struct recovery *r, struct zsd_row *row, struct zb_err *err)
 {
@@ -97,6 +107,8 @@ static int recover_extents(struct recovery *r, struct zsd_row *row, struct zb_er
             struct zsd_extent *e = &row->planes[p].extents[i];
             uint64_t bytes = zsd_row_page_bytes(row, p, i);
 
+            if (rc == 0 && zsd_path_missing(core->daemon, ZN_AT_PATH(e->at)))
+                rc = recover_missing(core, row, ZN_AT_PATH(e->at), err);
             if (rc == 0)
                 rc = zsd_extent_adopt(core, e->at, bytes, err);
             if (rc < 0)
@@ -198,6 +210,7 @@ static int recover_version_rows(const struct recovery *r, struct zsd_version *v,
         if (zsd_version_put(v, i, row) < 0)
             return recovery_no_memory(err);
         row->kept++;
+        v->lost |= row->lost;
     }
     return 0;
 }
@@ -339,6 +352,8 @@ static int store_recover(struct zsd_store *store, struct zb_err *err)
     struct recovery r = { .store = store };
     int rc = recover_all(&r, err);
 
+    if (rc == 0)
+        zsd_lost_log(store);
     for (size_t i = 0; i < r.nversions; i++)
         zsd_version_unref(r.versions[i]);
     if (rc < 0)
@@ -431,16 +446,6 @@ static int store_reserve(struct zsd_store *store, struct zb_err *err)
     return 0;
 }
 
-struct zsd_store_record zsd_store_record(const struct zsd_store *store, int more)
-{
-    bool namesakes = (int64_t)store->namesakes + more > 0;
-
-    return (struct zsd_store_record){ .boot = store->boot,
-                                      .next_id = store->next_id,
-                                      .next_job = store->core->next_job,
-                                      .features = namesakes ? ZSD_FEATURE_NAMES_PER_USER : 0 };
-}
-
 bool zsd_store_namesake(const struct zsd_saved *saved)
 {
     zb_list_each(pos, &saved->store->saved)
@@ -454,74 +459,6 @@ bool zsd_store_namesake(const struct zsd_saved *saved)
 }
 
 /* ---- open and close */
-
-static void store_on_io(struct zn_io *io, int rc)
-{
-    io->res = rc;
-    io->done = NULL;
-}
-
-/* Submits one request and waits for it: only before the loop runs. */
-static int store_io_wait(struct zn_engine *e, enum zn_op op, struct zn_slot *slot)
-{
-    struct zn_io io = { .op = op, .buf = slot, .done = store_on_io };
-    struct pollfd p = { .fd = zn_wake_fd(e), .events = POLLIN };
-    int rc = zn_submit(e, &io);
-    eventfd_t n;
-
-    if (rc < 0)
-        return rc;
-    while (io.done) {
-        zn_kick(e);
-        (void)poll(&p, 1, 100);
-        (void)eventfd_read(p.fd, &n);
-        (void)zn_reap(e, 1);
-    }
-    return io.res;
-}
-
-/* Writes and flushes the commit slot of every data file. */
-static int store_tell(const struct zsd_store *store, struct zn_slot slot, struct zb_err *err)
-{
-    const struct zsd *daemon = store->core->daemon;
-    int rc = 0;
-
-    for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++) {
-        rc = store_io_wait(zsd_path_engine(daemon, i), ZN_SLOT, &slot);
-        if (rc == 0)
-            rc = store_io_wait(zsd_path_engine(daemon, i), ZN_FLUSH, NULL);
-    }
-    return rc < 0 ? zb_fail(err, rc, "the commit slot of a data file: %m") : 0;
-}
-
-/* Commits a new boot number (T3). First brings the slots up to the catalog as it was found:
- * otherwise a power cut could leave the catalog two transactions ahead of them. */
-static int store_boot(struct zsd_store *store, struct zb_err *err)
-{
-    struct zn_slot slot = zn_catalog_slot(store->catalog);
-    struct zsd_store_record record;
-    struct zn_txn *t;
-    int rc = slot.sequence > 0 ? store_tell(store, slot, err) : 0;
-
-    if (rc < 0)
-        return rc;
-    t = zn_txn_new();
-    store->boot++;
-    record = zsd_store_record(store, 0);
-    rc = t ? zsd_record_put_store(t, &record) : -ENOMEM;
-    if (rc < 0)
-        (void)zb_fail(err, rc, "the first change of the catalog: %m");
-    else
-        rc = zn_catalog_commit(store->catalog, t, &slot, err);
-    zn_txn_free(t);
-    if (rc == 0)
-        rc = store_tell(store, slot, err);
-    if (rc < 0)
-        return rc;
-    store->sequence = slot.sequence;
-    zsd_generation_from(store->core, store->boot << BOOT_SHIFT);
-    return 0;
-}
 
 int zsd_store_open(struct zsd_core *core, struct zb_err *err)
 {
@@ -545,17 +482,18 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
     zb_list_init(&store->saved);
     zb_list_init(&store->line);
     zb_list_init(&store->rows);
-    rc = zsd_compute_new(&core->daemon->catalog_thread, 1, core->daemon->config.cpus, err);
+    rc = zsd_compute_new(&core->daemon->catalog_thread, zsd_paths(core->daemon),
+                         core->daemon->config.cpus, err);
     if (rc == 0)
         rc = zsd_paths_slots(core->daemon, slots, &nslots, err);
     if (rc == 0)
-        rc = zn_catalog_open(&store->catalog, &options, slots, nslots, err);
+        rc = zsd_copies_open(store, &options, slots, nslots, err);
     if (rc == 0)
         rc = store_recover(store, err);
     if (rc == 0 && core->daemon->read_only)
         store->sequence = zn_catalog_slot(store->catalog).sequence;
     else if (rc == 0)
-        rc = store_boot(store, err);
+        rc = zsd_store_boot(store, err);
     if (rc == 0 && core->daemon->measures)
         rc = zsd_paths_measure(core, err); /* the result decides how new places are spread */
     if (rc < 0)
@@ -581,6 +519,7 @@ void zsd_store_close(struct zsd_core *core)
     zsd_leaving_all(core); /* first: the rows are in a list of the store */
     zsd_compute_free(core->daemon->catalog_thread);
     core->daemon->catalog_thread = NULL;
+    zsd_copies_close(store);
     zn_catalog_close(store->catalog);
     free(store);
     core->store = NULL;

@@ -31,6 +31,7 @@
 struct zsd_store {
     struct zsd_core *core;
     struct zn_catalog *catalog; /* used by the catalog's thread only, once the loop runs */
+    struct zsd_copies *copies;  /* of the catalog: copies.h; NULL: none */
     struct zb_list saved;       /* by number */
     struct zb_list line;        /* queue of struct zsd_change: the first runs */
     struct zb_list rows;        /* all rows that have places */
@@ -47,6 +48,9 @@ struct zsd_store {
 struct zsd_store_record zsd_store_record(const struct zsd_store *store, int more);
 /** Whether another saved job has the same name. */
 bool zsd_store_namesake(const struct zsd_saved *saved);
+
+/** Commits a new boot number (T3); blocks: at the start only. 0 or a negative errno. */
+int zsd_store_boot(struct zsd_store *store, struct zb_err *err);
 
 /** Opens the catalog (daemon->catalog_path), checks it, and makes all of its objects in memory.
  * Logs the saved jobs. Blocks: at the start only. 0; or a negative errno: err has the message.

@@ -34,6 +34,7 @@ struct zsd_row {
     uint32_t looks;  /* see zsd_row_look() */
     uint32_t let_go; /* pages whose places were freed */
     bool gone;       /* all places were freed */
+    bool lost;       /* pages of it were on a data file that is missing */
     struct zsd_leaving leaving;
     uint32_t kept;       /* versions in the catalog that hold it; 0: it is not there */
     uint64_t stamp;      /* of the last loop that counted it */
@@ -56,6 +57,7 @@ struct zsd_version {
      * readers. */
     void (*orphaned)(struct zsd_version *v);
     bool kept; /* in the catalog */
+    bool lost; /* one of its rows is: lost.h */
     uint64_t iterations, applied;
     uint64_t created_unix;
     uint64_t table_bytes; /* memory of its rows' structs, extents and crcs: zsd_version_put() */

@@ -339,3 +339,11 @@ int zn_sim_engine(struct zn_engine **ret, struct zn_sim *s, const char *name, ui
 
     return zn_open_at(ret, &sim_place, s, &o, err);
 }
+
+int zn_sim_engine_at(struct zn_engine **ret, struct zn_sim *s, const char *name,
+                     uint64_t size_bytes, unsigned index, struct zb_err *err)
+{
+    struct zn_options o = { .path = name, .size_bytes = size_bytes, .index = index };
+
+    return zn_open_at(ret, &sim_place, s, &o, err);
+}

@@ -287,12 +287,13 @@ void sim_state_add(struct sim_state *st, struct sim_change *c)
     st->pending_bytes += c->len;
 }
 
-/* A write becomes durable by taking over the chunks of contents that have it. */
+/* A write becomes durable by taking over the chunks of contents that have it. A write to an earlier
+ * file of that name is in none of them. */
 static int state_share(struct sim_data *d, const struct sim_change *c, const struct sim_data *now)
 {
-    int rc = data_reserve(d, c->off + c->len);
+    int rc = change_is_of(c, d) ? data_reserve(d, c->off + c->len) : 0;
 
-    if (rc == 0) {
+    if (rc == 0 && change_is_of(c, d)) {
         data_share(d, now, c->off, c->len);
         d->size = zb_max_u64(d->size, c->off + c->len);
     }

@@ -66,6 +66,10 @@ void zn_sim_free(struct zn_sim *s);
 int zn_sim_engine(struct zn_engine **ret, struct zn_sim *s, const char *name, uint64_t size_bytes,
                   unsigned depth, struct zb_err *err);
 
+/** The same with an index (zn_options): for several data files on one device. */
+int zn_sim_engine_at(struct zn_engine **ret, struct zn_sim *s, const char *name,
+                     uint64_t size_bytes, unsigned index, struct zb_err *err);
+
 /** Registers a VFS with SQLite on this device; *ret_name is what zn_catalog_options.vfs takes.
  * Lives until zn_sim_free(). Seeds SQLite's random numbers, of which a process has one sequence. */
 int zn_sim_vfs(struct zn_sim *s, const char **ret_name, struct zb_err *err);

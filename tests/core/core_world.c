@@ -174,6 +174,7 @@ void world_down(struct world *w)
     }
     zsd_compute_free(w->daemon.compute);
     w->daemon.compute = NULL;
+    zsd_paths_close(&w->daemon);
     zn_close(w->daemon.engine);
     w->daemon.engine = NULL;
     for (unsigned i = 0; i < ANSWERS; i++) {

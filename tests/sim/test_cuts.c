@@ -6,6 +6,7 @@
  * ZSHARD_SEED=N     the first run (1)
  * ZSHARD_CUTS=N     the number of cuts (1200); if one run has too few, the next seeds follow
  * ZSHARD_CUT=op:v   one cut, of the run of ZSHARD_SEED
+ * ZSHARD_LOSE=1     two data files; after each cut the catalog is damaged, and its copy replaces it
  */
 #include "tests/sim/zsim.h"
 
@@ -17,6 +18,8 @@
 #define NESTED_EVERY  40u /* every 40th cut has a second one during recovery */
 #define NESTED_CUTS   6u
 #define GOES_ON_EVERY 2u
+
+static bool loses; /* ZSHARD_LOSE */
 
 struct campaign {
     struct zs_run run;
@@ -44,6 +47,22 @@ static void campaign_forget(struct campaign *c)
 {
     zs_run_done(&c->run);
     zn_sim_free(c->sim);
+}
+
+/* Damages the catalog, once something was committed: its copy has all of it. */
+static void campaign_lose(const struct campaign *c, struct zn_sim *sim, uint64_t op)
+{
+    static const unsigned char wrong[4096] = { 1 };
+
+    if (!loses || c->run.nentries < 2 || op < c->run.entries[1].end)
+        return;
+    for (unsigned i = 0; i < 2; i++) {
+        const char *name = i == 0 ? ZS_CATALOG : ZS_CATALOG "-wal";
+        int64_t size = zn_sim_size(sim, name);
+
+        for (int64_t at = 0; at + (int64_t)sizeof(wrong) <= size; at += sizeof(wrong))
+            assert_int_equal(zn_sim_poke(sim, name, (uint64_t)at, wrong, sizeof(wrong)), 0);
+    }
 }
 
 /* The power fails while the store recovers: afterwards it holds the same. */
@@ -88,8 +107,11 @@ static void campaign_cut(struct campaign *c, uint64_t op, unsigned variant, bool
     how.nmodels = zs_run_models(&c->run, op, models);
     how.goes_on = nested || (op + variant) % GOES_ON_EVERY == 0;
     assert_int_equal(zn_sim_cut_at(&sim, c->sim, op, variant, NULL), 0);
-    if (nested) /* only the recovery, recorded */
+    campaign_lose(c, sim, op);
+    if (nested) { /* only the recovery, recorded */
         assert_int_equal(zn_sim_cut_at(&first, c->sim, op, variant, NULL), 0);
+        campaign_lose(c, first, op);
+    }
     which = zs_recover(sim, &how);
     zn_sim_free(sim);
     c->older += how.nmodels == 2 && which == 0;
@@ -144,5 +166,7 @@ int main(void)
     const struct CMUnitTest tests[] = { cmocka_unit_test(power_cuts) };
 
     zs_watch();
+    loses = zs_env("ZSHARD_LOSE", 0) != 0;
+    zs_paths = loses ? 2 : 1;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

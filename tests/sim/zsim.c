@@ -113,6 +113,8 @@ static unsigned world_turn(struct zs_world *w)
     zsd_core_turn(&w->core.daemon);
     if (draw & 3)
         n += zn_reap(w->core.daemon.engine, 8);
+    if ((draw & 768) && w->core.daemon.nmore > 0)
+        n += zn_reap(w->core.daemon.more[0].engine, 8);
     if (draw & 12)
         n += zsd_compute_reap(w->core.daemon.compute, 1 + (draw >> 8) % 8);
     if (draw & 48)
@@ -161,6 +163,14 @@ void zs_hang_up(struct zs_world *w)
 /* ---- up and down */
 
 bool zs_measures;
+unsigned zs_paths = 1;
+
+static int start_second(struct zsd *daemon, struct zn_sim *sim, struct zb_err *err)
+{
+    daemon->nmore = 1;
+    daemon->more[0].copy_path = ZS_COPY;
+    return zn_sim_engine_at(&daemon->more[0].engine, sim, ZS_MORE, ZS_DATA_BYTES, 1, err);
+}
 
 static void start_wrong(const char *what)
 {
@@ -188,6 +198,8 @@ int zs_start(struct zs_world *w, struct zn_sim *sim, uint64_t seed, uint32_t pag
     rc = zn_sim_vfs(sim, &daemon->catalog_vfs, err);
     if (rc == 0)
         rc = zn_sim_engine(&daemon->engine, sim, ZS_DATA, ZS_DATA_BYTES, 0, err);
+    if (rc == 0)
+        rc = zs_paths > 1 ? start_second(daemon, sim, err) : 0;
     if (rc == 0)
         rc = world_up(&w->core, ZS_RANKS + 1, err);
     if (rc < 0)

@@ -30,6 +30,8 @@
 #define ZS_STAGING    (128u << 10)
 #define ZS_DATA       "data"
 #define ZS_CATALOG    "catalog"
+#define ZS_MORE       "more" /* of the second data file */
+#define ZS_COPY       "copy" /* of the catalog, next to it */
 #define ZS_DATA_BYTES (UINT64_C(16) << 20)
 
 /* ---- failures of a test: the message begins with the context, the action in progress */
@@ -106,6 +108,8 @@ struct zs_world {
 /** Whether a start measures the data file, as zshardd does; how much that transfers depends on
  * time. Initially false. */
 extern bool zs_measures;
+/** How many data files the store has: 1, or 2. */
+extern unsigned zs_paths;
 
 /** Starts a core with the contents of the device: 0, or why it does not start. Then nothing is left
  * running. */

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "daemon/disk/datadir.h"
+#include "daemon/disk/paths.h"
 #include "daemon/run/compute.h"
 #include "tests/unit/daemon/core_double.h"
 
@@ -524,17 +525,39 @@ static void several_paths(void **state)
 
     configure();
     daemon_.config.nvme_bytes = 4 * ZB_MIB;
-    paths_set("c", "b");
-    assert_int_equal(zsd_startup(&daemon_, &err), -EINVAL);
-    assert_non_null(strstr(err.text, "is data file number 3 of its daemon, and is named as number "
-                                     "2: the order of paths must not change"));
-    assert_int_equal(daemon_.nmore, 0);
+    assert_int_equal(rename(in_dir("b"), in_dir("b3")), 0);
+    paths_set("c", "b3");
+    if (zsd_startup(&daemon_, &err) != 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(daemon_.nmore, 2);
+    assert_string_equal(zsd_path_folder(&daemon_, 1), in_dir("b3"));
+    assert_string_equal(zsd_path_folder(&daemon_, 2), in_dir("c"));
+    zsd_shutdown(&daemon_);
+
+    configure(); /* without number 2 */
+    daemon_.config.nvme_bytes = 4 * ZB_MIB;
+    (void)snprintf(daemon_.config.paths, sizeof(daemon_.config.paths), "%s", in_dir("c"));
+    if (zsd_startup(&daemon_, &err) != 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(daemon_.nmore, 2);
+    assert_true(zn_is_absent(daemon_.more[0].engine));
+    assert_string_equal(zsd_path_folder(&daemon_, 1), "");
+    zsd_shutdown(&daemon_);
+
+    configure(); /* a new one gets that number */
+    daemon_.config.nvme_bytes = 4 * ZB_MIB;
+    paths_set("c", "d");
+    assert_int_equal(zsd_startup(&daemon_, &err), 0);
+    assert_string_equal(zsd_path_folder(&daemon_, 1), in_dir("d"));
+    assert_false(zn_is_absent(daemon_.more[0].engine));
+    zsd_shutdown(&daemon_);
 
     configure();
     daemon_.config.nvme_bytes = 4 * ZB_MIB;
-    paths_set("b", "c");
-    assert_int_equal(zsd_startup(&daemon_, &err), 0);
-    zsd_shutdown(&daemon_);
+    paths_set("d", "b3");
+    assert_int_equal(zsd_startup(&daemon_, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "is number 2, as another one is"));
+    assert_int_equal(daemon_.nmore, 0);
     assert_int_equal(pread(fd, text, 9, ZN_DATA_START + 12345), 9);
     assert_string_equal(text, "committed");
     assert_int_equal(close(fd), 0);

@@ -290,6 +290,32 @@ static void sim_names(void **state)
     assert_int_equal(seen, 31);
 }
 
+/* A write that was never flushed does not reach a new file of the same name, although the deletion
+ * between them was. */
+static void sim_names_again(void **state)
+{
+    struct zn_sim *s = sim_new(5, false);
+    unsigned file = (unsigned)sim_file(s, "a");
+    unsigned char old[LEN], new[LEN], got[LEN];
+
+    (void)state;
+    fill(old, LEN, 1);
+    fill(new, LEN, 2);
+    op(s, SIM_CREATE, file, 0, NULL, 0);
+    op(s, SIM_WRITE, file, LEN, old, LEN);
+    op(s, SIM_DELETE, file, 0, NULL, 0);
+    op(s, SIM_CREATE, file, 0, NULL, 0);
+    op(s, SIM_FLUSH_NAMES, file, 0, NULL, 0);
+    op(s, SIM_WRITE, file, 0, new, LEN);
+    op(s, SIM_FLUSH, file, 0, NULL, 0);
+    zn_sim_cut(s, zn_sim_ops(s), 0);
+    assert_int_equal(zn_sim_restart(s), 0);
+    assert_int_equal(zn_sim_size(s, "a"), LEN);
+    assert_int_equal(zn_sim_peek(s, "a", 0, got, LEN), 0);
+    assert_memory_equal(got, new, LEN);
+    zn_sim_free(s);
+}
+
 enum { WRITES = 24, SECTORS = LEN / 512 };
 
 /* Which sectors of each write are there; 0xffff: all of them. */
@@ -1324,6 +1350,7 @@ int main(void)
         cmocka_unit_test(sim_faults),
         cmocka_unit_test(sim_flush_of_a_file),
         cmocka_unit_test(sim_names),
+        cmocka_unit_test(sim_names_again),
         cmocka_unit_test(sim_cut_variants),
         cmocka_unit_test(sim_flush_forgets),
         cmocka_unit_test(sim_same_again),
