@@ -24,7 +24,7 @@ static const struct {
     [ZB_LOG_DEBUG] = { "debug", 7 },
 };
 
-static enum zb_log_level log_level = ZB_LOG_INFO;
+static _Atomic enum zb_log_level log_level = ZB_LOG_INFO;
 static bool never_wait;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the following variables, with
                                                             never_wait */

@@ -13,7 +13,7 @@
 
 enum zb_log_level { ZB_LOG_ERROR, ZB_LOG_WARN, ZB_LOG_INFO, ZB_LOG_DEBUG };
 
-/** Lines above this level are dropped; ZB_LOG_INFO until set. Set before threads start. */
+/** Lines above this level are dropped; ZB_LOG_INFO until set. Any thread, at any time. */
 void zb_log_set_level(enum zb_log_level level);
 
 /**

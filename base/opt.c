@@ -149,6 +149,19 @@ static bool choice_find(const struct zb_opt *o, const char *text, uint32_t *ret)
     return false;
 }
 
+/** The word of a choice. */
+static struct text choice_text(const struct zb_opt *o, uint32_t value)
+{
+    struct text t = { "" };
+    const char *at = o->choices, *word;
+    uint32_t i = (uint32_t)o->min;
+
+    for (size_t len; (len = choice_next(&at, &word)) > 0; i++)
+        if (i == value)
+            text_add(&t, "%.*s", (int)len, word);
+    return t;
+}
+
 static int refuse_choice(const struct zb_opt *o, const char *text, const char *name,
                          struct zb_err *err)
 {
@@ -271,6 +284,25 @@ static int value_whole(const struct zb_opt *o, void *member, const char *text, c
     return 0;
 }
 
+static void whole_text(const struct zb_opt *o, const void *member, char *text, size_t size)
+{
+    static const char units[] = "\0KMGTP";
+    uint64_t n;
+    size_t unit = 0;
+
+    if (o->size == sizeof(uint32_t))
+        n = *(const uint32_t *)member;
+    else
+        n = *(const uint64_t *)member;
+    if (o->word && n == o->word_value) {
+        (void)snprintf(text, size, "%s", o->word);
+        return;
+    }
+    for (; o->type == ZB_OPT_SIZE && n > 0 && n % 1024 == 0 && unit + 2 < sizeof(units); unit++)
+        n /= 1024;
+    (void)snprintf(text, size, unit > 0 ? "%llu%c" : "%llu", (unsigned long long)n, units[unit]);
+}
+
 /** The factor of a number's suffix; 0: not a suffix. */
 static double large_unit(const char *end)
 {
@@ -335,6 +367,26 @@ int zb_opt_set(const struct zb_opt *o, void *values, const char *text, const cha
         return value_real(o, member, text, name, err);
     }
     return -EINVAL; /* not reached: all types are handled above */
+}
+
+bool zb_opt_text(const struct zb_opt *o, const void *values, char *text, size_t size)
+{
+    const void *member = (const char *)values + o->at;
+    char number[32];
+    const char *from = number;
+    struct text word;
+
+    assert(o->type == ZB_OPT_CHARS || o->type == ZB_OPT_CHOICE || o->type == ZB_OPT_COUNT ||
+           o->type == ZB_OPT_SIZE);
+    if (o->type == ZB_OPT_CHARS) {
+        from = member;
+    } else if (o->type == ZB_OPT_CHOICE) {
+        word = choice_text(o, *(const uint32_t *)member);
+        from = word.s;
+    } else {
+        whole_text(o, member, number, sizeof(number));
+    }
+    return (size_t)snprintf(text, size, "%s", from) < size;
 }
 
 /* ---- the command line */

@@ -99,6 +99,12 @@ int zb_opt_set(const struct zb_opt *o, void *values, const char *text, const cha
                struct zb_err *err);
 
 /**
+ * Writes the value of a member as a text that zb_opt_set() reads: a whole number of a unit ("64M"),
+ * or digits. For chars, choices and whole numbers. False: it was cut to `size` bytes.
+ */
+bool zb_opt_text(const struct zb_opt *o, const void *values, char *text, size_t size);
+
+/**
  * Reads the words of a command line: argv[0] is the first one, not the program. An option is looked
  * for in the tables from the first to the last.
  *
@@ -114,12 +120,13 @@ int zb_opt_parse(struct zb_opts *tables, size_t ntables, int argc, char **argv, 
  * Reads a file of NAME = VALUE (opt_file.c has the syntax), where names have '_' for '-'. Its values
  * replace those in the struct. An option may be given once.
  *
- * @param others  options without a row: true skips them, false makes them an error
+ * @param others     options without a row: true skips them, false makes them an error
+ * @param ret_given  the rows that the file has, as bits; NULL: not wanted
  * @return 0; -EINVAL, -ENOMEM, or the error of opening it: err has the file, and the line if there
  *         is one; values may have changed
  */
 int zb_opt_file(const struct zb_opt *rows, void *values, const char *path, bool others,
-                struct zb_err *err);
+                uint64_t *ret_given, struct zb_err *err);
 
 /** Writes `begin` and "[--name ARG] ...", in lines of at most 80 columns. */
 void zb_opt_usage(FILE *out, const char *begin, const struct zb_opt *rows);

@@ -238,7 +238,7 @@ static int file_read(const char *path, char **ret_text, struct zb_err *err)
 }
 
 int zb_opt_file(const struct zb_opt *rows, void *values, const char *path, bool others,
-                struct zb_err *err)
+                uint64_t *ret_given, struct zb_err *err)
 {
     struct file f = {
         .rows = rows, .path = path, .line = 1, .values = values, .others = others, .err = err
@@ -246,9 +246,13 @@ int zb_opt_file(const struct zb_opt *rows, void *values, const char *path, bool 
     char *text = NULL;
     int rc = file_read(path, &text, err);
 
+    if (ret_given)
+        *ret_given = 0;
     f.at = text;
     if (rc == 0)
         rc = file_parse(&f);
+    for (size_t i = 0; rc == 0 && ret_given && i < ZB_OPT_ROWS_MAX; i++)
+        *ret_given |= f.given[i] ? UINT64_C(1) << i : 0;
     free(text);
     return rc;
 }

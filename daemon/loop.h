@@ -37,7 +37,8 @@ struct zsd_patience {
 };
 
 /**
- * From now on SIGTERM, SIGINT, SIGHUP and SIGQUIT begin an orderly end of the loop: no connection
+ * From now on SIGHUP reloads the configuration, if it has a file (reload/reload.h), unless the daemon
+ * is embedded. SIGTERM, SIGINT, SIGQUIT, and SIGHUP of others begin an orderly end: no connection
  * is accepted; the core rejects new work and finishes operations in progress; answers are sent, for
  * at most ZSD_SEND_MS more. The service manager is told about once a second that more time is
  * needed. A second signal, or the end of patience, ends the loop at once.

@@ -1,6 +1,7 @@
 /*
  * loop_end.c - the orderly end: from the first signal until the loop stops.
  *
+ *     SIGHUP          a daemon with a configuration file reads it again (reload/reload.h)
  *     first signal    (or an embedded daemon is unused, loop_linger.c) no more clients are
  *                     accepted. Ranks that attach again after a restart are told
  *     these have left, or wait_ms has passed: the core drains, which is checked every END_STEP_MS
@@ -19,6 +20,7 @@
 #include "daemon/loop_priv.h"
 #include "daemon/net/server.h"
 #include "daemon/os/notify.h"
+#include "daemon/reload/reload.h"
 
 #define END_STEP_MS  10u
 #define END_NOTIFY_S 1u  /* interval of reports to the service manager */
@@ -27,6 +29,7 @@
 #define END_TEXT_MAX 256u
 #define NS_PER_MS    UINT64_C(1000000)
 #define NS_PER_S     UINT64_C(1000000000)
+#define MS_PER_S     UINT64_C(1000)
 #define US_PER_S     1000000u
 
 static const int end_signals[] = { SIGTERM, SIGINT, SIGHUP, SIGQUIT };
@@ -162,6 +165,21 @@ static void end_on_signal(uv_signal_t *handle, int signum)
         zsd_loop_end(daemon);
 }
 
+/* SIGHUP of a daemon that was started with a configuration file: reads it again. */
+static void end_on_hangup(uv_signal_t *handle, int signum)
+{
+    struct zsd *daemon = handle->data;
+    struct zsd_ending *e = &daemon->loop->ending;
+
+    if (e->begun) {
+        zb_log(ZB_LOG_WARN, "signal-ignored", "name=%s", sigabbrev_np(signum));
+        return;
+    }
+    zsd_reload(daemon);
+    e->patience.wait_ms = daemon->config.restart_wait_s * MS_PER_S;
+    e->patience.limit_ms = daemon->config.stop_timeout_s * MS_PER_S;
+}
+
 static void end_on_ignored(uv_signal_t *handle, int signum)
 {
     (void)handle;
@@ -183,13 +201,16 @@ int zsd_loop_end_on_signals(struct zsd *daemon, const struct zsd_patience *patie
 {
     uv_loop_t *uv = &daemon->loop->uv;
     struct zsd_ending *e = &daemon->loop->ending;
+    bool reloads = daemon->config.file && !daemon->config.embedded;
     int rc = 0;
 
     e->patience = *patience;
     (void)uv_timer_init(uv, &e->timer); /* cannot fail */
     e->timer.data = daemon;
     for (size_t i = 0; rc == 0 && i < ZB_COUNT(end_signals); i++)
-        rc = end_watch(daemon, &e->signals[i], end_on_signal, end_signals[i]);
+        rc = end_watch(daemon, &e->signals[i],
+                       end_signals[i] == SIGHUP && reloads ? end_on_hangup : end_on_signal,
+                       end_signals[i]);
     for (size_t i = 0; rc == 0 && i < ZB_COUNT(ignored_signals); i++)
         rc = end_watch(daemon, &e->ignored[i], end_on_ignored, ignored_signals[i]);
     return rc < 0 ? zb_fail(err, rc, "watch signals: %m") : 0;

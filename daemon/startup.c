@@ -22,6 +22,7 @@
 #include "daemon/net/limits.h"
 #include "daemon/net/server.h"
 #include "daemon/os/numa.h"
+#include "daemon/reload/reload.h"
 #include "daemon/run/gpu_tier.h"
 #include "nvme/zn_fixed.h"
 
@@ -242,6 +243,7 @@ static const struct {
     int (*up)(struct zsd *daemon, struct zb_err *err);
     void (*down)(struct zsd *daemon);
 } rows[] = {
+    { "settings", zsd_reload_open, zsd_reload_close },
     { "limits", limits_up, NULL },
     { "numa", numa_up, numa_down },
     { "data", data_up, data_down },

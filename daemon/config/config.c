@@ -291,6 +291,7 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
     struct words w = { .config = NULL };
     struct zb_opts line[] = { { .rows = words, .values = &w },
                               { .rows = options, .values = config } };
+    uint64_t in_file = 0;
     int rc;
 
     memset(config, 0, sizeof(*config));
@@ -303,7 +304,7 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
         w.config) { /* the command line takes precedence: parse it again after the file */
         memset(config, 0, sizeof(*config));
         zb_opt_defaults(options, config);
-        rc = zb_opt_file(options, config, w.config, false, err);
+        rc = zb_opt_file(options, config, w.config, false, &in_file, err);
         if (rc == 0)
             rc = zb_opt_parse(line, ZB_COUNT(line), argc - 1, argv + 1, NULL, err);
     }
@@ -311,5 +312,10 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
         rc = config_embedded(config, &w, &line[0], err);
     if (rc < 0)
         return rc;
+    config->in_file = in_file;
+    config->on_line = line[1].given;
+    config->file = w.config;
+    config->argc = argc;
+    config->argv = argv;
     return w.check ? 2 : w.fsck ? 3 : 0;
 }

@@ -18,7 +18,8 @@ const struct zb_opt *zsd_options(void);
 
 /**
  * Precedence: defaults, then the file (--config, if given), then the command line, where the last
- * value of an option counts. Called once, before threads start.
+ * value of an option counts. Called before threads start, and at each reload with the same argv,
+ * which must outlive *config. A failure leaves *config undefined.
  *
  * @return 0; -EINVAL, or the error of opening the file (-ENOENT, -EACCES ...): err has the message,
  *         with file and line if there is one

@@ -479,6 +479,18 @@ static bool peer_in_group(int fd, const struct ucred *cred, gid_t gid)
     return false;
 }
 
+void zsd_link_rights(struct zsd_link *l)
+{
+    const struct zsd *daemon = l->server->daemon;
+    int fd = zp_stream_fd(l->stream);
+    struct ucred cred;
+    socklen_t len = sizeof(cred);
+
+    l->conn.in_admin_group = daemon->has_admin_gid &&
+                             getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0 &&
+                             peer_in_group(fd, &cred, daemon->admin_gid);
+}
+
 /** Owns fd once l->stream is set. */
 static int link_build(struct zsd_link *l, int fd)
 {

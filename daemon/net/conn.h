@@ -31,7 +31,7 @@ struct zsd_reader;
 struct zsd_conn {
     struct zsd *daemon;
     uid_t uid;           /* SO_PEERCRED, at accept */
-    bool in_admin_group; /* its process was then in admin_group */
+    bool in_admin_group; /* its process was in admin_group when it connected */
     pid_t pid;
     char program[64]; /* as the client calls itself; cleaned */
     bool greeted;     /* hello was answered */

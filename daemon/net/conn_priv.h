@@ -114,6 +114,8 @@ struct zsd_link {
 /** Makes a link for fd and takes it over. *ret_refused: a limit refuses the client, so it is in the
  * waiting room. 0; or a negative errno, and fd is closed. */
 int zsd_link_new(struct zsd_server *server, int fd, bool *ret_refused);
+/** Looks again whether its process is in the administrators' group. */
+void zsd_link_rights(struct zsd_link *link);
 /** Queues it for the next zsd_server_turn() (L1). */
 void zsd_link_touch(struct zsd_link *link);
 /** Updates the quota: bytes of queued answers, and descriptors that the peer has not read. */

@@ -130,10 +130,28 @@ static uint64_t row_max(const struct zsd_limits *l, enum zsd_level level, enum z
 
 static struct zsd_quota *user_of(struct zsd_limits *l, uid_t uid);
 
+int zsd_limits_quotas(struct zsd *daemon, const char *text, struct zb_err *err)
+{
+    struct zsd_limits *l = daemon->limits;
+    struct zsd_quotas fresh;
+    int rc = zsd_quotas_parse(text, &fresh, err);
+
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < fresh.n && rc == 0; i++) /* zctl quota lists them from now on */
+        rc = user_of(l, fresh.rows[i].uid) ? 0 : zb_fail(err, -ENOMEM, "the limits: %m");
+    if (rc < 0) {
+        zsd_quotas_done(&fresh);
+        return rc;
+    }
+    zsd_quotas_done(&l->quotas);
+    l->quotas = fresh;
+    return 0;
+}
+
 int zsd_limits_open(struct zsd *daemon, struct zb_err *err)
 {
     struct zsd_limits *l = calloc(1, sizeof(*l));
-    int rc;
 
     if (!l)
         return zb_fail(err, -ENOMEM, "the limits: %m");
@@ -141,10 +159,7 @@ int zsd_limits_open(struct zsd *daemon, struct zb_err *err)
     l->node.limits = l;
     zb_list_init(&l->users);
     daemon->limits = l;
-    rc = zsd_quotas_parse(daemon->config.quotas, &l->quotas, err);
-    for (size_t i = 0; i < l->quotas.n && rc == 0; i++) /* zctl quota lists them from the start */
-        rc = user_of(l, l->quotas.rows[i].uid) ? 0 : zb_fail(err, -ENOMEM, "the limits: %m");
-    return rc;
+    return zsd_limits_quotas(daemon, daemon->config.quotas, err);
 }
 
 void zsd_limits_close(struct zsd *daemon)
@@ -172,6 +187,16 @@ bool zsd_limits_trusted(uid_t uid)
 static bool limits_trusted(const struct zsd_limits *l, uid_t uid)
 {
     return zsd_limits_trusted(uid) && !(uid == 0 && l && l->config->root_is_user);
+}
+
+void zsd_limits_trust(struct zsd *daemon)
+{
+    zb_list_each(pos, &daemon->limits->users)
+    {
+        struct zsd_quota *user = zb_container_of(pos, struct zsd_quota, node);
+
+        user->trusted = limits_trusted(daemon->limits, user->uid);
+    }
 }
 
 /** The quota of a user, made if there is none; NULL: no memory. */

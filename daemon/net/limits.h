@@ -114,6 +114,12 @@ int zsd_limits_open(struct zsd *daemon, struct zb_err *err);
 /** Frees daemon->limits. All quotas except those of users must have left. NULL limits: fine. */
 void zsd_limits_close(struct zsd *daemon);
 
+/** Replaces the limits of single users, also those that were set at run time. 0; -EINVAL or -ENOMEM:
+ * nothing has changed. */
+int zsd_limits_quotas(struct zsd *daemon, const char *text, struct zb_err *err);
+/** After a change of root_is_admin: which users are exempt. */
+void zsd_limits_trust(struct zsd *daemon);
+
 /** Whether this user is trusted: exempt from limits per user, and allowed to use the reserve. */
 bool zsd_limits_trusted(uid_t uid);
 

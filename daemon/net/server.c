@@ -137,16 +137,17 @@ static int path_group(const char *path, const char *name, struct zb_err *err)
     return 0;
 }
 
-/** Finds the group of the administrators. */
-static int server_admins(struct zsd *daemon, struct zb_err *err)
+int zsd_server_admins(struct zsd *daemon, const char *name, struct zb_err *err)
 {
-    const char *name = daemon->config.admin_group;
     const struct group *g = *name ? getgrnam(name) : NULL;
 
     if (*name && !g)
         return zb_fail(err, -EINVAL, "admin_group: there is no group '%s'", name);
     daemon->has_admin_gid = g != NULL;
     daemon->admin_gid = g ? g->gr_gid : 0;
+    if (daemon->server)
+        zb_list_each(pos, &daemon->server->links)
+            zsd_link_rights(zb_container_of(pos, struct zsd_link, node));
     return 0;
 }
 
@@ -305,7 +306,7 @@ static int server_build(struct zsd_server *s, struct zb_err *err)
     if (rc == 0)
         rc = server_bind(s, &address, err);
     if (rc == 0)
-        rc = server_admins(s->daemon, err);
+        rc = zsd_server_admins(s->daemon, config->admin_group, err);
     if (rc < 0)
         return rc;
     if (zp_arena_new(&s->arena) < 0)

@@ -45,6 +45,10 @@ int zsd_server_open(struct zsd *daemon, struct uv_loop_s *uv, const struct zsd_c
  * server: fine. */
 void zsd_server_close(struct zsd *daemon);
 
+/** Finds the group of the administrators (""; there is none), also for the clients that are
+ * connected. 0; -EINVAL: no such group, and nothing has changed. */
+int zsd_server_admins(struct zsd *daemon, const char *name, struct zb_err *err);
+
 /** Stops listening and removes our socket file; connections stay. */
 void zsd_server_drain(struct zsd *daemon);
 

@@ -28,6 +28,7 @@ struct zsd_gpu;
 struct zsd_limits;
 struct zsd_loop;
 struct zsd_numa;
+struct zsd_reload;
 struct zsd_server;
 
 /** One more data file. */
@@ -43,8 +44,9 @@ struct zsd_rates {
 };
 
 struct zsd {
-    struct zsd_config config; /* the start replaces ZSD_AUTO in it with sizes */
-    uint8_t instance[16];     /* random; changes with every start */
+    struct zsd_config config;  /* the start replaces ZSD_AUTO in it with sizes */
+    struct zsd_reload *reload; /* the settings as given: reload/reload.h */
+    uint8_t instance[16];      /* random; changes with every start */
     uint64_t started_ns;
     const struct zk_ops *kernels;
     struct zsd_numa *numa; /* NULL: off */

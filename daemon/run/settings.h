@@ -56,6 +56,11 @@ struct zsd_config {
     uint32_t ready_fd;      /* descriptor for its line */
     uint32_t linger_s;      /* seconds after the last client has left until it exits */
     uint32_t linger_kept_s; /* the same with a kept job in memory */
+    /* how it was read: rows of zsd_options(), as bits */
+    uint64_t in_file, on_line; /* given in the file; on the command line */
+    const char *file;          /* NULL: none */
+    int argc;                  /* the command line, for a reload */
+    char **argv;
 };
 
 /** Whether a device of a fixed rate replaces the data file. */

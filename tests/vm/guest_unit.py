@@ -191,14 +191,19 @@ def limits():
 
 
 def hangup():
-    """Only reported: whether SIGHUP ends it, and what `systemctl reload` does."""
+    """`systemctl reload` makes the same process read its configuration again. A file with a mistake fails it."""
     pid = main_pid()
+    good("systemctl", "reload", "zshardd")
+    wait_until("the reload", lambda: " reload file=" in journal())
+    with open(CONF, encoding="utf-8") as file:
+        text = file.read()
+    with open(CONF, "a", encoding="utf-8") as file:
+        file.write("no_such_option = 1\n")
     done = run("systemctl", "reload", "zshardd")
-    print("    systemctl reload:", done.returncode, done.stdout.strip())
-    os.kill(pid, signal.SIGHUP)
-    time.sleep(5)
-    print(f"    SIGHUP: {prop('ActiveState')}, {'same' if main_pid() == pid else 'another or no'} process,",
-          f"status {prop('ExecMainStatus')}")
+    with open(CONF, "w", encoding="utf-8") as file:
+        file.write(text)
+    check(done.returncode != 0, f"a wrong file was applied: {journal()[-2000:]}")
+    check(main_pid() == pid and prop("ActiveState") == "active", f"{prop('ActiveState')}, process {main_pid()}, not {pid}")
 
 
 def dirty_stop():

@@ -40,7 +40,7 @@ bool doctor_conf_host(const char *path, uint64_t *ret)
     struct doctor_conf conf;
 
     zb_opt_defaults(rows, &conf);
-    if (zb_opt_file(rows, &conf, path, true, NULL) < 0)
+    if (zb_opt_file(rows, &conf, path, true, NULL, NULL) < 0)
         return false;
     *ret = conf.host_bytes;
     return true;
@@ -68,7 +68,7 @@ void doctor_conf(struct doctor_machine *m, const struct doctor_given *given)
     m->service = m->unit.path[0] != '\0' &&
                  (!given->config || strcmp(given->config, m->unit.config) == 0);
     if (m->conf_path[0] != '\0' && tree_path(m->root, m->conf_path, full) &&
-        zb_opt_file(rows, &m->conf, full, true, &m->conf_err) < 0)
+        zb_opt_file(rows, &m->conf, full, true, NULL, &m->conf_err) < 0)
         zb_opt_defaults(rows, &m->conf);
     if (given->data)
         (void)snprintf(m->conf.data, sizeof(m->conf.data), "%s", given->data);

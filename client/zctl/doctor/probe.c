@@ -155,7 +155,7 @@ static void answers_file(const char *root, struct doctor_answers *a)
     for (size_t i = 0; i < PROBES; i++)
         rows[i] = probes[i].answer;
     if (tree_path(root, ANSWERS, full))
-        (void)zb_opt_file(rows, a, full, true, NULL);
+        (void)zb_opt_file(rows, a, full, true, NULL, NULL);
 }
 
 /** Takes what was found about each place out of its line. */

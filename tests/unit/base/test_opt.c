@@ -310,10 +310,10 @@ static void others_in_a_file(void **state)
     (void)state;
     assert_true(fd >= 0);
     assert_int_equal(write(fd, text, sizeof(text) - 1), sizeof(text) - 1);
-    assert_int_equal(zb_opt_file(rows, &v, path, false, &err), -EINVAL);
+    assert_int_equal(zb_opt_file(rows, &v, path, false, NULL, &err), -EINVAL);
     assert_non_null(strstr(err.text, ":1: unknown option 'one'"));
     assert_int_equal(v.share, 7);
-    assert_int_equal(zb_opt_file(rows, &v, path, true, NULL), 0);
+    assert_int_equal(zb_opt_file(rows, &v, path, true, NULL, NULL), 0);
     assert_int_equal(v.share, 9);
     assert_int_equal(close(fd), 0);
     assert_int_equal(unlink(path), 0);

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""test_reload.py - SIGHUP: a running daemon reads its configuration again.
+
+    ZSHARD_BUILD=build tests/integ/test_reload.py [NAME...]
+"""
+import os
+import re
+import signal
+import subprocess
+import sys
+
+from harness import Daemon, check, main, program, wait_until
+from resume import PAGES, KeptRun, Reference
+
+MIB = 1 << 20
+
+
+class Configured(Daemon):
+    """A daemon with a configuration file; `options` are its lines."""
+
+    def __init__(self, *flags, **options):
+        super().__init__("--config", "", *flags)
+        self.path = os.path.join(self.folder, "zshardd.conf")
+        self.flags = ("--config", self.path, *flags)
+        self.options = {"log_level": "info"} | options
+        self.write()
+
+    def write(self, text=None, **options):
+        """Writes the file, with these options changed; None removes one."""
+        self.options = {k: v for k, v in (self.options | options).items() if v is not None}
+        with open(self.path, "w", encoding="utf-8") as f:
+            f.write(text if text is not None else "".join(f"{k} = {v}\n" for k, v in self.options.items()))
+
+    def reload(self, text=None, **options):
+        """Writes the file and sends SIGHUP; the lines that the reload logged."""
+        self.write(text, **options)
+        before = len(self.log())
+        self.process.send_signal(signal.SIGHUP)
+        wait_until("the reload", lambda: re.search(r" reload(-failed)? .*\n", self.log()[before:]), 10)
+        return self.log()[before:]
+
+    def budget(self, tier="host"):
+        return {row["name"]: row["target"] for row in self.zctl("tiers")}[tier]
+
+
+def applied():
+    """What can be changed is; what cannot waits for a restart, which brings it."""
+    with Configured(host_bytes="64M", nvme_bytes="16M", jobs_max="8", io_depth="64") as d:
+        said = d.reload(host_bytes="32M", jobs_max="1", io_depth="32", log_level="debug")
+        check('reload-option option=host-bytes was="64M" now="32M"' in said, said)
+        check('reload-option option=jobs-max was="8" now="1"' in said, said)
+        check('reload-pending option=io-depth now="64" restart="32"' in said, said)
+        check("applied=3 pending=1" in said, said)
+        check(d.budget() == 32 * MIB, f"the budget is {d.budget()}")
+        d.zctl("ping")
+        check(" debug " in d.log(), "the level of the log did not change")
+        said = d.reload()
+        check("reload-option" not in said and "applied=0 pending=1" in said, f"nothing changed: {said}")
+        said = d.reload(io_depth="64")
+        check("applied=0 pending=0" in said, f"nothing waits any more: {said}")
+        d.reload(io_depth="16")
+        check(d.stop() == 0, "the stop")
+        d.again()
+        check("reload-pending" not in d.reload()[-400:], "the restart did not bring it")
+        check(d.budget() == 32 * MIB, f"after the restart the budget is {d.budget()}")
+
+
+def at_run_time():
+    """What zctl has set stays until the file has another value. The command line takes precedence."""
+    with Configured("--jobs-max", "7", host_bytes="64M", nvme_bytes="16M") as d:
+        d.zctl("tier", "set", "host", "48M")
+        d.zctl("quota", "set", "4711", "jobs=3")
+        d.reload(jobs_max="5")
+        check(d.budget() == 48 * MIB, f"a reload of the same value: {d.budget()}")
+        check("option=jobs-max" not in d.log(), "the command line did not take precedence")
+        d.reload(host_bytes="40M", quotas='"4712 host=1M"')
+        check(d.budget() == 40 * MIB, f"a reload of another value: {d.budget()}")
+        users = {row["uid"]: row for row in d.zctl("quota")}
+        check(users[4712]["own"] and users[4712]["host_max"] == MIB, f"{users}")
+        check(not users[4711]["own"], f"the limits of the file replace those of zctl: {users[4711]}")
+
+
+def bad():
+    """A file with a mistake changes nothing, and the log has file and line."""
+    with Configured(host_bytes="64M", nvme_bytes="16M") as d:
+        for text, why in (("host_bytes = 32M\njobs_max = many\n", f"{d.path}:2: jobs_max"),
+                          ("host_bytes = 32M\n\nhost_byte = 1\n", f"{d.path}:3: unknown option"),
+                          ("host_bytes = 32M\nquotas = \"nobody-like-this host=1M\"\n", f"{d.path}:2: quotas")):
+            said = d.reload(text)
+            check("error reload-failed" in said and why in said, said)
+            check("reload-option" not in said and d.budget() == 64 * MIB, f"something changed: {said}")
+        os.unlink(d.path)
+        before = len(d.log())
+        d.process.send_signal(signal.SIGHUP)
+        wait_until("the reload", lambda: "reload-failed" in d.log()[before:], 10)
+        check("applied=1" in d.reload(host_bytes="32M"), "a good file after bad ones")
+        d.write("jobs_max = many\n")
+        done = subprocess.run([program("zshardd"), "--config", d.path, "--check-config"], capture_output=True,
+                              text=True, check=False)
+        check(done.returncode == 2, f"systemctl reload checks first: {done}")
+
+
+def refused():
+    """A value that cannot be applied now leaves the one in effect, and is tried again at the next reload."""
+    with Configured(host_bytes="64M", nvme_bytes="64M", page_elems="4096") as d, KeptRun(6, ranks=1) as kept:
+        kept.good(d, resume=False)
+        said = d.reload(host_bytes="1M", gpu_bytes="64M")
+        check("warn reload-refused option=gpu-bytes" in said and "without a GPU tier" in said, said)
+        said = d.reload(host_bytes="auto")
+        check("reload-refused option=host-bytes" in said and "when the daemon starts" in said, said)
+
+
+def training():
+    """Clients stay connected, and train on with the same bits."""
+    with Configured(*PAGES[:2], host_bytes="64M", nvme_bytes="64M") as d, KeptRun(60, ranks=2) as kept:
+        reference = Reference(kept)
+        process = kept.start(d, resume=False)
+        for turn in range(6):
+            kept.wait_for_lines(5 + 7 * turn, process)
+            check(process.poll() is None, f"the run ended: {kept.said()}")
+            d.reload(host_bytes=("8M", "64M")[turn % 2], timeout_ms=str(50000 + turn), user_jobs_max=str(turn + 2))
+        check(process.wait(300) == 0, kept.said())
+        reference.check(kept, deaths=0)
+        check("client-dropped" not in d.log(), d.log())
+
+
+def administrators():
+    """Groups and root's rights change for clients that are connected."""
+    if os.geteuid() != 0:
+        return
+    with Configured(host_bytes="64M", nvme_bytes="16M") as d:
+        d.zctl("tier", "set", "host", "48M")
+        check("applied=1" in d.reload(root_is_admin="no"), d.log())
+        done = subprocess.run([program("zctl"), "quota"], env=d.env(), capture_output=True, text=True, check=False)
+        check(done.returncode == 0, f"{done}")
+        check("applied=1" in d.reload(admin_group="adm"), d.log())
+        check("reload-failed" in d.reload(admin_group="no-such-group"), d.log())
+
+
+def without_a_file():
+    """There is nothing to read again: SIGHUP ends it, as a terminal that closes does."""
+    with Daemon("--host-bytes", "8M", "--nvme-bytes", "8M") as d:
+        d.process.send_signal(signal.SIGHUP)
+        check(d.process.wait(30) == 0, "SIGHUP")
+
+
+if __name__ == "__main__":
+    sys.exit(main({f.__name__: f for f in (applied, at_run_time, bad, refused, training, administrators, without_a_file)}))
