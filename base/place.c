@@ -206,18 +206,20 @@ static int place_params(const struct zb_place_job *job, uint64_t bytes, struct z
 static uint32_t place_fit(const struct zb_place_job *job, const struct zb_place_shard *s,
                           enum zb_plane plane, uint64_t *left)
 {
-    uint32_t npages = zb_pages(s->count, job->page_elems), page = 0;
+    uint64_t full = zb_layout_page(s->layout, plane, job->page_elems), tail;
+    uint32_t npages = zb_pages(s->count, job->page_elems), page;
 
-    for (; page < npages; page++) {
-        uint64_t first = (uint64_t)page * job->page_elems;
-        uint64_t elems = zb_min_u64(job->page_elems, s->count - first);
-        uint64_t bytes = zb_layout_page(s->layout, plane, elems);
-
-        if (bytes > *left)
-            break;
-        *left -= bytes;
-    }
-    return page;
+    if (npages == 0)
+        return 0;
+    page = npages - 1;
+    tail = zb_layout_page(s->layout, plane, s->count - (uint64_t)page * job->page_elems);
+    if (full > 0)
+        page = (uint32_t)zb_min_u64(page, *left / full);
+    *left -= page * full;
+    if (page < npages - 1 || tail > *left)
+        return page;
+    *left -= tail;
+    return npages;
 }
 
 /* Streamed pages of a plane, and those of them that exist twice when a step begins early. */

@@ -232,28 +232,36 @@ static void ready_present(struct zsd_job *job)
         ready_refuse(job, &err);
 }
 
-void zsd_place_again(struct zsd_job *job)
+static void ready_place_end(struct zsd_job *job, int rc, const struct zb_err *err)
 {
-    struct zb_err err = { 0 };
-    int rc;
-
-    job->place_waits = zsd_params_wait(job);
-    if (job->place_waits)
-        return; /* until zsd_room_changed(), when GPU memory has been freed */
-    rc = zsd_place(job, false, &err);
-    zsd_want_end(job->core, &job->want);
-    job->place_waits = rc == -ENOSPC && (zsd_core_make_room(job->core, job) ||
-                                         zsd_want_begin(job->core, &job->want, job->place_least));
-    if ((rc == -ENOSPC || rc == -EDQUOT) &&
-        !job->place_waits) { /* others cannot free memory: gradients go to NVMe */
-        err = (struct zb_err){ 0 };
-        rc = zsd_place(job, true, &err);
-        job->place_waits = rc == -ENOSPC && zsd_want_begin(job->core, &job->want, job->place_least);
-    }
     if (rc == 0)
         zsd_tables_make(job, ready_tabled);
     else if (!job->place_waits)
-        zsd_job_end(job, &err);
+        zsd_job_end(job, err);
+}
+
+static void ready_spilled(struct zsd_job *job, int rc, const struct zb_err *err)
+{
+    job->place_waits = rc == -ENOSPC && zsd_want_begin(job->core, &job->want, job->place_least);
+    ready_place_end(job, rc, err);
+}
+
+static void ready_placed(struct zsd_job *job, int rc, const struct zb_err *err)
+{
+    zsd_want_end(job->core, &job->want);
+    job->place_waits = rc == -ENOSPC && (zsd_core_make_room(job->core, job) ||
+                                         zsd_want_begin(job->core, &job->want, job->place_least));
+    if ((rc == -ENOSPC || rc == -EDQUOT) && !job->place_waits)
+        zsd_place(job, true, ready_spilled); /* others cannot free memory: gradients go to NVMe */
+    else
+        ready_place_end(job, rc, err);
+}
+
+void zsd_place_again(struct zsd_job *job)
+{
+    job->place_waits = zsd_params_wait(job);
+    if (!job->place_waits) /* else until zsd_room_changed(), when GPU memory has been freed */
+        zsd_place(job, false, ready_placed);
 }
 
 /* The shards were compared with the version. */

@@ -412,10 +412,12 @@ bool zsd_params_wait(struct zsd_job *job)
         core->tiers.gpu_err.code != 0)
         return false;
     back = params_returning(core);
+    if (back == 0)
+        return false;
     stays = zsd_account_used(&core->tiers.gpu) - back;
     for (uint32_t i = 0; i < job->nshards; i++)
         bytes += zsd_param_bytes(job->shards[i]);
-    return back > 0 && !zsd_params_fit(job, bytes) &&
+    return !zsd_params_fit(job, bytes) &&
            stays + zsd_gpu_units(core, bytes) <= core->tiers.gpu_target;
 }
 

@@ -1,11 +1,11 @@
 /*
- * place.c - admission and placement of a job: decides once where every byte is.
+ * place.c - admission of a job: the inputs of its placement, refusals, and what is booked.
  *
  * MODEL. The opening comment of base/place.h has the rules and the arithmetic. Its inputs come from
  * the daemon (free bytes of the accounts, places that a saved job already holds). The result is
- * booked at once: in the accounts, as a promise of places on the data files (disk/extents.h), and
- * as the number of resident pages of each shard. Nothing is booked before the job is known to fit.
- * Work proportional to the number of pages follows later, in parts: plan/tables.c.
+ * booked at once: in the accounts, and as a promise of places on the data files (disk/extents.h).
+ * Nothing is booked before the job is known to fit. Work proportional to the number of shards or
+ * pages is done in parts: before that in plan/placing.c, after it in plan/tables.c.
  */
 #include "daemon/plan/place.h"
 
@@ -17,6 +17,7 @@
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/host.h"
 #include "daemon/plan/needs.h"
+#include "daemon/plan/place_priv.h"
 #include "daemon/plan/replan.h"
 
 /* Whether the job has places on the data files, or may get some. */
@@ -122,80 +123,114 @@ static int place_refuse_nvme(const struct zsd_job *job, const struct zb_place *p
         zb_size_text(zsd_account_free(&core->tiers.nvme) + held).s, (unsigned long long)least);
 }
 
-/* Makes a plan, with or without room for early steps. 0, -ENOMEM, or -ENOSPC: too little host
- * memory. */
-static int place_try(struct zsd_job *job, struct zb_place_job *in, bool early,
-                     struct zb_place *plan)
-{
-    int rc = 0;
+/* ---- inputs, and the plan */
 
-    zb_place_done(plan);
-    in->early = job->early_room = early;
-    if (job->again) { /* places of saved versions are counted with their rows */
-        in->times = (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1);
-        rc = zb_needs_sum(&plan->nvme, &job->saved->held, 1);
-    }
-    return rc < 0 ? rc : zb_place(in, plan);
+static struct zb_place_job place_inputs(const struct zsd_placing *p)
+{
+    struct zsd_job *job = p->job;
+
+    return (struct zb_place_job){ .shards = p->shards,
+                                  .nshards = job->nshards,
+                                  .page_elems = job->core->page_elems,
+                                  .nbuffers = job->core->disk->nbuffers,
+                                  .params_resident = job->offload_param == ZP_HOST,
+                                  .params_on_gpu = zsd_params_fit(job, p->param_bytes),
+                                  .grads_resident = job->offload_grad == ZP_HOST || !p->spill,
+                                  .state_resident = job->offload_optimizer == ZP_HOST,
+                                  .durable = job->durable,
+                                  /* places of saved versions are counted with their rows */
+                                  .times = job->again
+                                               ? (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1)
+                                               : 2,
+                                  .host_bytes = place_host_free(job) };
 }
 
-/* *ret_gpu: bytes of parameters on the GPU; unchanged if there are none. */
-static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, uint64_t *ret_gpu,
-                      struct zb_err *err)
+static uint64_t place_nvme_free(const struct zsd_job *job)
 {
-    struct zsd_core *core = job->core;
-    struct zb_place_shard *shards = zsd_place_shards(job);
-    uint64_t nvme_free = zsd_account_free(&core->tiers.nvme) + place_promised(job);
-    uint64_t params = 0, needs;
-    struct zb_place_job in;
-    int rc = -ENOMEM;
+    return zsd_account_free(&job->core->tiers.nvme) + place_promised(job);
+}
 
-    for (uint32_t i = 0; i < job->nshards; i++)
-        params += zsd_param_bytes(job->shards[i]);
-    in = (struct zb_place_job){ .shards = shards,
-                                .nshards = job->nshards,
-                                .page_elems = core->page_elems,
-                                .nbuffers = core->disk->nbuffers,
-                                .params_resident = job->offload_param == ZP_HOST,
-                                .params_on_gpu = zsd_params_fit(job, params),
-                                .grads_resident = job->offload_grad == ZP_HOST || !spill,
-                                .state_resident = job->offload_optimizer == ZP_HOST,
-                                .durable = job->durable,
-                                .times = 2,
-                                .host_bytes = place_host_free(job) };
-    if (in.params_on_gpu)
-        *ret_gpu = params;
-    if (shards)
-        rc = place_try(job, &in, job->early_wish, plan);
-    if (rc == 0 && job->early_room && zb_needs_bytes(&plan->nvme) > nvme_free)
-        rc = place_try(job, &in, false, plan); /* it may fit without early steps */
-    free(shards);
+int zsd_placing_look(struct zsd_placing *p)
+{
+    p->in = place_inputs(p);
+    p->nvme_free = place_nvme_free(p->job);
+    zb_needs_done(&p->held);
+    return p->job->again ? zb_needs_sum(&p->held, &p->job->saved->held, 1) : 0;
+}
+
+/* Makes a plan, with or without room for early steps. 0, -ENOMEM, or -ENOSPC: too little host
+ * memory. */
+static int place_try(struct zsd_placing *p, bool early)
+{
+    int rc;
+
+    zb_place_done(&p->plan);
+    p->in.early = early;
+    rc = zb_needs_sum(&p->plan.nvme, &p->held, 1);
+    return rc < 0 ? rc : zb_place(&p->in, &p->plan);
+}
+
+void zsd_placing_plan(struct zsd_placing *p)
+{
+    p->rc = place_try(p, p->early);
+    if (p->rc == 0 && p->in.early && zb_needs_bytes(&p->plan.nvme) > p->nvme_free)
+        p->rc = place_try(p, false); /* it may fit without early steps */
+}
+
+bool zsd_placing_refused(const struct zsd_placing *p)
+{
+    return p->rc < 0 || zb_needs_bytes(&p->plan.nvme) > p->nvme_free;
+}
+
+static bool needs_same(const struct zb_needs *a, const struct zb_needs *b)
+{
+    bool same = a->n == b->n;
+
+    for (uint32_t i = 0; same && i < a->n; i++)
+        same = a->needs[i].bytes == b->needs[i].bytes && a->needs[i].count == b->needs[i].count;
+    return same;
+}
+
+bool zsd_placing_current(const struct zsd_placing *p)
+{
+    const struct zb_place *plan = &p->plan;
+    const struct zsd_job *job = p->job;
+    struct zb_place_job now = place_inputs(p);
+    uint64_t nvme_free = place_nvme_free(job);
+
+    if (now.params_on_gpu != p->in.params_on_gpu || now.times != p->in.times ||
+        (job->again && !needs_same(&p->held, &job->saved->held)))
+        return false;
+    if (zsd_placing_refused(p))
+        return now.host_bytes == p->in.host_bytes && nvme_free == p->nvme_free;
+    return plan->param_bytes + plan->ring_bytes + plan->grad_bytes + plan->state_bytes <=
+               now.host_bytes &&
+           zb_needs_bytes(&plan->nvme) <= nvme_free;
+}
+
+/* ---- booking */
+
+/* Whether the plan fits. 0; -ENOSPC, -EDQUOT, -ENOMEM: err. */
+static int place_admit(const struct zsd_placing *p, struct zb_err *err)
+{
+    const struct zb_place *plan = &p->plan;
+    struct zsd_job *job = p->job;
+    uint64_t needs = zb_needs_bytes(&plan->nvme);
+
     job->place_least = 0;
-    if (rc == -ENOSPC) {
+    if (p->rc == -ENOSPC) {
         uint64_t all = job->host_held.used[ZSD_USE_STAGING] + plan->least_host;
 
         if (job->host_bytes_max == 0 || all <= job->host_bytes_max)
             job->place_least = plan->least_host;
         return place_refuse_host(job, plan, err);
     }
-    if (rc < 0)
-        return zb_fail(err, rc, "placement of job '%s': %m", job->name);
-    if (zb_needs_bytes(&plan->nvme) > nvme_free)
+    if (p->rc < 0)
+        return zb_fail(err, p->rc, "placement of job '%s': %m", job->name);
+    if (needs > place_nvme_free(job))
         return place_refuse_nvme(job, plan, err);
-    needs = zb_needs_bytes(&plan->nvme);
     return zsd_limit_bytes(&job->quota, ZSD_HELD_NVME,
                            needs - zb_min_u64(needs, place_promised(job)), err);
-}
-
-/* Sets the number of resident pages of each plane. */
-static void place_pages(struct zsd_job *job, const struct zb_place *plan)
-{
-    for (uint32_t i = 0; i < job->nshards; i++) {
-        struct zsd_shard *s = job->shards[i];
-
-        s->planes[ZB_PARAM].resident = i < plan->params_resident ? s->npages : 0;
-        s->planes[ZB_GRAD].resident = plan->grads_resident[i];
-        s->planes[ZB_STATE].resident = plan->state_resident[i];
-    }
 }
 
 /* Makes the saved job of a durable job that is placed for the first time. 0 or -ENOMEM. */
@@ -253,37 +288,31 @@ static void place_grads(struct zsd_job *job, uint64_t nvme_bytes)
         job->saved->grads_bytes = nvme_bytes;
 }
 
-int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
+int zsd_placing_book(const struct zsd_placing *p, struct zb_err *err)
 {
-    struct zb_place plan = { 0 };
-    uint64_t gpu = 0;
-    int rc;
+    const struct zb_place *plan = &p->plan;
+    struct zsd_job *job = p->job;
+    int rc = place_admit(p, err);
 
-    rc = place_plan(job, spill, &plan, &gpu, err);
-    if (rc == 0)
-        place_pages(job, &plan);
     if (rc == 0 && job->core->disk->extents)
-        rc = place_promise(job, &plan, err);
+        rc = place_promise(job, plan, err);
     if (rc < 0) {
         (void)zb_fail(err, rc, "placement of job '%s': %m", job->name);
         zsd_unplace(job);
-        zb_place_done(&plan);
         return rc;
     }
-    job->arena_bytes = plan.param_bytes + plan.ring_bytes;
-    job->ring_bytes = plan.ring_bytes;
-    job->memory_bytes = plan.grad_bytes;
-    place_grads(job, plan.nvme_grad);
-    if (plan.nvme_grad > 0)
-        place_warn(job, &plan);
-    zsd_params_book(job, gpu);
-    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_PARAM, plan.param_bytes);
-    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_RING, plan.ring_bytes);
-    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_GRAD, plan.grad_bytes);
-    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_STATE, plan.state_bytes);
-    zb_place_done(&plan);
-    zsd_replan_begin(job);
-    job->memory_bytes += job->replan->all_bytes;
+    job->early_room = p->in.early;
+    job->arena_bytes = plan->param_bytes + plan->ring_bytes;
+    job->ring_bytes = plan->ring_bytes;
+    job->memory_bytes = plan->grad_bytes + job->replan->all_bytes;
+    place_grads(job, plan->nvme_grad);
+    if (plan->nvme_grad > 0)
+        place_warn(job, plan);
+    zsd_params_book(job, p->in.params_on_gpu ? p->param_bytes : 0);
+    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_PARAM, plan->param_bytes);
+    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_RING, plan->ring_bytes);
+    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_GRAD, plan->grad_bytes);
+    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_STATE, plan->state_bytes);
     job->placed = true;
     return 0;
 }

@@ -8,10 +8,14 @@
 
 #include "daemon/job/shard.h"
 
+/** The end of zsd_place(). 0: everything is booked. -ENOSPC: err has the numbers and the smallest
+ * budget that would work; -EDQUOT: a limit of the user; -ENOMEM. On failure nothing is booked. */
+typedef void zsd_placed(struct zsd_job *job, int rc, const struct zb_err *err);
 /** Admission and layout, when all ranks are ready: decides the place of every page, and books it.
- * With spill, gradients that do not fit go to NVMe, if the job allows it. 0; -ENOSPC: err has the
- * numbers and the smallest budget that would work; -ENOMEM. On failure nothing is booked. */
-int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err);
+ * With spill, gradients that do not fit go to NVMe, if the job allows it. Takes several turns if
+ * the job has many shards, and holds it; else done is called from this call. If the job ends
+ * meanwhile, done is not called. */
+void zsd_place(struct zsd_job *job, bool spill, zsd_placed *done);
 /** Books a rank's staging: 0, or -ENOSPC with the numbers. */
 int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);
 /** Whether the job's own limit allows that staging, so that waiting for memory helps. *ret_lacks:

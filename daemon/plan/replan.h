@@ -27,8 +27,10 @@ struct zsd_range {
     uint64_t at, bytes;
 };
 
-/** Call when the job has been placed: from then on its state may move. */
+/** Call before the job is placed, then zsd_replan_begin_shard() for each shard, when its number of
+ * resident pages is set. */
 void zsd_replan_begin(struct zsd_job *job);
+void zsd_replan_begin_shard(struct zsd_shard *s);
 /** Makes a table of the ranges of the job's memory to allocate, in order. 0 or -ENOMEM. */
 int zsd_replan_ranges(const struct zsd_job *job, struct zsd_range **ret, uint32_t *ret_n);
 /** Call when its memory is allocated: registers it with the I/O engines. */

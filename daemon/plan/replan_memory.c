@@ -26,14 +26,13 @@
 void zsd_replan_begin(struct zsd_job *job)
 {
     *job->replan = (struct zsd_replan){ 0 };
-    for (uint32_t i = 0; i < job->nshards; i++) {
-        struct zsd_shard *s = job->shards[i];
-        uint32_t n = s->planes[ZB_STATE].resident;
+}
 
-        s->state_to = s->state_next = s->state_made = s->state_booked = n;
-        s->gpu_from = s->gpu_next = s->npages;
-        job->replan->all_bytes += zsd_state_bytes(s, s->npages);
-    }
+void zsd_replan_begin_shard(struct zsd_shard *s)
+{
+    s->state_to = s->state_next = s->state_made = s->state_booked = s->planes[ZB_STATE].resident;
+    s->gpu_from = s->gpu_next = s->npages;
+    s->job->replan->all_bytes += zsd_state_bytes(s, s->npages);
 }
 
 /* The offset of the state in the job's memory. */

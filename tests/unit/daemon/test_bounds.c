@@ -397,14 +397,20 @@ static void many_shards(void **state)
 
 /* ---- a saved job of many shards */
 
-/* Turns until the job is placed; returns how many turns. */
+/* Whether the loop has work, else it waits for a task. */
+static bool turn_works(const struct big *b)
+{
+    return !zb_list_empty(&b->w.daemon.core->works);
+}
+
+/* Turns until the job is placed; returns how many turns had work. */
 static uint32_t turns_placed(struct big *b)
 {
     const struct zsd_job *job = job_of(&b->w, 0);
     uint32_t turns = 0;
 
-    for (; !job->placed && answers[0].rc == NONE; turns++)
-        world_turn(&b->w);
+    for (; !job->placed && answers[0].rc == NONE; world_turn(&b->w))
+        turns += turn_works(b);
     return turns;
 }
 
@@ -426,6 +432,16 @@ static uint32_t with_tables(const struct zsd_job *job)
 
     for (uint32_t i = 0; i < job->nshards; i++)
         n += job->shards[i]->planes[ZB_PARAM].extents != NULL;
+    return n;
+}
+
+/* The number of shards whose resident pages are decided. */
+static uint32_t with_plan(const struct zsd_job *job)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < job->nshards; i++)
+        n += job->shards[i]->state_booked > 0;
     return n;
 }
 
@@ -526,7 +542,7 @@ static void many_saved(void **state)
     big_step(&b);
     big_again(&b);
     big_attach_ask(&b, true);
-    assert_in_range(turns_placed(&b), 4, 40); /* MANY rows, and MANY shards */
+    assert_in_range(turns_placed(&b), 8, 40); /* MANY rows, and three times MANY shards */
     assert_in_range(most_in_a_turn(&b, 0, UINT32_MAX, with_memory), 1000, ZSD_TURN_WORK);
     answered(&b, "attach");
     big_step_with(&b, ZSD_COMMIT_NONE);
@@ -550,6 +566,102 @@ static void many_saved(void **state)
     world_settle(&b.w);
     bounded(&b, "attach of others");
     big_destroy(&b);
+}
+
+/* ---- placement of many shards */
+
+enum placing { GATHERS, PLANS, APPLIES };
+
+/* A new job of many shards, whose placement has come to there. */
+static void placing_until(struct big *b, enum placing there)
+{
+    const struct zsd_job *job;
+
+    big_attach_ask(b, false);
+    job = job_of(&b->w, 0);
+    assert_int_equal(with_plan(job), 0);
+    while (there == PLANS && turn_works(b))
+        (void)zsd_core_turn(&b->w.daemon); /* leaves the task alone */
+    while (there == APPLIES && with_plan(job) == 0)
+        world_turn(&b->w);
+    assert_true(turn_works(b) == (there != PLANS));
+    assert_in_range(with_plan(job), there == APPLIES, there == APPLIES ? MANY - 1 : 0);
+    assert_int_equal(job->state, ZSD_PLACING);
+    assert_false(job->placed);
+}
+
+/* The rank dies in each part of the placement: nothing is booked, and nothing is left. */
+static void placement_ends(void **state)
+{
+    uint64_t host, nvme;
+    struct big b;
+
+    (void)state;
+    big_open_pages(&b, MANY);
+    b.blocks = MANY;
+    host = zsd_account_used(&b.w.daemon.core->tiers.host);
+    nvme = zsd_account_used(&b.w.daemon.core->tiers.nvme);
+    for (enum placing there = GATHERS; there <= APPLIES; there++) {
+        placing_until(&b, there);
+        client_gone(&b.w, 0);
+        world_settle(&b.w);
+        assert_true(zsd_account_used(&b.w.daemon.core->tiers.host) == host);
+        assert_true(zsd_account_used(&b.w.daemon.core->tiers.nvme) == nvme);
+        bounded(&b, "end in a placement");
+    }
+    big_attach_ask(&b, false);
+    assert_in_range(most_in_a_turn(&b, 0, UINT32_MAX, with_plan), 1000, ZSD_TURN_WORK);
+    answered(&b, "place");
+    big_close(&b);
+}
+
+static void budget_set(struct big *b, uint64_t bytes)
+{
+    struct zb_err err = { 0 };
+
+    if (zsd_host_set(b->w.daemon.core, bytes, &err) != 0)
+        fail_msg("%s", err.text);
+}
+
+/* The budget shrinks while a placement is made: it is made again. */
+static void placement_again(void **state)
+{
+    (void)state;
+    for (enum placing there = PLANS; there <= APPLIES; there++) {
+        const struct zsd_account *host;
+        struct big b;
+
+        big_open_pages(&b, MANY);
+        b.blocks = MANY;
+        host = &b.w.daemon.core->tiers.host;
+        placing_until(&b, there);
+        budget_set(&b, zsd_account_used(host) + (UINT64_C(40) << 20));
+        answered(&b, "place with less");
+        assert_in_range(zsd_account_used(host), UINT64_C(40) << 20, host->budget);
+        assert_true(job_of(&b.w, 0)->ring_bytes > 0); /* the first plan had no ring */
+        big_close(&b);
+    }
+}
+
+/* A plan that lacks memory is made again if there is more of it meanwhile. */
+static void placement_more(void **state)
+{
+    uint64_t all;
+    struct big b;
+
+    (void)state;
+    big_open_pages(&b, MANY);
+    b.blocks = MANY;
+    all = b.w.daemon.core->tiers.host_target;
+    big_attach_ask(&b, false);
+    budget_set(&b, zsd_account_used(&b.w.daemon.core->tiers.host) + 4096);
+    while (turn_works(&b))
+        (void)zsd_core_turn(&b.w.daemon); /* leaves the task alone */
+    assert_false(job_of(&b.w, 0)->place_waits);
+    budget_set(&b, all);
+    answered(&b, "place with more");
+    assert_true(job_of(&b.w, 0)->ring_bytes == 0);
+    big_close(&b);
 }
 
 /* A rewind handles only a part of the pages in each turn, also if they belong to one shard. */
@@ -824,10 +936,12 @@ static void ahead_of_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(descending),    cmocka_unit_test(many_pages),
-        cmocka_unit_test(many_shards),   cmocka_unit_test(many_saved),
-        cmocka_unit_test(rewound_pages), cmocka_unit_test(many_ranks),
-        cmocka_unit_test(push_in_parts), cmocka_unit_test(ahead_of_nothing),
+        cmocka_unit_test(descending),     cmocka_unit_test(many_pages),
+        cmocka_unit_test(many_shards),    cmocka_unit_test(many_saved),
+        cmocka_unit_test(rewound_pages),  cmocka_unit_test(many_ranks),
+        cmocka_unit_test(push_in_parts),  cmocka_unit_test(ahead_of_nothing),
+        cmocka_unit_test(placement_ends), cmocka_unit_test(placement_again),
+        cmocka_unit_test(placement_more),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
