@@ -503,6 +503,23 @@ ZC_EXPORT int zc_quota_set(struct zc_client *c, const struct zc_quota *quota, zc
                            void *arg);
 ZC_EXPORT int zc_quota_set_wait(struct zc_client *c, const struct zc_quota *quota);
 
+enum zc_source { ZC_FROM_DEFAULT, ZC_FROM_FILE, ZC_FROM_LINE, ZC_FROM_RUN };
+
+/** An option of the daemon. */
+struct zc_setting {
+    char name[32];      /* as in its configuration file */
+    char value[4096];   /* in effect, as the file would have it */
+    char restart[4096]; /* if pending: what the file has now */
+    enum zc_source
+        source;   /* of the value in effect: its default, the file, the command line, or set
+                              at run time */
+    bool pending; /* the file has another value, which needs a restart or was refused */
+};
+
+/** Lists all options, with the values in effect. For administrators (-EPERM). -ENOSYS: an older
+ * daemon. zc_rows_free() frees the rows. */
+ZC_EXPORT int zc_settings_wait(struct zc_client *c, struct zc_setting **ret_rows, size_t *ret_n);
+
 /* ---- data
  *
  * `staged` points into the job's staging, at a multiple of 64 bytes from its beginning. Those bytes

@@ -9,6 +9,7 @@
 
 #include "daemon/op/requests.h"
 #include "daemon/plan/gpu_params.h"
+#include "daemon/reload/requests.h"
 #include "daemon/show/requests.h"
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
@@ -70,6 +71,7 @@ static const struct row {
     [ZP_METRICS] = { .handler = zsd_metrics },
     [ZP_QUOTA] = { .handler = zsd_quota_list },
     [ZP_QUOTA_SET] = { .handler = zsd_quota_set },
+    [ZP_SETTINGS] = { .handler = zsd_settings },
 };
 
 /* ---- hello and ping */

@@ -369,3 +369,39 @@ int zc_quotas_wait(struct zc_client *c, struct zc_quota **ret_rows, size_t *ret_
         *ret_rows = rows.data;
     return rc;
 }
+
+/* ---- options */
+
+static int reply_settings(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                          int *fds)
+{
+    const Zp__SettingsReply *r = (const Zp__SettingsReply *)m;
+    void *added;
+    int rc = zc_rows_begin(c, call->spec.ret, r->n_rows, 0, &added);
+
+    (void)fds;
+    for (size_t i = 0; rc > 0 && i < r->n_rows; i++) {
+        struct zc_setting *to = (struct zc_setting *)added + i;
+        const Zp__Setting *from = r->rows[i];
+
+        COPY(to->name, from->name);
+        COPY(to->value, from->value);
+        COPY(to->restart, from->restart);
+        to->source = (enum zc_source)from->source;
+        to->pending = from->pending;
+    }
+    return rc < 0 ? rc : 0;
+}
+
+static const struct zc_method method_settings = { .id = ZP_SETTINGS, .reply = reply_settings };
+
+int zc_settings_wait(struct zc_client *c, struct zc_setting **ret_rows, size_t *ret_n)
+{
+    struct zc_rows rows = { .row_bytes = sizeof(**ret_rows) };
+    Zp__Empty m = ZP__EMPTY__INIT;
+    int rc = zc_rows_collect(c, &method_settings, &m.base, NULL, &rows, ret_n);
+
+    if (rc == 0)
+        *ret_rows = rows.data;
+    return rc;
+}

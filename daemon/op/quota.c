@@ -96,6 +96,7 @@ ZSD_REQUEST(zsd_quota_set, QuotaSet)
         if (!set[i])
             continue;
         row->set[i] = true;
+        l->quotas.set_at_run_time = true;
         row->max[i] = max[i] > 0 ? max[i] : ZSD_NO_MAX;
         zb_log(ZB_LOG_INFO, "quota-set", "uid=%u limit=%s max=%llu by=%u", q->uid,
                zsd_holding_name(i), (unsigned long long)max[i], (unsigned)req->conn->uid);

@@ -85,6 +85,16 @@ static void value_copy(const struct zb_opt *o, struct zsd_config *to, const stru
     memcpy((char *)to + o->at, (const char *)from + o->at, o->size);
 }
 
+/* Where the value comes from: zsd_config.in_file, on_line. */
+static void source_copy(const struct zb_opt *o, struct zsd_config *to,
+                        const struct zsd_config *from)
+{
+    uint64_t bit = UINT64_C(1) << (o - zsd_options());
+
+    to->in_file = (to->in_file & ~bit) | (from->in_file & bit);
+    to->on_line = (to->on_line & ~bit) | (from->on_line & bit);
+}
+
 /* "was" and "now" of an option, for the log. */
 struct change {
     char was[TEXT_MAX], now[TEXT_MAX];
@@ -135,12 +145,14 @@ static void reload_apply(struct zsd *daemon, const struct zsd_config *next)
     unsigned applied = 0, pending = 0;
 
     for (const struct zb_opt *o = zsd_options(); o->name; o++) {
-        if (zsd_same_value(o, &r->given, next))
-            continue;
-        if (reload_option(daemon, o, next))
-            applied++;
-        else
+        bool same = zsd_same_value(o, &r->given, next);
+
+        if (same || reload_option(daemon, o, next)) {
+            applied += !same;
+            source_copy(o, &r->given, next);
+        } else {
             pending++;
+        }
     }
     r->wanted = *next;
     zb_log(ZB_LOG_INFO, "reload", "file=\"%s\" applied=%u pending=%u", next->file, applied,

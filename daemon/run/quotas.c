@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <pwd.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -145,4 +146,24 @@ int zsd_quotas_check(const char *text, struct zb_err *err)
 
     zsd_quotas_done(&q);
     return rc;
+}
+
+void zsd_quotas_text(const struct zsd_quotas *q, char *text, size_t size)
+{
+    FILE *out = fmemopen(text, size, "w");
+
+    *text = '\0';
+    if (!out)
+        return;
+    for (size_t i = 0; i < q->n; i++) {
+        (void)fprintf(out, "%s%u", i > 0 ? "," : "", (unsigned)q->rows[i].uid);
+        for (enum zsd_holding what = 0; what < ZSD_HELDS; what++)
+            if (q->rows[i].set[what] && q->rows[i].max[what] == ZSD_NO_MAX)
+                (void)fprintf(out, " %s=none", names[what]);
+            else if (q->rows[i].set[what])
+                (void)fprintf(out, " %s=%llu", names[what],
+                              (unsigned long long)q->rows[i].max[what]);
+    }
+    (void)fclose(out);
+    text[size - 1] = '\0';
 }

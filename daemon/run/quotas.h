@@ -40,6 +40,7 @@ struct zsd_user_quota {
 struct zsd_quotas {
     struct zsd_user_quota *rows;
     size_t n, room;
+    bool set_at_run_time; /* zctl quota set changed them */
 };
 
 /** The name of a limit, in the option and in messages: "host", "nvme", "gpu", "jobs". */
@@ -52,6 +53,8 @@ int zsd_quotas_parse(const char *text, struct zsd_quotas *ret, struct zb_err *er
 struct zsd_user_quota *zsd_quotas_of(const struct zsd_quotas *q, uid_t uid);
 /** The same, added if there is none. NULL: no memory. */
 struct zsd_user_quota *zsd_quotas_add(struct zsd_quotas *q, uid_t uid);
+/** Writes the table as the text of the option, with numbers for users; cut to `size` bytes. */
+void zsd_quotas_text(const struct zsd_quotas *q, char *text, size_t size);
 void zsd_quotas_done(struct zsd_quotas *q);
 
 #endif

@@ -80,6 +80,32 @@ def at_run_time():
         check(not users[4711]["own"], f"the limits of the file replace those of zctl: {users[4711]}")
 
 
+def shown():
+    """`zctl config show`: value, source, and what waits for a restart, for each option."""
+    with Configured("--jobs-max", "7", host_bytes="64M", nvme_bytes="16M", io_depth="64") as d:
+        rows = {row["option"]: row for row in d.zctl("config", "show")}
+        check(set(rows) >= {"socket", "paths", "log_level", "user_gpu_bytes", "quotas"}, f"{list(rows)}")
+        check(rows["socket"]["value"] == d.socket and rows["socket"]["source"] == "command line", f"{rows['socket']}")
+        check((rows["jobs_max"]["value"], rows["jobs_max"]["source"]) == ("7", "command line"), f"{rows['jobs_max']}")
+        check((rows["host_bytes"]["value"], rows["host_bytes"]["source"]) == ("64M", "file"), f"{rows['host_bytes']}")
+        check((rows["timeout_ms"]["value"], rows["timeout_ms"]["source"]) == ("60000", "default"), f"{rows['timeout_ms']}")
+        check(not any(row["pending"] for row in rows.values()), "something waits for a restart")
+        d.zctl("tier", "set", "host", "48M")
+        d.zctl("quota", "set", "4711", "jobs=3", "nvme=none")
+        d.reload(io_depth="32", timeout_ms="70000")
+        rows = {row["option"]: row for row in d.zctl("config", "show")}
+        check((rows["host_bytes"]["value"], rows["host_bytes"]["source"]) == ("48M", "run time"), f"{rows['host_bytes']}")
+        check((rows["quotas"]["value"], rows["quotas"]["source"]) == ("4711 nvme=none jobs=3", "run time"), f"{rows}")
+        check((rows["timeout_ms"]["value"], rows["timeout_ms"]["source"]) == ("70000", "file"), f"{rows['timeout_ms']}")
+        check([(o, row["value"], row["restart"]) for o, row in rows.items() if row["pending"]] ==
+              [("io_depth", "64", "32")], f"{rows}")
+        done = subprocess.run([program("zctl"), "config", "show"], env=d.env(), capture_output=True, text=True, check=True)
+        check(re.search(r"^io_depth +64 +file +32$", done.stdout, re.M), done.stdout)
+        d.reload(timeout_ms=None)
+        rows = {row["option"]: row for row in d.zctl("config", "show")}
+        check((rows["timeout_ms"]["value"], rows["timeout_ms"]["source"]) == ("60000", "default"), f"{rows['timeout_ms']}")
+
+
 def bad():
     """A file with a mistake changes nothing, and the log has file and line."""
     with Configured(host_bytes="64M", nvme_bytes="16M") as d:
@@ -145,4 +171,4 @@ def without_a_file():
 
 
 if __name__ == "__main__":
-    sys.exit(main({f.__name__: f for f in (applied, at_run_time, bad, refused, training, administrators, without_a_file)}))
+    sys.exit(main({f.__name__: f for f in (applied, at_run_time, shown, bad, refused, training, administrators, without_a_file)}))

@@ -21,6 +21,9 @@ struct zctl_globals {
     double wait_ms;
 };
 
+/** settings.c: zctl config show. */
+int zctl_settings(struct zctl *z);
+
 /** Prints the help of cmd, or of all commands (NULL). */
 int zctl_show_help(struct zctl *z, const struct zctl_cmd *cmd);
 

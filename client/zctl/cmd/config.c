@@ -1,6 +1,6 @@
 /*
  * config.c - zctl config check: shows how each key of a DeepSpeed file is used. The file is read as
- * by zgpt --config. Nothing is trained, and no daemon is needed.
+ * by zgpt --config. Nothing is trained, and no daemon is needed. zctl config show: settings.c.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -146,9 +146,11 @@ static int config(struct zctl *z, int argc, char **argv)
     char why[sizeof(z->err.text)];
     int rc;
 
-    (void)argc;
-    if (strcmp(argv[0], "check") != 0)
-        return zb_fail(&z->err, -EINVAL, "usage: zctl config check FILE [--ranks N]");
+    if (strcmp(argv[0], "show") == 0 && argc == 1)
+        return zctl_settings(z);
+    if (strcmp(argv[0], "check") != 0 || argc != 2)
+        return zb_fail(&z->err, -EINVAL,
+                       "usage: zctl config show, or zctl config check FILE [--ranks N]");
     rc = zc_zero_config_load(&c, argv[1], o->ranks, why, sizeof(why));
     if (rc < 0)
         return zb_fail(&z->err, rc, "%s", why);
@@ -159,9 +161,9 @@ static int config(struct zctl *z, int argc, char **argv)
 
 const struct zctl_cmd zctl_config = {
     .name = "config",
-    .args = "check FILE",
-    .help = "check a DeepSpeed file, and explain each key",
-    .argc_min = 2,
+    .args = "show | check FILE",
+    .help = "show the daemon's options; check a DeepSpeed file, and explain each key",
+    .argc_min = 1,
     .argc_max = 2,
     .run = config,
     .options = config_options,

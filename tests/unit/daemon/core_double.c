@@ -8,6 +8,7 @@
 #include "daemon/core_life.h"
 #include "daemon/op/requests.h"
 #include "daemon/plan/gpu_params.h"
+#include "daemon/reload/requests.h"
 #include "daemon/show/requests.h"
 #include "proto/frame.h"
 #include "proto/shard.pb-c.h"
@@ -249,3 +250,4 @@ ANSWERED_AT_ONCE(zsd_health)
 ANSWERED_AT_ONCE(zsd_metrics)
 ANSWERED_AT_ONCE(zsd_quota_list)
 ANSWERED_AT_ONCE(zsd_quota_set)
+ANSWERED_AT_ONCE(zsd_settings)

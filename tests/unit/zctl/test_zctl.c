@@ -92,7 +92,7 @@ static void configurations(void **state)
         { CONFIGS "stage1.json -o json", 0, "\"key\": \"gradient_clipping\"" },
         { CONFIGS "stage1.json -o json", 0, "\"effect\": \"default\"" },
         { "config check nowhere.json", 4, "zctl: 'nowhere.json': No such file" },
-        { "config show nowhere.json", 2, "usage: zctl config check FILE" },
+        { "config look nowhere.json", 2, "usage: zctl config show, or zctl config check FILE" },
         { "config check", 2, "usage" },
         { CONFIGS "stage1.json --ranks many", 2, "--ranks must be a whole number, not 'many'" },
     };
