@@ -11,6 +11,8 @@
  *        a symbolic link
  *     6  --fsck found damage, for example a missing file
  *     7  a data file is missing
+ *     8  --retire: the other data files have no room
+ *     9  --retire: the first data file cannot be retired
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -40,7 +42,9 @@ enum {
     EXIT_NO_GPU = 4,
     EXIT_NOT_OURS = 5,
     EXIT_DAMAGED = 6,
-    EXIT_MISSING = 7
+    EXIT_MISSING = 7,
+    EXIT_NO_ROOM = 8,
+    EXIT_FIRST = 9
 };
 
 /** Prints the one line on standard output. That it may be closed is no failure. */
@@ -108,9 +112,11 @@ static int serve(struct zsd *daemon, struct zb_err *err)
     return status;
 }
 
-static int check(struct zsd *daemon, struct zb_err *err)
+/** Works on data directories that no daemon uses. Returns the exit status. */
+static int offline(struct zsd *daemon, struct zb_err *err)
 {
-    int rc = zsd_offline_fsck(daemon, err);
+    int rc = daemon->config.retire > 0 ? zsd_offline_retire(daemon, err)
+                                       : zsd_offline_fsck(daemon, err);
 
     return rc == 0                                ? EXIT_GOOD
            : rc == -EBADMSG || rc == -EMEDIUMTYPE ? EXIT_DAMAGED
@@ -118,6 +124,9 @@ static int check(struct zsd *daemon, struct zb_err *err)
            : rc == -ELOOP                         ? EXIT_NOT_OURS
            : rc == -EBUSY                         ? EXIT_IN_USE
            : rc == -EINVAL                        ? EXIT_CONFIG
+           : rc == -ENOSPC                        ? EXIT_NO_ROOM
+           : rc == -EPERM                         ? EXIT_FIRST
+           : rc == -EKEYREJECTED                  ? EXIT_NOT_OURS
                                                   : EXIT_FAILED;
 }
 
@@ -160,9 +169,9 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "zshardd: %s\n", err.text);
         return EXIT_CONFIG;
     }
-    if (rc == 3) {
+    if (rc >= 3) {
         zb_log_set_level(daemon.config.log_level);
-        status = check(&daemon, &err);
+        status = offline(&daemon, &err);
         if (err.code < 0)
             (void)fprintf(stderr, "zshardd: %s\n", err.text);
         return status;

@@ -18,6 +18,7 @@
 #include "daemon/disk/datadir.h"
 #include "daemon/disk/paths.h"
 #include "daemon/show/fsck.h"
+#include "daemon/store/retire.h"
 #include "daemon/store/rowio.h"
 
 #define LANES       16u
@@ -172,24 +173,36 @@ static int offline_read(struct offline *o)
 
 /* ---- up, down */
 
-static int offline_up(struct zsd *daemon, struct zb_err *err)
+static int retire_check(const struct zsd *daemon, unsigned path, struct zb_err *err)
+{
+    if (path == 0)
+        return zb_fail(err, -EPERM,
+                       "data file number 1 cannot be retired: the catalog is next to it");
+    if (path >= zsd_paths(daemon) || zn_is_absent(zsd_path_engine(daemon, path)))
+        return zb_fail(err, -EINVAL, "there is no data file number %u in --paths", path + 1);
+    return 0;
+}
+
+static int offline_up(struct zsd *daemon, const char *what, bool read_only, struct zb_err *err)
 {
     struct zsd_config *config = &daemon->config;
     struct zn_options options = {
-        .io = config->io, .depth = config->io_depth, .read_only = true, .no_follow = true
+        .io = config->io, .depth = config->io_depth, .read_only = read_only, .no_follow = true
     };
     int rc;
 
     if (config->data[0] == '\0')
-        return zb_fail(err, -EINVAL, "--fsck needs --data: the data directory to check");
+        return zb_fail(err, -EINVAL, "%s needs --data: the data directory", what);
     if (access(config->data, F_OK) < 0)
         return zb_fail(err, -errno, "data directory '%s': %m", config->data);
     rc = zsd_datadir_open(&daemon->datadir, config->data, err);
+    if (rc == 0 && !read_only)
+        rc = zsd_datadir_trusted(daemon->datadir, err);
     if (rc == 0)
         rc = zsd_datadir_holds(daemon->datadir, err);
     if (rc < 0)
         return rc;
-    daemon->read_only = true;
+    daemon->read_only = read_only;
     options.path = zsd_datadir_file(daemon->datadir);
     /* a truncated file may have a size that zn_open() rejects; its superblock has the original
      * size */
@@ -202,6 +215,8 @@ static int offline_up(struct zsd *daemon, struct zb_err *err)
     daemon->catalog_path = zsd_datadir_catalog(daemon->datadir);
     daemon->engine_base = ZN_DATA_START;
     rc = zsd_paths_open(daemon, err);
+    if (rc == 0 && config->retire > 0)
+        rc = retire_check(daemon, config->retire - 1, err);
     if (rc == 0)
         rc = zsd_compute_new(&daemon->compute, config->threads, config->cpus, err);
     if (rc < 0)
@@ -238,7 +253,7 @@ static void offline_print(const struct offline *o)
 int zsd_offline_fsck(struct zsd *daemon, struct zb_err *err)
 {
     struct offline o = { .daemon = daemon };
-    int rc = offline_up(daemon, err);
+    int rc = offline_up(daemon, "--fsck", true, err);
 
     if (rc == 0) {
         zsd_fsck_start(daemon->core, offline_fscked, &o);
@@ -259,6 +274,33 @@ int zsd_offline_fsck(struct zsd *daemon, struct zb_err *err)
         else if (o.report.nproblems > 0)
             rc = zb_fail(err, -EBADMSG, "data directory '%s' is damaged: %" PRIu64 " problems",
                          daemon->config.data, o.report.nproblems);
+    }
+    offline_down(daemon);
+    return rc;
+}
+
+/* ---- retire */
+
+int zsd_offline_retire(struct zsd *daemon, struct zb_err *err)
+{
+    unsigned path = daemon->config.retire - 1;
+    struct zsd_retire r = { .path = path };
+    int rc = path == 0 ? retire_check(daemon, path, err)
+                       : offline_up(daemon, "--retire", false, err);
+
+    if (rc == 0) {
+        r.core = daemon->core;
+        rc = zsd_retire_start(&r, err);
+        zsd_core_settle(daemon);
+        if (rc == 0 && r.err.code < 0)
+            rc = zb_fail(err, r.err.code, "%s", r.err.text);
+        zsd_retire_done(&r);
+    }
+    if (rc == 0) { /* the catalog names nothing there any more */
+        (void)printf("data file number %u is retired: %" PRIu64 " pages, %s, were moved\n"
+                     "remove '%s' from paths\n",
+                     path + 1, r.pages, zb_size_text(r.bytes).s, zsd_path_folder(daemon, path));
+        zsd_datadir_forget(daemon->more[path - 1].datadir);
     }
     offline_down(daemon);
     return rc;

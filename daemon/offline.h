@@ -1,4 +1,4 @@
-/* offline.h - zshardd --fsck: checks a data directory that no daemon uses, without changing it. */
+/* offline.h - zshardd --fsck and --retire: work on data directories that no daemon uses. */
 #ifndef ZSD_OFFLINE_H
 #define ZSD_OFFLINE_H
 
@@ -9,5 +9,10 @@
  * error if that is a terminal. 0; -EBADMSG: damaged; -EBUSY: a daemon uses it; -EINVAL: no --data;
  * another code: it could not be read. */
 int zsd_offline_fsck(struct zsd *daemon, struct zb_err *err);
+
+/** Moves all saved pages off data file config.retire, then removes it. Says so on standard output.
+ * 0; -ENOSPC there is no room: nothing was moved; -EPERM: it is number 1; -EINVAL: there is no such
+ * file, or no --data; another code: what was moved stays moved, and the next call goes on. */
+int zsd_offline_retire(struct zsd *daemon, struct zb_err *err);
 
 #endif

@@ -188,7 +188,7 @@ static const struct zb_opt options[] = {
 /** Options of the command line only. */
 struct words {
     bool help, version, check, fsck, embedded;
-    uint32_t ready_fd, linger_s, linger_kept_s, without;
+    uint32_t ready_fd, linger_s, linger_kept_s, without, retire;
     const char *config;
 };
 
@@ -203,6 +203,10 @@ static const struct zb_opt words[] = {
     { "fsck", ZB_OPT_FLAG, WORD(fsck),
       .help = "Check a data directory (--data, and --paths), every page and every counter, "
               "without changing anything, and exit: status 0, or 6 and a list of the damage." },
+    { "retire", ZB_OPT_COUNT, WORD(retire), .arg = "N", .def = "none", .min = 1,
+      .max = ZN_PATHS_MAX, .word = "none", .word_value = 0,
+      .help = "Move all saved pages off data file number N to the others, remove it, and exit: "
+              "status 0; 8 if there is no room, or 9 for number 1. No daemon may be running." },
     { "without", ZB_OPT_COUNT, WORD(without), .arg = "N", .def = "none", .min = 1,
       .max = ZN_PATHS_MAX, .word = "none", .word_value = 0,
       .help = "Start without data file number N, whose drive is lost. Jobs with pages there are "
@@ -229,14 +233,15 @@ const struct zb_opt *zsd_options(void)
 
 static void config_help(FILE *out)
 {
-    (void)fputs("usage: zshardd [--config FILE] [--check-config | --fsck | --embedded]\n"
-                "               [--OPTION VALUE]...\n"
-                "\n"
-                "The daemon of zshard: owns the memory that training borrows, and runs the\n"
-                "optimizer where the state lives. Without options it serves its own user, with a\n"
-                "temporary data directory.\n"
-                "\n",
-                out);
+    (void)fputs(
+        "usage: zshardd [--config FILE] [--check-config | --fsck | --retire N | --embedded]\n"
+        "               [--OPTION VALUE]...\n"
+        "\n"
+        "The daemon of zshard: owns the memory that training borrows, and runs the\n"
+        "optimizer where the state lives. Without options it serves its own user, with a\n"
+        "temporary data directory.\n"
+        "\n",
+        out);
     zb_opt_help(out, words);
     (void)fputc('\n', out);
     zb_opt_help(out, options);
@@ -246,7 +251,8 @@ static void config_help(FILE *out)
                 "Exit status: 0 ended in good order; 2 wrong options or configuration;\n"
                 "3 the socket or the data directory belongs to another daemon; 4 there is no\n"
                 "such GPU; 5 the data directory is another user's, or others may write to it;\n"
-                "6 --fsck found damage; 7 a data file is missing; 1 anything else.\n",
+                "6 --fsck found damage; 7 a data file is missing;\n"
+                "8 no room to retire a data file; 9 it is number 1; 1 anything else.\n",
                 out);
 }
 
@@ -279,6 +285,7 @@ static int config_embedded(struct zsd_config *config, const struct words *w,
         return zb_fail(err, -EINVAL, "--embedded needs --socket: a socket of its own");
     config->embedded = w->embedded;
     config->without = w->without;
+    config->retire = w->retire;
     config->ready_fd = w->ready_fd;
     config->linger_s = w->linger_s;
     config->linger_kept_s = w->linger_kept_s > w->linger_s ? w->linger_kept_s : w->linger_s;
@@ -317,5 +324,5 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
     config->file = w.config;
     config->argc = argc;
     config->argv = argv;
-    return w.check ? 2 : w.fsck ? 3 : 0;
+    return w.check ? 2 : w.fsck ? 3 : w.retire > 0 ? 4 : 0;
 }

@@ -51,6 +51,7 @@ struct zsd_config {
     char quotas[4096]; /* limits of single users: daemon/run/quotas.h */
     enum zb_log_level log_level;
     /* of the command line alone */
+    uint32_t retire;        /* the data file whose pages are moved off, from 1; 0: none */
     uint32_t without;       /* the data file that is lost, from 1; 0: none */
     bool embedded;          /* a trainer started it: daemon/config/embedded.h */
     uint32_t ready_fd;      /* descriptor for its line */

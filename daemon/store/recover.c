@@ -497,7 +497,11 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
     if (rc == 0 && core->daemon->measures)
         rc = zsd_paths_measure(core, err); /* the result decides how new places are spread */
     if (rc < 0)
-        return rc; /* zsd_store_close() frees it */
+        return rc;                         /* zsd_store_close() frees it */
+    if (core->daemon->config.retire > 0) { /* no job comes, and each page needs one place */
+        zsd_map_close(core, core->daemon->config.retire - 1);
+        return 0;
+    }
     return store_reserve(store, err);
 }
 

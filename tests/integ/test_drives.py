@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-from harness import check, main, program, wait_until
+from harness import LONG, check, main, program, wait_until
 from test_files import model, read, write
 
 FLAGS = ("--host-bytes", "16M", "--nvme-bytes", "32M", "--page-elems", "8192", "--ring-bytes", "1M",
@@ -28,8 +28,8 @@ class Drives:
         return os.path.join(self.folder, str(n))
 
     def words(self, paths, *more, flags=FLAGS):
-        return [program("zshardd"), "--socket", os.path.join(self.folder, "s"), "--data", self.dir(1), "--paths",
-                ":".join(self.dir(n) for n in paths), *flags, *more]
+        return [program("zshardd"), "--socket", os.path.join(self.folder, "s"), "--data", self.dir(1),
+                *(("--paths", ":".join(self.dir(n) for n in paths)) if paths else ()), *flags, *more]
 
     def run(self, paths, *more, status=0, flags=FLAGS):
         """A command that ends by itself; what it printed."""
@@ -38,9 +38,9 @@ class Drives:
         check(done.returncode == status, f"status {done.returncode}, not {status}: {done.stdout}{done.stderr}")
         return done.stdout + done.stderr
 
-    def start(self, paths, *more):
+    def start(self, paths, *more, flags=FLAGS):
         log = open(os.path.join(self.folder, "log"), "ab")
-        self.process = subprocess.Popen(self.words(paths, *more), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(self.words(paths, *more, flags=flags), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         log.close()
         wait_until("the daemon", lambda: self.process.poll() is not None or self.ask("ping").returncode == 0, 30)
         check(self.process.poll() is None, "it did not start: " + self.log())
@@ -236,5 +236,62 @@ def lost():
             check("problems   0" in d.run(paths, "--fsck"), "fsck")
 
 
+def retire():
+    """All pages leave a data file, whatever happens meanwhile; then the daemon starts without it."""
+    with Drives() as d:
+        d.start((2, 3))
+        d.save("a", "b")
+        d.zctl("snapshot", "a", "s")
+        for n in 2, 3:
+            if not d.has_pages(n):
+                d.save_on(n)
+        check("in use" in d.run((2, 3), "--retire", "2", status=3), "a daemon runs")
+        d.stop()
+        check("cannot be retired" in d.run((2, 3), "--retire", "1", status=9), "the first one")
+        check("no data file number 5" in d.run((2, 3), "--retire", "5", status=2), "number 5")
+        for after_ms in range(0, 60, 2 if LONG else 10):  # kill -9 at any moment: the next run goes on
+            process = subprocess.Popen(d.words((2, 3), "--retire", "2"), stdout=subprocess.DEVNULL)
+            try:
+                process.wait(after_ms / 1000)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(30)
+            if os.path.exists(d.dir(2) + "/pages.zsd"):
+                check("problems   0" in d.run((2, 3), "--fsck"), "fsck")
+        check("is retired" in d.run((2, 3), "--retire", "2"), "retired")
+        check(os.listdir(d.dir(2)) == [], f"left: {os.listdir(d.dir(2))}")
+        check("problems   0" in d.run((3,), "--fsck"), "fsck")
+        d.start((3,))
+        d.same("a", "b")
+        check("s" in d.zctl("snapshots", "a"), "the snapshot")
+        d.zctl("fsck")
+        d.save_as("c", 2)
+        d.stop()
+        d.start((3, 4))  # a new drive gets the number
+        d.same("a", "b")
+        d.stop()
+
+
+def no_room():
+    """Pages that fit nowhere else stay where they are."""
+    with Drives() as d:
+        small = [w if w != "32M" else "4M" for w in FLAGS]
+        d.start((), flags=small)
+        d.stop()
+        os.mkdir(d.dir(2))
+        with open(d.dir(2) + "/pages.zsd", "wb") as f:
+            f.truncate(64 << 20)
+        auto = [w if w != "32M" else "auto" for w in FLAGS]
+        d.start((2,), flags=auto)
+        d.save(*"abcdefgh")
+        d.stop()
+        said = d.run((2,), "--retire", "2", status=8)
+        check("data file number 2 has" in said and "free" in said, said)
+        check("problems   0" in d.run((2,), "--fsck"), "fsck")
+        d.start((2,), flags=auto)
+        d.same(*"abcdefgh")
+        d.stop()
+
+
 if __name__ == "__main__":
-    sys.exit(main({f.__name__: f for f in (order, missing, catalog, lost)}))
+    sys.exit(main({f.__name__: f for f in (order, missing, catalog, lost, retire, no_room)}))

@@ -163,7 +163,7 @@ void zs_hang_up(struct zs_world *w)
 /* ---- up and down */
 
 bool zs_measures;
-unsigned zs_paths = 1;
+unsigned zs_paths = 1, zs_retire;
 
 static int start_second(struct zsd *daemon, struct zn_sim *sim, struct zb_err *err)
 {
@@ -195,6 +195,7 @@ int zs_start(struct zs_world *w, struct zn_sim *sim, uint64_t seed, uint32_t pag
     daemon->engine_base = ZN_DATA_START;
     daemon->catalog_path = ZS_CATALOG;
     daemon->measures = zs_measures;
+    daemon->config.retire = zs_retire;
     rc = zn_sim_vfs(sim, &daemon->catalog_vfs, err);
     if (rc == 0)
         rc = zn_sim_engine(&daemon->engine, sim, ZS_DATA, ZS_DATA_BYTES, 0, err);

@@ -110,6 +110,8 @@ struct zs_world {
 extern bool zs_measures;
 /** How many data files the store has: 1, or 2. */
 extern unsigned zs_paths;
+/** The data file that a start retires, from 1; 0: none. */
+extern unsigned zs_retire;
 
 /** Starts a core with the contents of the device: 0, or why it does not start. Then nothing is left
  * running. */
