@@ -234,8 +234,8 @@ const struct zb_opt *zsd_options(void)
 static void config_help(FILE *out)
 {
     (void)fputs(
-        "usage: zshardd [--config FILE] [--check-config | --fsck | --retire N | --embedded]\n"
-        "               [--OPTION VALUE]...\n"
+        "usage: zshardd [--config FILE] [--OPTION VALUE]...\n"
+        "               [--check-config | --fsck | --retire N | --embedded]\n"
         "\n"
         "The daemon of zshard: owns the memory that training borrows, and runs the\n"
         "optimizer where the state lives. Without options it serves its own user, with a\n"
