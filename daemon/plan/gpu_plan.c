@@ -331,6 +331,7 @@ static void gpu_take(struct zsd_job *job)
         uint32_t page = runs_page(job, n, i);
 
         more = more || page < s->gpu_next;
+        job->replan->settled = job->replan->settled && page == s->gpu_next;
         s->gpu_next = page;
     }
     if (!more || !zsd_state_moves(job) || zsd_replan_promise(job, true, &err) == 0)
@@ -529,6 +530,7 @@ static void gpu_on_failed(struct zsd_work *work)
             continue;
         if (!gpu_holds(job)) {
             job->gpu->to = 0;
+            job->replan->settled = false;
             for (uint32_t i = 0; i < job->nshards; i++)
                 job->shards[i]->gpu_next = job->shards[i]->npages;
             continue;

@@ -38,6 +38,10 @@
  * it and for the other wants. It ends when the memory is available, at its deadline, or when its
  * request ends; then the others grow again.
  *
+ * SETTLED. While no state of a job moves (replan->settled), a plan does not look at its shards: a
+ * job may have very many of them. A change of any of the counts ends that. zsd_replan_release()
+ * finds out when all moves are complete.
+ *
  * NOT HERE. Allocating and freeing memory: plan/replan_memory.c. Free memory of the host tier:
  * plan/host.c. The division: plan/parts.c. Promises of places: plan/needs.c.
  *
@@ -96,7 +100,7 @@ static void replan_stay(struct zsd_job *job)
 
     if (!job->replan->shrinks)
         return;
-    job->replan->shrinks = false;
+    job->replan->shrinks = job->replan->settled = false;
     for (uint32_t i = 0; i < job->nshards; i++)
         job->shards[i]->state_to = zsd_state_most(job->shards[i]);
     zsd_replan_take(job);
@@ -110,6 +114,7 @@ static void replan_shrink(struct zsd_job *job, uint64_t target)
     bool leaves = false;
     struct zb_err err = { 0 };
 
+    job->replan->settled = false;
     for (uint32_t i = job->nshards; i-- > 0;) {
         struct zsd_shard *s = job->shards[i];
         uint64_t all = zsd_state_bytes(s, s->state_booked);
@@ -158,7 +163,9 @@ static uint64_t part_most(const struct zsd_job *job, uint64_t now_ns)
     uint64_t room = zsd_limit_bytes_left(&job->quota, ZSD_HELD_HOST);
     uint64_t most = 0, others = 0;
 
-    for (uint32_t i = 0; i < job->nshards; i++)
+    if (job->replan->settled)
+        most = job->replan->all_bytes;
+    for (uint32_t i = 0; i < job->nshards && !job->replan->settled; i++)
         most += zsd_state_bytes(job->shards[i], zsd_state_cap(job->shards[i]));
     if (job->host_bytes_max > 0) {
         for (int use = 0; use < ZSD_USES; use++)
@@ -227,6 +234,7 @@ void zsd_replan_stepped(struct zsd_shard *s)
     if (n == state->resident && gpu == s->gpu_from)
         return;
     s->job->replan->moved = true;
+    s->job->replan->settled = false;
     end = (uint32_t)zb_min_u64(state->resident, gpu); /* the others moved to the GPU */
     if (n < end) /* a page that could not be written stays, and so do the pages before it */
         for (n = end; n > s->state_next && state->extents[n - 1].at != ZB_NO_PLACE;)
@@ -265,7 +273,7 @@ void zsd_replan_step_over(struct zsd_job *job)
                (unsigned long long)gpu);
     }
     r->moved = false;
-    for (uint32_t i = 0; i < job->nshards; i++)
+    for (uint32_t i = 0; i < job->nshards && !r->settled; i++)
         job->shards[i]->state_to =
             (uint32_t)zb_min_u64(job->shards[i]->state_to, zsd_state_cap(job->shards[i]));
     zsd_replan_take(job);

@@ -17,10 +17,12 @@ struct zsd_replan {
     uint64_t used_bytes;   /* of the job's memory, registered with the I/O engines */
     uint64_t stepped_ns;   /* end of its last step; 0: none since it was placed */
     uint64_t step_ns;      /* time from the end of the previous step to that */
-    bool busy;             /* a task allocates or frees memory */
-    bool shrinks;          /* pages must leave memory */
-    bool moved;            /* pages have moved in the current step */
-    bool refused;          /* there were no places for pages that should leave; it was logged */
+    bool settled; /* no state moves: the five counts of each shard are equal, and none is on
+                              the GPU. So there is no need to look at the shards */
+    bool busy;    /* a task allocates or frees memory */
+    bool shrinks; /* pages must leave memory */
+    bool moved;   /* pages have moved in the current step */
+    bool refused; /* there were no places for pages that should leave; it was logged */
 };
 
 struct zsd_range {

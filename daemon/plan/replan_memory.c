@@ -25,7 +25,7 @@
 
 void zsd_replan_begin(struct zsd_job *job)
 {
-    *job->replan = (struct zsd_replan){ 0 };
+    *job->replan = (struct zsd_replan){ .settled = true };
 }
 
 void zsd_replan_begin_shard(struct zsd_shard *s)
@@ -33,6 +33,12 @@ void zsd_replan_begin_shard(struct zsd_shard *s)
     s->state_to = s->state_next = s->state_made = s->state_booked = s->planes[ZB_STATE].resident;
     s->gpu_from = s->gpu_next = s->npages;
     s->job->replan->all_bytes += zsd_state_bytes(s, s->npages);
+}
+
+/* Whether all of the state is in memory, and stays there. */
+static bool replan_whole(const struct zsd_job *job)
+{
+    return job->replan->settled && job->host_held.used[ZSD_USE_STATE] == job->replan->all_bytes;
 }
 
 /* The offset of the state in the job's memory. */
@@ -60,14 +66,17 @@ static void ranges_add(struct zsd_range *ranges, uint32_t *n, uint64_t at, uint6
 
 int zsd_replan_ranges(const struct zsd_job *job, struct zsd_range **ret, uint32_t *ret_n)
 {
-    struct zsd_range *ranges = ranges_new(job);
+    bool whole = replan_whole(job);
+    struct zsd_range *ranges = whole ? calloc(1, sizeof(*ranges)) : ranges_new(job);
     uint64_t at = replan_base(job);
 
     *ret = ranges;
     *ret_n = 0;
     if (!ranges)
         return -ENOMEM;
-    ranges_add(ranges, ret_n, 0, at);
+    ranges_add(ranges, ret_n, 0, whole ? job->memory_bytes : at);
+    if (whole)
+        return 0;
     for (uint32_t i = 0; i < job->nshards; i++) {
         const struct zsd_shard *s = job->shards[i];
 
@@ -83,6 +92,8 @@ static uint64_t replan_used(const struct zsd_job *job)
 {
     uint64_t bytes = replan_base(job);
 
+    if (replan_whole(job))
+        return job->memory_bytes;
     for (uint32_t i = 0; i < job->nshards; i++) {
         const struct zsd_shard *s = job->shards[i];
 
@@ -137,7 +148,7 @@ void zsd_replan_take(struct zsd_job *job)
 {
     bool early = job->early_said > 0 || job->early_inflight > 0;
 
-    if (job->state == ZSD_STEPPING && !job->draining)
+    if (job->replan->settled || (job->state == ZSD_STEPPING && !job->draining))
         return; /* zsd_replan_step_over() will do it */
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
@@ -231,11 +242,23 @@ static uint32_t release_keep(const struct zsd_shard *s)
     return keep > s->state_to ? keep : s->state_to;
 }
 
-static bool release_any(const struct zsd_job *job)
+/* Whether memory can be freed. Sets replan->settled, which only this function does. */
+static bool release_any(struct zsd_job *job)
 {
-    for (uint32_t i = 0; i < job->nshards; i++)
-        if (release_keep(job->shards[i]) < job->shards[i]->state_booked)
+    bool same = true;
+
+    if (job->replan->settled)
+        return false;
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zsd_shard *s = job->shards[i];
+        uint32_t n = s->planes[ZB_STATE].resident;
+
+        if (release_keep(s) < s->state_booked)
             return true;
+        same = same && s->state_to == n && s->state_next == n && s->state_made == n &&
+               s->state_booked == n && s->gpu_from == s->npages && s->gpu_next == s->npages;
+    }
+    job->replan->settled = same;
     return false;
 }
 
@@ -268,6 +291,8 @@ void zsd_replan_release(struct zsd_job *job)
 
 void zsd_replan_unused(struct zsd_job *job)
 {
+    if (job->replan->settled)
+        return;
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
         uint32_t resident = s->planes[ZB_STATE].resident;
@@ -285,6 +310,7 @@ void zsd_replan_grow(struct zsd_job *job, uint64_t most)
 
     if (!t)
         return;
+    job->replan->settled = false;
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
         uint64_t from = zsd_state_bytes(s, s->state_booked), to = from;

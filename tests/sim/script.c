@@ -755,6 +755,11 @@ static void run_accounts(struct zs_run *r)
                     "booked",
                     s->unit->index, p->resident, s->state_next, s->state_to, s->state_made,
                     s->state_booked);
+        if (job->replan->settled &&
+            (p->resident != s->state_booked || p->resident != s->state_made ||
+             p->resident != s->state_next || p->resident != s->state_to ||
+             s->gpu_from < s->npages || s->gpu_next < s->npages))
+            zs_fail("unit %u: its state is said to be settled, and is not", s->unit->index);
         bytes += zb_plane_bytes(p->block_bytes, page_elems,
                                 zb_min_u64(s->count, s->state_booked * page_elems));
         for (uint32_t page = 0; p->extents && zsd_shard_live(s) && page < s->npages; page++)
