@@ -35,6 +35,16 @@ void zb_log_set_level(enum zb_log_level level)
     log_level = level;
 }
 
+enum zb_log_level zb_log_level(void)
+{
+    return log_level;
+}
+
+const char *zb_log_level_name(enum zb_log_level level)
+{
+    return levels[level].name;
+}
+
 int zb_log_level_parse(const char *text, enum zb_log_level *ret)
 {
     for (size_t i = 0; i < ZB_COUNT(levels); i++)

@@ -16,6 +16,9 @@ enum zb_log_level { ZB_LOG_ERROR, ZB_LOG_WARN, ZB_LOG_INFO, ZB_LOG_DEBUG };
 /** Lines above this level are dropped; ZB_LOG_INFO until set. Any thread, at any time. */
 void zb_log_set_level(enum zb_log_level level);
 
+enum zb_log_level zb_log_level(void);
+const char *zb_log_level_name(enum zb_log_level level);
+
 /**
  * From now on, a line that would block on standard error (a full pipe or socket) is dropped. The
  * next line written is preceded by one with the number of dropped lines. So a slow reader of the

@@ -520,6 +520,15 @@ struct zc_setting {
  * daemon. zc_rows_free() frees the rows. */
 ZC_EXPORT int zc_settings_wait(struct zc_client *c, struct zc_setting **ret_rows, size_t *ret_n);
 
+/** The level of the daemon's log. */
+struct zc_log_level {
+    char name[16]; /* error, warn, info, debug */
+};
+/** Sets the level of the daemon's log (NULL: does not), and reports the level in effect. To set it is
+ * for administrators (-EPERM); it lasts until the daemon ends, or log_level in its file changes.
+ * -EINVAL: not a level. -ENOSYS: an older daemon. */
+ZC_EXPORT int zc_log_level_wait(struct zc_client *c, const char *level, struct zc_log_level *ret);
+
 /* ---- data
  *
  * `staged` points into the job's staging, at a multiple of 64 bytes from its beginning. Those bytes

@@ -72,6 +72,7 @@ static const struct row {
     [ZP_QUOTA] = { .handler = zsd_quota_list },
     [ZP_QUOTA_SET] = { .handler = zsd_quota_set },
     [ZP_SETTINGS] = { .handler = zsd_settings },
+    [ZP_LOG_LEVEL] = { .handler = zsd_log_level },
 };
 
 /* ---- hello and ping */

@@ -405,3 +405,29 @@ int zc_settings_wait(struct zc_client *c, struct zc_setting **ret_rows, size_t *
         *ret_rows = rows.data;
     return rc;
 }
+
+static int reply_log_level(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                           int *fds)
+{
+    const Zp__LogLevel *r = (const Zp__LogLevel *)m;
+    struct zc_rows *rows = call->spec.ret;
+    struct zc_log_level *to = rows->head;
+    void *added;
+
+    (void)fds;
+    COPY(to->name, r->level);
+    return zc_rows_begin(c, rows, 0, 0, &added);
+}
+
+static const struct zc_method method_log_level = { .id = ZP_LOG_LEVEL, .reply = reply_log_level };
+
+int zc_log_level_wait(struct zc_client *c, const char *level, struct zc_log_level *ret)
+{
+    struct zc_rows rows = { .row_bytes = 1, .head = ret };
+    Zp__LogLevel m = ZP__LOG_LEVEL__INIT;
+    size_t n;
+
+    if (level)
+        m.level = (char *)level;
+    return zc_rows_collect(c, &method_log_level, &m.base, NULL, &rows, &n);
+}

@@ -52,6 +52,7 @@ struct zsd_line {
     uint64_t spent_ns[ZSD_TIME_FLUSH + 1]; /* total time of reads, writes and flushes */
     uint64_t failed_ns;                    /* when a transfer failed last; 0: none has */
     int failed_rc;                         /* its error */
+    uint64_t logged_ns;                    /* when a failure was logged last; 0: none was */
 };
 
 /** A pause of page writes while a change of the catalog is flushed: pio.c has the model. */

@@ -13,12 +13,14 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <string.h>
 
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 
-#define HOLD_MAX_MS 100u
-#define HOLD_REST   4u /* the next hold begins at the earliest after so many times its length */
+#define HOLD_MAX_MS  100u
+#define HOLD_REST    4u /* the next hold begins at the earliest after so many times its length */
+#define DRIVE_LOG_NS UINT64_C(10000000000)
 
 void zsd_disk_init(struct zsd_disk *disk, struct zsd_core *core)
 {
@@ -128,6 +130,22 @@ static bool pio_is_for_all(const struct zsd_pio *pio)
     return pio->io.op == ZN_FLUSH || pio->io.op == ZN_SLOT;
 }
 
+/* Logs a failure of the drive: the first, and later at most one in DRIVE_LOG_NS for each data file. */
+static void pio_log(const struct zsd_pio *pio, struct zsd_line *line, int rc, uint64_t now_ns)
+{
+    static const char *const ops[] = {
+        [ZN_READ] = "read", [ZN_WRITE] = "write", [ZN_FLUSH] = "flush", [ZN_SLOT] = "write"
+    };
+    const struct zsd *daemon = pio->core->daemon;
+
+    if (line->logged_ns != 0 && now_ns < line->logged_ns + DRIVE_LOG_NS)
+        return;
+    line->logged_ns = now_ns;
+    zb_log(ZB_LOG_ERROR, "drive-error", "path=%u directory=\"%s\" op=%s failures=%llu why=\"%s\"",
+           pio->path, zsd_path_folder(daemon, pio->path), ops[pio->io.op],
+           (unsigned long long)zn_stats(zsd_path_engine(daemon, pio->path)).failed, strerror(-rc));
+}
+
 /* Counts the time that the drive took, or the failure. */
 static void pio_count(struct zsd_pio *pio, int rc)
 {
@@ -142,6 +160,7 @@ static void pio_count(struct zsd_pio *pio, int rc)
     if (rc < 0) {
         line->failed_ns = now_ns;
         line->failed_rc = rc;
+        pio_log(pio, line, rc, now_ns);
         return;
     }
     line->spent_ns[time] += took_ns;

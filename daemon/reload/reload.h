@@ -4,7 +4,7 @@
  * MODEL. A reload reads the same file and command line as the start. Either all of it is right, or
  * nothing changes. Options that differ from the values in effect are applied one by one, if they can
  * be changed in a running daemon. The others wait for a restart. What an administrator has set at
- * run time (`zctl tier set`, `zctl quota set`) stays until its option in the file changes.
+ * run time (`zctl tier set`, `quota set`, `log-level`) stays until its option in the file changes.
  *
  * INVARIANT. reload->given has the values in effect, as they were given ("auto" is not resolved). If
  * reload->wanted differs in an option, that option waits for a restart.

@@ -6,6 +6,7 @@
 
 #include "daemon/net/conn.h"
 
-zsd_handler zsd_settings; /* show.c */
+zsd_handler zsd_settings;  /* show.c */
+zsd_handler zsd_log_level; /* level.c */
 
 #endif

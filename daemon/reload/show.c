@@ -69,6 +69,9 @@ static uint64_t in_effect(const struct zsd *daemon, struct zsd_config *c)
         zsd_quotas_text(&daemon->limits->quotas, c->quotas, sizeof(c->quotas));
         run |= UINT64_C(1) << (zb_opt_find(rows, "quotas", 6) - rows);
     }
+    c->log_level = zb_log_level();
+    if (c->log_level != given->log_level)
+        run |= UINT64_C(1) << (zb_opt_find(rows, "log-level", 9) - rows);
     return run;
 }
 

@@ -134,6 +134,7 @@ static void drive_and_commit(void **state)
     assert_true(stepped.commit_code < 0);
     assert_status(&d, 8, "drive-errors", "error");
     assert_status(&d, 8, "commits-failing", "error");
+    assert_non_null(zi_log_line(&d, "error drive-error path=0"));
     limit(&d, RLIMIT_FSIZE, UINT64_MAX);
 
     sv_step(&r, 1, 3, ZC_COMMIT_STEP);

@@ -106,6 +106,25 @@ def shown():
         check((rows["timeout_ms"]["value"], rows["timeout_ms"]["source"]) == ("60000", "default"), f"{rows['timeout_ms']}")
 
 
+def level():
+    """`zctl log-level` changes what is logged, until the file's value changes."""
+    with Configured(host_bytes="64M", nvme_bytes="16M", log_level="warn") as d:
+        check(d.zctl("log-level") == [{"level": "warn"}], f"{d.zctl('log-level')}")
+        check(" info " not in d.log(), d.log())
+        check(d.zctl("log-level", "debug") == [{"level": "debug"}], "set")
+        check(f"info log-level was=warn now=debug by={os.geteuid()}" in d.log(), d.log())
+        wait_until("a line of level debug", lambda: " debug " in d.log(), 10)
+        row, = [r for r in d.zctl("config", "show") if r["option"] == "log_level"]
+        check((row["value"], row["source"], row["pending"]) == ("debug", "run time", False), f"{row}")
+        done = subprocess.run([program("zctl"), "log-level", "loud"], env=d.env(), capture_output=True, text=True, check=False)
+        check(done.returncode == 2 and "error, warn, info or debug" in done.stderr, f"{done}")
+        d.reload(host_bytes="32M")
+        check(d.zctl("log-level") == [{"level": "debug"}], "a reload of the same value")
+        d.write(log_level="error")
+        d.process.send_signal(signal.SIGHUP)
+        wait_until("the level of the file", lambda: d.zctl("log-level") == [{"level": "error"}], 10)
+
+
 def bad():
     """A file with a mistake changes nothing, and the log has file and line."""
     with Configured(host_bytes="64M", nvme_bytes="16M") as d:
@@ -171,4 +190,4 @@ def without_a_file():
 
 
 if __name__ == "__main__":
-    sys.exit(main({f.__name__: f for f in (applied, at_run_time, shown, bad, refused, training, administrators, without_a_file)}))
+    sys.exit(main({f.__name__: f for f in (applied, at_run_time, shown, level, bad, refused, training, administrators, without_a_file)}))

@@ -1,5 +1,5 @@
 /*
- * settings.c - zctl config show: the options of the running daemon.
+ * settings.c - zctl config show: the options of the running daemon; zctl log-level.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -54,3 +54,25 @@ int zctl_settings(struct zctl *z)
     zc_rows_free(from);
     return rc;
 }
+
+static int log_level(struct zctl *z, int argc, char **argv)
+{
+    static const struct zctl_column column = {
+        "level", ZCTL_TEXT, offsetof(struct zc_log_level, name), ZCTL_SHOWN, NULL, 0
+    };
+    struct zc_log_level level;
+    int rc = zctl_connect(z);
+
+    if (rc == 0)
+        rc = zctl_failed_new(z, zc_log_level_wait(z->client, argc > 0 ? argv[0] : NULL, &level));
+    return rc < 0 ? rc : zctl_print(z, &column, 1, &level, 1, sizeof(level));
+}
+
+const struct zctl_cmd zctl_log_level = {
+    .name = "log-level",
+    .args = "[LEVEL]",
+    .help = "show or set what the daemon logs: error, warn, info or debug",
+    .argc_min = 0,
+    .argc_max = 1,
+    .run = log_level,
+};
