@@ -70,6 +70,7 @@ static const struct row {
     [ZP_METRICS] = { .handler = zsd_metrics },
     [ZP_QUOTA] = { .handler = zsd_quota_list },
     [ZP_QUOTA_SET] = { .handler = zsd_quota_set },
+    [ZP_RESTART] = { .handler = zsd_restart },
 };
 
 /* ---- hello and ping */

@@ -10,6 +10,7 @@
  *     5  the data directory belongs to another user, or others may write to it; or a file in it is
  *        a symbolic link
  *     6  --fsck found damage, for example a missing file
+ *     75 ended in good order, to be started again: an administrator asked for a restart
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -38,7 +39,8 @@ enum {
     EXIT_IN_USE = 3,
     EXIT_NO_GPU = 4,
     EXIT_NOT_OURS = 5,
-    EXIT_DAMAGED = 6
+    EXIT_DAMAGED = 6,
+    EXIT_RESTART = 75 /* RestartForceExitStatus of the unit */
 };
 
 /** Prints the one line on standard output. That it may be closed is no failure. */
@@ -97,6 +99,8 @@ static int serve(struct zsd *daemon, struct zb_err *err)
             zb_log(ZB_LOG_INFO, "ended", "status=%d", status);
             zsd_shutdown_now(daemon, status);
         }
+        if (daemon->restart && status == EXIT_GOOD)
+            status = EXIT_RESTART;
         if (embedded && status == EXIT_GOOD && daemon->config.paths[0] == '\0' &&
             zsd_store_empty(daemon->core))
             zsd_datadir_forget(daemon->datadir); /* nothing is saved: frees the disk space */

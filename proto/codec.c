@@ -233,6 +233,7 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_METRICS] = { "metrics", METHOD(metrics_request, metrics_reply) },
     [ZP_QUOTA] = { "quota", METHOD(quota_request, quota_reply) },
     [ZP_QUOTA_SET] = { "quota-set", METHOD(quota_set, empty) },
+    [ZP_RESTART] = { "restart", METHOD(restart_request, restart_reply) },
 };
 
 const struct zp_method_info *zp_method_info(unsigned method)

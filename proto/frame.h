@@ -96,6 +96,7 @@ enum zp_method {
     ZP_METRICS = 46,
     ZP_QUOTA = 47,
     ZP_QUOTA_SET = 48,
+    ZP_RESTART = 49,
     ZP_METHOD_END
 };
 

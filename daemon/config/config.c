@@ -242,7 +242,7 @@ static void config_help(FILE *out)
                 "Exit status: 0 ended in good order; 2 wrong options or configuration;\n"
                 "3 the socket or the data directory belongs to another daemon; 4 there is no\n"
                 "such GPU; 5 the data directory is another user's, or others may write to it;\n"
-                "6 --fsck found damage; 1 anything else.\n",
+                "6 --fsck found damage; 75 ended for zctl restart; 1 anything else.\n",
                 out);
 }
 

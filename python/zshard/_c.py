@@ -159,6 +159,8 @@ zc_df_row = struct("zc_df_row", (c_char * (NAME_MAX + 1), "job"),
                    (c_uint32, "uid"))
 zc_quota = struct("zc_quota", (c_uint64, "host_bytes host_max nvme_bytes nvme_max gpu_bytes gpu_max"),
                   (c_uint32, "uid jobs jobs_max"), (c_bool, "own exempt set_host set_nvme set_gpu set_jobs"))
+zc_restart_row = struct("zc_restart_row", (c_char * (NAME_MAX + 1), "job"), (c_uint32, "uid attached"),
+                        (c_char * 16, "fate"), (c_char * 64, "why"))
 zc_df = struct("zc_df", (c_uint64, "total meta free catalog_bytes"))
 
 DONE = CFUNCTYPE(None, c_void_p, c_int)
@@ -270,6 +272,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     **asynchronous("zc_tier_set", c_char_p, c_uint64),
     **asynchronous("zc_quota_set", P(zc_quota)),
     "zc_quotas_wait": (c_int, (HANDLE, P(P(zc_quota)), P(c_size_t))),
+    "zc_restart_wait": (c_int, (HANDLE, c_bool, P(P(zc_restart_row)), P(c_size_t))),
     **asynchronous("zc_write", c_uint64, c_int, c_uint64, c_uint64, c_void_p),
     **asynchronous("zc_read", c_uint64, c_int, c_uint64, c_uint64, c_void_p),
     **asynchronous("zc_fetch", P(c_uint64), c_uint32, c_uint64, c_uint32, P(zc_view)),
