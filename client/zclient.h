@@ -507,8 +507,8 @@ ZC_EXPORT int zc_quota_set_wait(struct zc_client *c, const struct zc_quota *quot
 struct zc_restart_row {
     char job[ZC_NAME_MAX + 1];
     uint32_t uid, attached; /* its owner; ranks */
-    char fate[16];          /* "continues"; "saved": its ranks end; "ends": without being saved */
-    char why[64];           /* "", or why it does not continue */
+    char fate[16]; /* "continues"; "saved": its ranks end; "ends": unsaved steps are lost */
+    char why[64];  /* "", or why it does not continue */
 };
 
 /**

@@ -32,8 +32,26 @@ static bool restart_of(const struct zsd_job *job)
     return attached > 0;
 }
 
+/* What a restart means for the job; *ret_why: the reason, or "". */
+static const char *restart_fate(const struct zsd_job *job, const char **ret_why)
+{
+    *ret_why = "";
+    if (restart_of(job))
+        return "continues";
+    if (job->state != ZSD_READY && job->state != ZSD_STEPPING)
+        *ret_why = "its ranks are still starting";
+    else if (!job->durable)
+        *ret_why = "it is not durable";
+    if (**ret_why)
+        return "ends";
+    *ret_why = zsd_job_attached(job) == 0 ? "it has no ranks"
+                                          : "its ranks do not wait for the next daemon";
+    return "saved";
+}
+
 void zsd_restart_tell(struct zsd_core *core)
 {
+    const char *fate, *reason;
     struct zb_err why = { 0 };
 
     (void)zb_fail(&why, -ECONNRESET, "the daemon is about to restart");
@@ -41,8 +59,13 @@ void zsd_restart_tell(struct zsd_core *core)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
-        if (restart_of(job))
+        if (restart_of(job)) {
             zsd_job_tell(job, ZP_EVENT_RESTART, 0, &why);
+        } else if (job->state != ZSD_ENDED && zsd_job_attached(job) > 0) {
+            fate = restart_fate(job, &reason);
+            zb_log(ZB_LOG_WARN, "run-ends", "job=\"%s\" uid=%u fate=%s why=\"%s\"", job->name,
+                   (unsigned)job->uid, fate, reason);
+        }
     }
 }
 
@@ -62,26 +85,13 @@ const struct zsd_job *zsd_restart_waits(const struct zsd_core *core)
 
 static void restart_row(const struct zsd_job *job, Zp__RestartRow *row)
 {
-    bool whole = job->state == ZSD_READY || job->state == ZSD_STEPPING;
-    const char *fate = "saved", *why = "its ranks do not wait for the next daemon";
+    const char *why;
 
     zp__restart_row__init(row);
     row->job = zp_str(job->name);
     row->uid = job->uid;
     row->attached = zsd_job_attached(job);
-    if (restart_of(job)) {
-        fate = "continues";
-        why = "";
-    } else if (!whole) {
-        fate = "ends";
-        why = "its ranks are still starting";
-    } else if (!job->durable) {
-        fate = "ends";
-        why = "it is not durable";
-    } else if (row->attached == 0) {
-        why = "it has no ranks";
-    }
-    row->fate = zp_str(fate);
+    row->fate = zp_str(restart_fate(job, &why));
     row->why = zp_str(why);
 }
 

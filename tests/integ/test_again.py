@@ -85,9 +85,12 @@ def asked():
                 rows = {tuple(row[key] for key in ("job", "attached", "fate", "why"))
                         for row in d.zctl("restart", "--dry-run")}
                 check(rows == {("kept", 2, "continues", ""), ("gone", 1, "ends", "it is not durable")}, f"{rows}")
+                named = d.log().count('run-ends job="gone"')
                 asks = restart(d, "--wait", str(DEADLINE))
                 status = d.process.wait(DEADLINE)
                 check(status == 75, f"the daemon ended with {status}:\n{d.log()}")
+                check(d.log().count('run-ends job="gone"') == named + 1, d.log())
+                check('run-ends job="kept"' not in d.log(), d.log())
                 check(lost.wait(DEADLINE) == 3, gone.said())
                 check(asks.poll() is None, "zctl did not wait for the next daemon")
                 d.again()
