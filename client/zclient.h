@@ -529,6 +529,23 @@ struct zc_log_level {
  * -EINVAL: not a level. -ENOSYS: an older daemon. */
 ZC_EXPORT int zc_log_level_wait(struct zc_client *c, const char *level, struct zc_log_level *ret);
 
+/** What a planned restart of the daemon means for a job in memory. */
+struct zc_restart_row {
+    char job[ZC_NAME_MAX + 1];
+    uint32_t uid, attached; /* its owner; ranks */
+    char fate[16]; /* "continues"; "saved": its ranks end; "ends": unsaved steps are lost */
+    char why[64];  /* "", or why it does not continue */
+};
+
+/**
+ * Restarts the daemon, or only lists what that would mean (start false). For administrators
+ * (-EPERM). When this returns, the daemon is going to end: it waits for the ranks' steps, commits,
+ * and exits; its service manager starts the next one. -EBUSY: no service manager would start it
+ * again, or it is already ending. -ENOSYS: an older daemon.
+ */
+ZC_EXPORT int zc_restart_wait(struct zc_client *c, bool start, struct zc_restart_row **ret_rows,
+                              size_t *ret_n);
+
 /* ---- data
  *
  * `staged` points into the job's staging, at a multiple of 64 bytes from its beginning. Those bytes

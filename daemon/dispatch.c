@@ -73,6 +73,7 @@ static const struct row {
     [ZP_QUOTA_SET] = { .handler = zsd_quota_set },
     [ZP_SETTINGS] = { .handler = zsd_settings },
     [ZP_LOG_LEVEL] = { .handler = zsd_log_level },
+    [ZP_RESTART] = { .handler = zsd_restart },
 };
 
 /* ---- hello and ping */

@@ -111,6 +111,8 @@ static void loop_on_prepare(uv_prepare_t *prepare)
         (void)uv_idle_stop(&daemon->loop->again);
     loop_arm_tick(daemon);
     zsd_linger_turn(daemon);
+    if (daemon->restart)
+        zsd_loop_end(daemon);
     zsd_turn_over(daemon, uv_metrics_idle_time(&daemon->loop->uv));
 }
 

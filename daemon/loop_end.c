@@ -2,7 +2,8 @@
  * loop_end.c - the orderly end: from the first signal until the loop stops.
  *
  *     SIGHUP          a daemon with a configuration file reads it again (reload/reload.h)
- *     first signal    (or an embedded daemon is unused, loop_linger.c) no more clients are
+ *     first signal    (or an administrator asks for a restart, op/restart.c; or an embedded
+ *                     daemon is unused, loop_linger.c) no more clients are
  *                     accepted. Ranks that attach again after a restart are told
  *     these have left, or wait_ms has passed: the core drains, which is checked every END_STEP_MS
  *     nothing busy    durable jobs commit their newest step, and the ranks of every job are

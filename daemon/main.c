@@ -13,6 +13,7 @@
  *     7  a data file is missing
  *     8  --retire: the other data files have no room
  *     9  --retire: the first data file cannot be retired
+ *     75 ended in good order, to be started again: an administrator asked for a restart
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -44,7 +45,8 @@ enum {
     EXIT_DAMAGED = 6,
     EXIT_MISSING = 7,
     EXIT_NO_ROOM = 8,
-    EXIT_FIRST = 9
+    EXIT_FIRST = 9,
+    EXIT_RESTART = 75 /* RestartForceExitStatus of the unit */
 };
 
 /** Prints the one line on standard output. That it may be closed is no failure. */
@@ -104,6 +106,8 @@ static int serve(struct zsd *daemon, struct zb_err *err)
             zb_log(ZB_LOG_INFO, "ended", "status=%d", status);
             zsd_shutdown_now(daemon, status);
         }
+        if (daemon->restart && status == EXIT_GOOD)
+            status = EXIT_RESTART;
         if (embedded && status == EXIT_GOOD && daemon->config.paths[0] == '\0' &&
             zsd_store_empty(daemon->core))
             zsd_datadir_forget(daemon->datadir); /* nothing is saved: frees the disk space */

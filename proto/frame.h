@@ -98,6 +98,7 @@ enum zp_method {
     ZP_QUOTA_SET = 48,
     ZP_SETTINGS = 49,
     ZP_LOG_LEVEL = 50,
+    ZP_RESTART = 51,
     ZP_METHOD_END
 };
 

@@ -431,3 +431,41 @@ int zc_log_level_wait(struct zc_client *c, const char *level, struct zc_log_leve
         m.level = (char *)level;
     return zc_rows_collect(c, &method_log_level, &m.base, NULL, &rows, &n);
 }
+
+/* ---- restart */
+
+static int reply_restart(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                         int *fds)
+{
+    const Zp__RestartReply *r = (const Zp__RestartReply *)m;
+    void *added;
+    int rc = zc_rows_begin(c, call->spec.ret, r->n_rows, r->cursor, &added);
+
+    (void)fds;
+    for (size_t i = 0; rc > 0 && i < r->n_rows; i++) {
+        struct zc_restart_row *to = (struct zc_restart_row *)added + i;
+
+        COPY(to->job, r->rows[i]->job);
+        COPY(to->fate, r->rows[i]->fate);
+        COPY(to->why, r->rows[i]->why);
+        to->uid = r->rows[i]->uid;
+        to->attached = r->rows[i]->attached;
+    }
+    return rc < 0 ? rc : 0;
+}
+
+static const struct zc_method method_restart = { .id = ZP_RESTART, .reply = reply_restart };
+
+int zc_restart_wait(struct zc_client *c, bool start, struct zc_restart_row **ret_rows,
+                    size_t *ret_n)
+{
+    struct zc_rows rows = { .row_bytes = sizeof(**ret_rows) };
+    Zp__RestartRequest m = ZP__RESTART_REQUEST__INIT;
+    int rc;
+
+    m.start = start;
+    rc = zc_rows_collect(c, &method_restart, &m.base, &m.cursor, &rows, ret_n);
+    if (rc == 0)
+        *ret_rows = rows.data;
+    return rc;
+}

@@ -233,15 +233,14 @@ const struct zb_opt *zsd_options(void)
 
 static void config_help(FILE *out)
 {
-    (void)fputs(
-        "usage: zshardd [--config FILE] [--OPTION VALUE]...\n"
-        "               [--check-config | --fsck | --retire N | --embedded]\n"
-        "\n"
-        "The daemon of zshard: owns the memory that training borrows, and runs the\n"
-        "optimizer where the state lives. Without options it serves its own user, with a\n"
-        "temporary data directory.\n"
-        "\n",
-        out);
+    (void)fputs("usage: zshardd [--config FILE] [--OPTION VALUE]...\n"
+                "               [--check-config | --fsck | --retire N | --embedded]\n"
+                "\n"
+                "The daemon of zshard: owns the memory that training borrows, and runs the\n"
+                "optimizer where the state lives. Without options it serves its own user, with a\n"
+                "temporary data directory.\n"
+                "\n",
+                out);
     zb_opt_help(out, words);
     (void)fputc('\n', out);
     zb_opt_help(out, options);
@@ -252,7 +251,8 @@ static void config_help(FILE *out)
                 "3 the socket or the data directory belongs to another daemon; 4 there is no\n"
                 "such GPU; 5 the data directory is another user's, or others may write to it;\n"
                 "6 --fsck found damage; 7 a data file is missing;\n"
-                "8 no room to retire a data file; 9 it is number 1; 1 anything else.\n",
+                "8 no room to retire a data file; 9 it is number 1;\n"
+                "75 ended for zctl restart; 1 anything else.\n",
                 out);
 }
 

@@ -34,6 +34,13 @@ static int notify_send(const char *state, int flags)
     return rc;
 }
 
+bool zsd_notify_managed(void)
+{
+    const char *path = getenv("NOTIFY_SOCKET");
+
+    return path && *path;
+}
+
 int zsd_notify(const char *state)
 {
     return notify_send(state, 0);

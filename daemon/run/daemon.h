@@ -74,6 +74,7 @@ struct zsd {
     struct zb_list unanswered; /* the same requests, oldest first; zero before the first one */
     struct zsd_datadir *datadir;
     struct zsd_loop *loop;
+    bool restart; /* an administrator asks for a restart: the loop begins the end */
     struct zsd_stats stats;
     struct zsd_turns turns; /* lengths of the loop's turns */
     struct zsd_histogram times[ZSD_TIMES];

@@ -14,12 +14,17 @@ MODEL = ("--seed 5 --batch 12 --micro-batch 1 --seq 16 --layers 3 --heads 2 --wi
 PAGES = ["--page-elems", "4096", "--host-bytes", "64M", "--nvme-bytes", "64M"]
 
 
+# How a run begins; None: its job is not kept.
+KEEP = {False: ["--keep"], True: ["--resume"], "if-there": ["--resume-if-there"], None: []}
+
+
 class KeptRun:
     """One job and its files, whatever happens to the processes."""
 
-    def __init__(self, steps, ranks=2, commit_every=5, dtype="bf16", sockets=None, flags=(), reconnect=0):
+    def __init__(self, steps, ranks=2, commit_every=5, dtype="bf16", sockets=None, flags=(), reconnect=0, job="kept"):
         self.steps, self.ranks, self.commit_every, self.reconnect = steps, ranks, commit_every, reconnect
         self.sockets = sockets
+        self.job = job
         self.model = [*MODEL, "--dtype", dtype, *flags]
         self.folder = tempfile.mkdtemp(prefix="zshard-resume-")
         self.jsonl = os.path.join(self.folder, "jsonl")
@@ -45,8 +50,8 @@ class KeptRun:
         ranks = ranks or self.ranks
         script = (f'echo $$ >{self.folder}/{self.life}.${{OMPI_COMM_WORLD_RANK:-0}}.pid; exec "$@"')
         command = [program("zgpt"), *self.model, "--steps", str(steps or self.steps), "--offload", "nvme",
-                   "--job", "kept", "--jsonl", self.jsonl, "--export", self.weights, "--commit-every",
-                   str(self.commit_every), "--reconnect", str(self.reconnect), {False: "--keep", True: "--resume", "if-there": "--resume-if-there"}[resume], *more]
+                   "--job", self.job, "--jsonl", self.jsonl, "--export", self.weights, "--commit-every",
+                   str(self.commit_every), "--reconnect", str(self.reconnect), *KEEP[resume], *more]
         with open(self.log_path(), "wb") as log:
             process = subprocess.Popen(
                 ranks_command(ranks, ["bash", "-c", script, "rank", *command]), stdout=log,

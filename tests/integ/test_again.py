@@ -9,10 +9,11 @@ ZSHARD_LONG, 100 restarts and 100 deaths instead of 2.
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 
-from harness import DEADLINE, LONG, Daemon, check, main, wait_until
+from harness import DEADLINE, LONG, Daemon, check, main, program, wait_until
 from resume import PAGES, KeptRun, Reference
 
 TIMES = 100 if LONG else 2
@@ -64,6 +65,45 @@ def restarts():
             steps = [row["step"] for row in run.kept.lines()]
             check(steps == list(range(1, run.kept.steps + 1)), f"logged: {steps}")
             check("was lost" not in run.kept.said(), run.kept.said())
+
+
+def asked():
+    """zctl restart: it says which jobs continue, the daemon ends with 75, and zctl waits for the next one."""
+    rng = random.Random(8)
+    with Daemon(*PAGES) as d, Again(d, 2, commit_every=1000) as run:
+        run.after_some_steps(rng)
+        done = restart(d).communicate(timeout=DEADLINE)
+        check("no service manager would start this daemon again" in done[1], f"it said {done}")
+        check(d.stop() == 0, d.log())
+        d.under = ("env", f"NOTIFY_SOCKET={d.folder}/notify")  # none listens there, which is only logged
+        d.again()
+        for _ in range(TIMES):
+            run.after_some_steps(rng)
+            with KeptRun(100000, ranks=1, commit_every=0, job="gone") as gone:
+                lost = gone.start(d, resume=None)
+                gone.wait_for_lines(2, lost)
+                rows = {tuple(row[key] for key in ("job", "attached", "fate", "why"))
+                        for row in d.zctl("restart", "--dry-run")}
+                check(rows == {("kept", 2, "continues", ""), ("gone", 1, "ends", "it is not durable")}, f"{rows}")
+                named = d.log().count('run-ends job="gone"')
+                asks = restart(d, "--wait", str(DEADLINE))
+                status = d.process.wait(DEADLINE)
+                check(status == 75, f"the daemon ended with {status}:\n{d.log()}")
+                check(d.log().count('run-ends job="gone"') == named + 1, d.log())
+                check('run-ends job="kept"' not in d.log(), d.log())
+                check(lost.wait(DEADLINE) == 3, gone.said())
+                check(asks.poll() is None, "zctl did not wait for the next daemon")
+                d.again()
+                said = asks.communicate(timeout=DEADLINE)
+                check(asks.returncode == 0 and "continues" in said[0], f"zctl ended with {asks.returncode}: {said}")
+        run.end()
+        steps = [row["step"] for row in run.kept.lines()]
+        check(steps == list(range(1, run.kept.steps + 1)), f"logged: {steps}")
+
+
+def restart(daemon, *words):
+    return subprocess.Popen([program("zctl"), "restart", *words], env=daemon.env(), text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)
 
 
 def deaths():
@@ -143,5 +183,5 @@ def none_comes():
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main({f.__name__: f for f in (restarts, deaths, two_nodes, nothing_to_continue_from, another_run_has_it,
+    sys.exit(main({f.__name__: f for f in (restarts, asked, deaths, two_nodes, nothing_to_continue_from, another_run_has_it,
                                                   none_comes)}))
