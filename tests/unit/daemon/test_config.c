@@ -31,11 +31,13 @@ static void file_write(const char *bytes, size_t len)
 static int load(struct zsd_config *config, const char **ret_text, struct zb_err *err,
                 const char *const *args)
 {
-    char *argv[16] = { (char *)(uintptr_t) "zshardd" };
+    char *argv[32] = { (char *)(uintptr_t) "zshardd" };
     int argc = 1;
 
-    for (; args[argc - 1]; argc++)
+    for (; args[argc - 1]; argc++) {
+        assert_true((size_t)argc + 1 < ZB_COUNT(argv));
         argv[argc] = (char *)(uintptr_t)args[argc - 1];
+    }
     memset(err, 0, sizeof(*err));
     return zsd_config_load(config, argc, argv, ret_text, err);
 }
