@@ -3,9 +3,8 @@
  *
  * MODEL. Everything walks a page in blocks of ZB_BLOCK_ELEMS elements, because state is interleaved
  * by block and one block's planes fit the second-level cache. Conversions that need room use
- * a block on the stack (16 KiB, and as much again for a second moment). Moments of bf16 are stepped
- * as they are; those of 8 bits, which share scales, are decoded before a block is stepped and
- * encoded after it, only here.
+ * a block on the stack (16 KiB). Moments of bf16 are stepped as they are; those of 8 bits are
+ * decoded, stepped and encoded group by group, since a group shares a scale.
  */
 #include "kernels/zk_page.h"
 
@@ -192,21 +191,6 @@ static void block_step(const struct block *b, zk_step_fn *step, const struct mom
     }
 }
 
-static void block_step_decoded(const struct block *b, zk_step_fn *step)
-{
-    struct moment_run m = { .bytes = sizeof(float) };
-    float scratch[ZB_MOMENTS_MAX][B];
-
-    for (uint32_t i = 0; i < b->layout->nmoments; i++) {
-        m.old[i] = scratch[i];
-        moment_load(b->ops, b->layout, i, b->state.moment[i], scratch[i]);
-    }
-    block_step(b, step, &m, B);
-    for (uint32_t i = 0; i < b->layout->nmoments; i++)
-        moment_store(b->ops, b->layout, i, scratch[i], b->state.moment[i],
-                     moment_key(b->rounding, i, b->first / B));
-}
-
 /* ---- steps with moments of 8 bits: group by group, so that decoded ones stay in the first-level
  * cache */
 
@@ -263,18 +247,13 @@ static void block_step_any(const struct block *b)
 {
     const struct zk_ops *ops = b->ops;
     const struct zb_layout *l = b->layout;
-    struct moment_run stored = { .old = { b->state.moment[0],
-                                          l->nmoments > 1 ? b->state.moment[1] : NULL } };
+    struct moment_run stored = { .old = { b->state.moment[0], b->state.moment[1] } };
 
     switch (l->moments) {
     case ZB_MOMENTS_Q8:
         block_step_q8(*b, ops->step_q8[l->optimizer][l->dtype][l->grad_dtype]);
         return;
     case ZB_MOMENTS_BF16:
-        if (!ops->step_bf16) {
-            block_step_decoded(b, ops->step[l->optimizer][l->dtype][l->grad_dtype]);
-            return;
-        }
         stored.bytes = sizeof(uint16_t);
         block_step(b, ops->step_bf16[l->optimizer][l->dtype][l->grad_dtype], &stored, B);
         return;

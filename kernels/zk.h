@@ -212,9 +212,8 @@ struct zk_ops {
     bool (*supported)(void);
 
     /* [optimizer][dtype of the parameter][dtype of the gradient], by their numbers: every known
-     * triple has one. Moments are fp32 in `step`, and bf16 in `step_bf16`, which may be NULL: then
-     * they are decoded, stepped and encoded. In `step_q8` the old moments are bf16, by
-     * decode_q8_bf16(), and the new ones fp32, for encode_q8_group(). */
+     * triple has one. Moments are fp32 in `step`, and bf16 in `step_bf16`. In `step_q8` the old
+     * moments are bf16, by decode_q8_bf16(), and the new ones fp32, for encode_q8_group(). */
     zk_step_fn *const (*step)[ZB_DTYPE_END][ZB_DTYPE_END];
     zk_step_fn *const (*step_bf16)[ZB_DTYPE_END][ZB_DTYPE_END];
     zk_step_fn *const (*step_q8)[ZB_DTYPE_END][ZB_DTYPE_END];

@@ -282,27 +282,6 @@ static void place_direct(struct zn_file *f, const struct zn_options *o, struct z
     info->align_bytes = FIXED_BLOCK;
 }
 
-static void place_name(struct zn_file *f)
-{
-    zn_super_init(&f->super, NULL);
-}
-
-static int place_reserve(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
-                         struct zb_err *err)
-{
-    (void)f;
-    (void)o;
-    (void)info;
-    (void)err;
-    return 0;
-}
-
-static void place_cut(struct zn_file *f, uint64_t size_bytes)
-{
-    (void)f;
-    (void)size_bytes;
-}
-
 static void place_close(struct zn_file *f)
 {
     if (f->locked)
@@ -313,7 +292,7 @@ static void place_close(struct zn_file *f)
 static const struct zn_ops *const place_backends[] = { &fixed_ops, NULL };
 
 static const struct zn_place fixed_place = {
-    place_backends, place_open, place_direct, place_name, place_reserve, place_cut, place_close,
+    place_backends, place_open, place_direct, NULL, NULL, NULL, place_close,
 };
 
 int zn_fixed_open(struct zn_engine **ret, const struct zn_fixed_options *options,

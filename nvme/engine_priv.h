@@ -44,11 +44,12 @@ struct zn_place {
     int (*open)(struct zn_file *f, const char *path, struct zb_err *err);
     /* Tries O_DIRECT and its alignment: sets direct, why_buffered, align_bytes of *info. */
     void (*direct)(struct zn_file *f, const struct zn_options *o, struct zn_info *info);
-    void (*name)(struct zn_file *f); /* generates the UUID of a new file */
+    void (*name)(struct zn_file *f); /* the UUID of a new file; NULL: at random */
+    /* NULL, as cut() is then: there is nothing to reserve. */
     int (*reserve)(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
                    struct zb_err *err);
     void (*cut)(struct zn_file *f, uint64_t size_bytes); /* undoes reserve() */
-    void (*close)(struct zn_file *f);
+    void (*close)(struct zn_file *f);                    /* NULL: nothing to do */
 };
 
 extern const struct zn_place zn_kernel_place;

@@ -293,11 +293,6 @@ static void file_cut(struct zn_file *f, uint64_t size_bytes)
         (void)ftruncate(f->fd, (off_t)size_bytes); /* the first failure is reported */
 }
 
-static void file_name(struct zn_file *f)
-{
-    zn_super_init(&f->super, NULL);
-}
-
 static void file_close(struct zn_file *f)
 {
     if (f->locked)
@@ -310,7 +305,7 @@ static void file_close(struct zn_file *f)
 static const struct zn_ops *const file_backends[] = { &zn_uring_ops, &zn_threads_ops, NULL };
 
 const struct zn_place zn_kernel_place = {
-    file_backends, file_open, file_direct, file_name, file_reserve, file_cut, file_close,
+    file_backends, file_open, file_direct, NULL, file_reserve, file_cut, file_close,
 };
 
 /* Makes the length durable before the superblock records it: otherwise a power cut could leave a
@@ -329,25 +324,27 @@ int zn_file_prepare(struct zn_file *f, const struct zn_options *o, struct zn_inf
 
     if (o->read_only)
         return 0;
-    rc = f->place->reserve(f, o, info, err);
-
+    rc = f->place->reserve ? f->place->reserve(f, o, info, err) : 0;
     if (rc == 0 && (!f->ours || f->super.size_bytes != o->size_bytes)) {
-        if (!f->ours)
+        if (!f->ours && f->place->name)
             f->place->name(f);
+        else if (!f->ours)
+            zn_super_init(&f->super, NULL);
         f->super.size_bytes = o->size_bytes;
         f->super.path = o->index;
         rc = file_flush_length(f, o->path, err);
         if (rc == 0)
             rc = zn_layout_write(f->medium, o->path, &f->super, err);
     }
-    if (rc < 0)
+    if (rc < 0 && f->place->cut)
         f->place->cut(f, f->was_bytes);
     return rc;
 }
 
 void zn_file_close(struct zn_file *f)
 {
-    f->place->close(f);
+    if (f->place->close)
+        f->place->close(f);
 }
 
 int zn_peek(const char *path, struct zn_peek *ret, struct zb_err *err)

@@ -41,6 +41,17 @@ void zsd_path_log(const struct zn_info *info, const char *path)
 
 #define NO_NUMBER UINT_MAX /* a file that is not in use yet */
 
+/* The next directory of `paths`, from *at on, which is moved on; false: there is none. */
+static bool paths_next(const char **at, char dir[sizeof(((struct zsd_config *)NULL)->paths)])
+{
+    size_t len = strcspn(*at, ZSD_PATHS_SEPARATOR);
+
+    memcpy(dir, *at, len);
+    dir[len] = '\0';
+    *at += len + ((*at)[len] != '\0');
+    return len > 0;
+}
+
 /* The data files of `paths`, in that order. */
 struct paths_found {
     struct zsd_datadir *dirs[ZN_PATHS_MAX - 1];
@@ -84,14 +95,8 @@ static int found_all(struct paths_found *f, const char *paths, unsigned without,
     char dir[sizeof(((struct zsd_config *)NULL)->paths)];
     int rc = 0;
 
-    while (*paths && rc == 0) {
-        size_t len = strcspn(paths, ZSD_PATHS_SEPARATOR);
-
-        memcpy(dir, paths, len);
-        dir[len] = '\0';
-        paths += len + (paths[len] != '\0');
+    while (rc == 0 && paths_next(&paths, dir))
         rc = found_add(f, dir, without, err);
-    }
     return rc;
 }
 
@@ -156,18 +161,15 @@ bool zsd_path_missing(const struct zsd *daemon, unsigned path)
 
 int zsd_paths_first_missing(const struct zsd *daemon, struct zb_err *err)
 {
-    char file[sizeof(daemon->config.paths) + sizeof("/" ZSD_DATA_FILE)];
+    char dir[sizeof(daemon->config.paths)], file[sizeof(dir) + sizeof("/" ZSD_DATA_FILE)];
     const char *at = daemon->config.paths;
     struct zn_peek peek;
 
     if (daemon->config.without == 1 ||
         zn_peek(zsd_datadir_file(daemon->datadir), &peek, NULL) != -ENODATA)
         return 0;
-    while (*at) {
-        size_t len = strcspn(at, ZSD_PATHS_SEPARATOR);
-
-        (void)snprintf(file, sizeof(file), "%.*s/" ZSD_DATA_FILE, (int)len, at);
-        at += len + (at[len] != '\0');
+    while (paths_next(&at, dir)) {
+        (void)snprintf(file, sizeof(file), "%s/" ZSD_DATA_FILE, dir);
         if (zn_peek(file, &peek, NULL) == 0 && peek.sequence > 0)
             return zb_fail(
                 err, -ENOMEDIUM,

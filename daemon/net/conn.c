@@ -479,31 +479,35 @@ static bool peer_in_group(int fd, const struct ucred *cred, gid_t gid)
     return false;
 }
 
-void zsd_link_rights(struct zsd_link *l)
+/* Who is at the other end: *ret, and whether it is in the administrators' group. 0 or -errno. */
+static int link_peer(struct zsd_link *l, int fd, struct ucred *ret)
 {
     const struct zsd *daemon = l->server->daemon;
-    int fd = zp_stream_fd(l->stream);
-    struct ucred cred;
-    socklen_t len = sizeof(cred);
+    socklen_t len = sizeof(*ret);
+    int rc = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, ret, &len) < 0 ? -errno : 0;
 
-    l->conn.in_admin_group = daemon->has_admin_gid &&
-                             getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0 &&
-                             peer_in_group(fd, &cred, daemon->admin_gid);
+    l->conn.in_admin_group = rc == 0 && daemon->has_admin_gid &&
+                             peer_in_group(fd, ret, daemon->admin_gid);
+    return rc;
+}
+
+void zsd_link_rights(struct zsd_link *l)
+{
+    struct ucred cred;
+
+    (void)link_peer(l, zp_stream_fd(l->stream), &cred);
 }
 
 /** Owns fd once l->stream is set. */
 static int link_build(struct zsd_link *l, int fd)
 {
     struct ucred cred;
-    socklen_t len = sizeof(cred);
-    int rc;
+    int rc = link_peer(l, fd, &cred);
 
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0)
-        return -errno;
+    if (rc < 0)
+        return rc;
     l->conn.uid = cred.uid;
     l->conn.pid = cred.pid;
-    l->conn.in_admin_group = l->server->daemon->has_admin_gid &&
-                             peer_in_group(fd, &cred, l->server->daemon->admin_gid);
     rc = zsd_link_admit(l);
     if (rc < 0)
         return rc;

@@ -48,12 +48,19 @@ static Zp__Source source_of(const struct zsd_config *c, size_t row)
                                    : ZP__SOURCE__DEFAULT;
 }
 
+/** The bit of an option, by its row. */
+static uint64_t bit_of(const char *name)
+{
+    const struct zb_opt *rows = zsd_options();
+
+    return UINT64_C(1) << (zb_opt_find(rows, name, strlen(name)) - rows);
+}
+
 /** The values in effect: the budgets as zctl tier set left them. Returns the options that were set
  * at run time, by their rows, as bits. */
 static uint64_t in_effect(const struct zsd *daemon, struct zsd_config *c)
 {
     const struct zsd_config *given = &daemon->reload->given;
-    const struct zb_opt *rows = zsd_options();
     uint64_t host = given->host_bytes, run = 0;
 
     *c = daemon->config;
@@ -62,16 +69,16 @@ static uint64_t in_effect(const struct zsd *daemon, struct zsd_config *c)
     c->host_bytes = daemon->core->tiers.host_target;
     c->gpu_bytes = daemon->gpu ? daemon->core->tiers.gpu_target : given->gpu_bytes;
     if (c->host_bytes != host)
-        run |= UINT64_C(1) << (zb_opt_find(rows, "host-bytes", 10) - rows);
+        run |= bit_of("host-bytes");
     if (c->gpu_bytes != given->gpu_bytes)
-        run |= UINT64_C(1) << (zb_opt_find(rows, "gpu-bytes", 9) - rows);
+        run |= bit_of("gpu-bytes");
     if (daemon->limits->quotas.set_at_run_time) {
         zsd_quotas_text(&daemon->limits->quotas, c->quotas, sizeof(c->quotas));
-        run |= UINT64_C(1) << (zb_opt_find(rows, "quotas", 6) - rows);
+        run |= bit_of("quotas");
     }
     c->log_level = zb_log_level();
     if (c->log_level != given->log_level)
-        run |= UINT64_C(1) << (zb_opt_find(rows, "log-level", 9) - rows);
+        run |= bit_of("log-level");
     return run;
 }
 

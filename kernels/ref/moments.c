@@ -123,9 +123,9 @@ static inline float group_encode(const float *restrict from, uint8_t *restrict c
                                  const uint32_t *restrict random)
 {
     uint32_t most = group_most(from), top = is_signed ? MOMENT_SIGNED_TOP : MOMENT_UNSIGNED_TOP;
-    uint32_t pattern = (most + ((UINT32_C(1) << MOMENT_CUT) - 1)) >> MOMENT_CUT;
+    uint32_t pattern = moment_pattern(most);
 
-    if (regular(pattern, top)) {
+    if (regular(pattern, top) && most <= MOMENT_FINITE_MAX << MOMENT_CUT) {
         group_encode_regular(from, code, is_signed, (int32_t)(pattern - top), random, moment);
     } else {
         pattern = group_pattern_finite(from);

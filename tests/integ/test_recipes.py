@@ -5,28 +5,25 @@ write down how they were called; no cluster is needed. Users are made-up uids, s
     test_recipes.py [TEST...]
 """
 
-import json
 import os
 import re
 import subprocess
 import sys
 
-from harness import BUILD, Daemon, check, main, program, skip, wait_until
+from harness import BUILD, check, main, program, skip, wait_until
+from test_users import ALICE, BOB, GROUP, SHARED, Node
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SLURM = os.path.join(ROOT, "deploy/slurm")
 KUBERNETES = os.path.join(ROOT, "deploy/kubernetes")
-ALICE, BOB = 61001, 61002
-SHARED, GROUP = 100, "users"
 GIB = 1 << 30
 
 
-class Node(Daemon):
+class Cluster(Node):
     """A daemon for several users, and a PATH with stand-ins for Slurm's programs."""
 
-    def __init__(self, *flags):
-        super().__init__("--host-bytes", "64M", "--nvme-bytes", "96M", "--page-elems", "8192", "--socket-group", GROUP, *flags)
-        os.chmod(self.folder, 0o755)
+    def __init__(self):
+        super().__init__()
         self.bin = os.path.join(self.folder, "bin")
         os.mkdir(self.bin)
         self.calls = os.path.join(self.folder, "calls")
@@ -62,13 +59,7 @@ class Node(Daemon):
         check(done.returncode == 0, f"hold: {done.stderr}")
 
     def jobs(self):
-        return sorted(f"{row['owner']}/{row['name']}" for row in self.zctl_rows("jobs"))
-
-    def zctl_rows(self, *words):
-        done = subprocess.run([program("zctl"), "-o", "json", *words], env=self.env(), text=True, capture_output=True,
-                              timeout=60, check=False)
-        check(done.returncode == 0, done.stderr)
-        return json.loads(done.stdout)["rows"]
+        return sorted(f"{row['owner']}/{row['name']}" for row in self.zctl("jobs"))
 
 
 def root_only():
@@ -86,7 +77,7 @@ def syntax():
 
 def prolog():
     """It waits for the daemon, and fails where there is none."""
-    with Node() as d:
+    with Cluster() as d:
         check(d.script("zshard-prolog.sh") == (0, "", ""), "a healthy node")
         socket = d.socket
         d.socket = os.path.join(d.folder, "none")
@@ -98,12 +89,12 @@ def prolog():
 def epilog():
     """It frees what a killed user's job left, and nothing of anybody else, nor what can be resumed."""
     root_only()
-    with Node() as d:
+    with Cluster() as d:
         d.hold(ALICE, "left", "2")
         d.hold(BOB, "left", "1")
         with subprocess.Popen([os.path.join(BUILD, "tests", "hold"), d.socket, "running", "2"], stdin=subprocess.PIPE,
                               stdout=subprocess.DEVNULL, user=ALICE, group=ALICE, extra_groups=[SHARED]) as running:
-            subprocess.run([program("zctl"), "import", "saved", model(d)], env=d.env(), check=True, timeout=60,
+            subprocess.run([program("zctl"), "import", "saved", d.file], env=d.env(), check=True, timeout=60,
                            stdout=subprocess.DEVNULL, user=ALICE, group=ALICE, extra_groups=[SHARED])
             wait_until("a job that runs", lambda: f"{ALICE}/running" in d.jobs(), 20)
             everything = [f"{ALICE}/left-0", f"{ALICE}/left-1", f"{ALICE}/running", f"{ALICE}/saved", f"{BOB}/left-0"]
@@ -131,19 +122,9 @@ def epilog():
         check("no daemon" in d.called(), "that is logged")
 
 
-def model(d):
-    """A file of safetensors with one tensor."""
-    path = os.path.join(d.folder, "model.safetensors")
-    head = b'{"w":{"dtype":"F32","shape":[8192],"data_offsets":[0,32768]}}'
-    with open(path, "wb") as f:
-        f.write(len(head).to_bytes(8, "little") + head + bytes(32768))
-    os.chmod(path, 0o644)
-    return path
-
-
 def health():
     """A node is drained with the reason, if the daemon is degraded or gone, and else left alone."""
-    with Node() as d:
+    with Cluster() as d:
         check(d.script("zshard-health.sh")[0] == 0 and "scontrol" not in d.called(), "a healthy node is not drained")
         d.stop()
         d.script("zshard-health.sh")
@@ -155,7 +136,7 @@ def kubernetes():
     with open(os.path.join(KUBERNETES, "zshardd.yaml"), encoding="utf-8") as f:
         text = f.read()
     conf = "".join(line[4:] + "\n" for line in text.split("zshardd.conf: |\n")[1].split("---")[0].splitlines())
-    with Node() as d:
+    with Cluster() as d:
         path = os.path.join(d.folder, "zshardd.conf")
         with open(path, "w", encoding="utf-8") as f:
             f.write(conf.replace("socket_group = zshard", f"socket_group = {GROUP}"))
