@@ -33,6 +33,8 @@
 #define TURN_MS     5.0
 #define PAGE_ELEMS  UINT64_C(4096)
 #define STAGING     (UINT64_C(16) << 20)
+#define HOST_BYTES  10u /* per parameter: all of it is in memory */
+#define LEAVE_BYTES 4u  /* per parameter: the budget shrinks by this, so that state leaves memory */
 #define UNIT_PAGES  8192u
 #define REGISTER    256u /* ranges of one request */
 #define SETTLE_MS   200
@@ -44,6 +46,9 @@ enum turn_phase {
     PHASE_PUSH,
     PHASE_STEP,
     PHASE_COMMIT,
+    PHASE_LEAVE,  /* a budget shrinks: a step moves state to NVMe */
+    PHASE_STREAM, /* a step with state on NVMe */
+    PHASE_RETURN, /* the budget grows again */
     PHASE_SNAPSHOT,
     PHASE_FSCK,
     PHASE_DF,
@@ -57,7 +62,7 @@ enum { UNITS, CPU_MS, P999_MS, TURN_VALUES };
 struct turn_bench {
     struct zbench *z;
     const char *dir;
-    uint64_t pages, shard_pages;
+    uint64_t pages, shard_pages, host_bytes;
     unsigned rounds;
     struct zbench_rig rig;
     uint64_t *ids; /* of the shards */
@@ -184,6 +189,26 @@ static int turn_commit(struct zbench_rig *r)
     return rc < 0 ? zbench_rig_failed(r, rc) : 0;
 }
 
+/* A step after new gradients. */
+static int turn_step(struct turn_bench *b)
+{
+    double ignored;
+    int rc;
+
+    b->rig.step++;
+    rc = turn_send(b);
+    return rc < 0 ? rc : zbench_rig_step(&b->rig, ZC_COMMIT_NO, &ignored);
+}
+
+/* Sets the budget of host memory, and makes a step, which moves the optimizer state. */
+static int turn_move(struct turn_bench *b, uint64_t host_bytes)
+{
+    struct zbench_rig *r = &b->rig;
+    int rc = zc_tier_set_wait(r->c, "host", host_bytes);
+
+    return rc < 0 ? zbench_rig_failed(r, rc) : turn_step(b);
+}
+
 static int turn_phase(struct turn_bench *b, enum turn_phase phase)
 {
     struct zbench_rig *r = &b->rig;
@@ -201,6 +226,12 @@ static int turn_phase(struct turn_bench *b, enum turn_phase phase)
         return zbench_rig_step(r, ZC_COMMIT_NO, &ignored);
     case PHASE_COMMIT:
         return turn_commit(r);
+    case PHASE_LEAVE:
+        return turn_move(b, b->host_bytes - b->pages * PAGE_ELEMS * LEAVE_BYTES);
+    case PHASE_STREAM:
+        return turn_step(b);
+    case PHASE_RETURN:
+        return turn_move(b, b->host_bytes);
     case PHASE_SNAPSHOT:
         return turn_snapshot(r);
     case PHASE_FSCK:
@@ -289,7 +320,8 @@ static int turn_rows(struct turn_bench *b)
 {
     static const char *const phases[PHASES] = {
         [PHASE_DEFINE] = "define",  [PHASE_WRITE] = "write",   [PHASE_PUSH] = "push",
-        [PHASE_STEP] = "step",      [PHASE_COMMIT] = "commit", [PHASE_SNAPSHOT] = "snapshot",
+        [PHASE_STEP] = "step",      [PHASE_COMMIT] = "commit", [PHASE_LEAVE] = "leave",
+        [PHASE_STREAM] = "stream",  [PHASE_RETURN] = "return", [PHASE_SNAPSHOT] = "snapshot",
         [PHASE_FSCK] = "fsck",      [PHASE_DF] = "df",         [PHASE_ATTACH] = "attach",
         [PHASE_DESTROY] = "destroy"
     };
@@ -331,14 +363,14 @@ static int turn_main(struct zbench *z, void *bench)
     int rc = 0;
 
     b->z = z;
+    b->host_bytes = elems * HOST_BYTES + 4 * STAGING + (UINT64_C(128) << 20);
     b->ids = calloc(b->pages, sizeof(*b->ids)); /* at most one shard per page */
     if (!b->ids)
         return zb_fail(&z->err, -ENOMEM, "shards: %m");
     (void)snprintf(b->daemon, sizeof(b->daemon),
                    "--host-bytes %" PRIu64 " --nvme-bytes %" PRIu64 " --page-elems %" PRIu64
                    " --log-level error",
-                   elems * 10 + 4 * STAGING + (UINT64_C(128) << 20),
-                   elems * 32 + (UINT64_C(256) << 20), PAGE_ELEMS);
+                   b->host_bytes, elems * 32 + (UINT64_C(256) << 20), PAGE_ELEMS);
     for (unsigned round = 0; round < b->rounds && rc == 0; round++)
         rc = turn_round(b, round);
     if (rc == 0)
