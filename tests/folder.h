@@ -5,6 +5,8 @@
 #ifndef FOLDER_H
 #define FOLDER_H
 
+#include "tests/ztest.h"
+
 #include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,8 +30,10 @@ static inline int folder_remove(const char *path)
 
 static inline char *folder_own(void)
 {
-    static char path[] = "/tmp/ztest-XXXXXX";
+    static char path[40];
 
+    if (!path[0])
+        (void)snprintf(path, sizeof(path), "%s/ztest-XXXXXX", ztest_folder());
     return path;
 }
 

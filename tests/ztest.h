@@ -32,6 +32,14 @@ static inline unsigned ztest_stride(unsigned sparse)
     return text && text[0] != 0 && !ztest_is_long() ? sparse : 1;
 }
 
+/** Where tests make their files: $TMPDIR if it is short enough for the names of sockets, or /tmp. */
+static inline const char *ztest_folder(void)
+{
+    const char *text = getenv("TMPDIR");
+
+    return text && text[0] == '/' && strlen(text) < 20 ? text : "/tmp";
+}
+
 #ifndef ZTEST_CROSS_CMOCKA_H
 /** CMOCKA_TEST_FILTER='reader_*' runs only the cases that match. */
 static void __attribute__((constructor)) ztest_filter(void)

@@ -105,7 +105,8 @@ void world_open_sized(struct world *w, uint64_t host_bytes, const char *io, uint
     *w = (struct world){ .staging_bytes = STAGING, .answer = answer };
     alloc_counts = in_core;
     alloc_fail(0, 0);
-    (void)snprintf(w->path, sizeof(w->path), "/tmp/ztest-core-%d-%u.data", (int)getpid(), ++worlds);
+    (void)snprintf(w->path, sizeof(w->path), "%s/ztest-core-%d-%u.data", ztest_folder(),
+                   (int)getpid(), ++worlds);
     options.path = w->path;
     w->daemon.config.host_bytes = host_bytes;
     w->daemon.config.ring_bytes = 1; /* one page buffer */

@@ -83,11 +83,8 @@ void real_daemon_kill(struct real_daemon *d)
 
 int real_daemon_setup(void **state)
 {
-    const char *tmp = getenv("TMPDIR");
-
     (void)state;
-    (void)snprintf(folder, sizeof(folder), "%s/zshard-XXXXXX",
-                   tmp && *tmp && strlen(tmp) < 32 ? tmp : "/tmp");
+    (void)snprintf(folder, sizeof(folder), "%s/zshard-XXXXXX", ztest_folder());
     return mkdtemp(folder) ? 0 : -1;
 }
 
