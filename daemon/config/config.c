@@ -180,7 +180,11 @@ static const struct zb_opt options[] = {
               "LIMIT is host=SIZE, nvme=SIZE, gpu=SIZE or jobs=N, each also none." },
     { "log-level", ZB_OPT_CHOICE, AT(log_level), .def = "info",
       .choices = "error warn info debug",
-      .help = "Lowest level that is logged on standard error." },
+      .help = "Lowest level that is logged." },
+    { "log-format", ZB_OPT_CHOICE, AT(log_format), .def = "auto",
+      .choices = "auto text json journal",
+      .help = "Format of the log. text and json: lines on standard error. journal: fields, to the "
+              "systemd journal. auto: journal if standard error is the journal, else text." },
     { 0 },
 };
 /* clang-format on */

@@ -50,6 +50,7 @@ struct zsd_config {
     uint64_t user_host_bytes, user_nvme_bytes, user_gpu_bytes; /* of one user; 0: no limit */
     char quotas[4096]; /* limits of single users: daemon/run/quotas.h */
     enum zb_log_level log_level;
+    enum zb_log_format log_format;
     /* of the command line alone */
     uint32_t retire;        /* the data file whose pages are moved off, from 1; 0: none */
     uint32_t without;       /* the data file that is lost, from 1; 0: none */
