@@ -100,6 +100,15 @@ def formats_can_be_read():
         check(len(keys) == len(set(keys)) <= 18 and not RESERVED & set(keys), f"{where}: {keys}")
 
 
+def jobs_have_users():
+    """An event that names a job says whose; one that has the number of a data file says where that is."""
+    for name, events, fmt in calls():
+        keys = {pair.partition("=")[0] for pair in re.sub(r'\\".*?\\"', '""', fmt).split()}
+        check("job" not in keys or "uid" in keys, f"{name}: {events[0]}: a job without its user")
+        if events[0] != "job-lost":  # that data file is missing
+            check("number" not in keys or "directory" in keys, f"{name}: {events[0]}: a data file without its directory")
+
+
 def new(events):
     """Adds events to table, manual and record."""
     rows = table() + [(event, uuid.uuid4().hex) for event in events if event not in dict(table())]
@@ -174,6 +183,7 @@ def to_the_journal():
         check(entry["ZSHARD_UID"] == str(os.geteuid()) and entry["ZSHARD_WORLD"] == "1", f"{entry}")
         check(entry["MESSAGE"].startswith('info job-open job="j-1" '), f"{entry}")
         check((entry["PRIORITY"], entry["SYSLOG_IDENTIFIER"]) == ("6", "zshardd"), f"{entry}")
+        check(journal.of("path")[0]["ZSHARD_DIRECTORY"] == d.data, f"{journal.of('path')}")
         check(journal.of("serving")[0]["ZSHARD_SOCKET"] == d.socket, f"{journal.of('serving')}")
         check(d.stop() == 0 and journal.of("ended", ZSHARD_STATUS="0"), "the end")
         for e in journal.entries:
@@ -258,5 +268,5 @@ if __name__ == "__main__":
         sys.exit(new(sys.argv[2:]))
     if sys.argv[1:] == ["--journald"]:
         sys.exit(in_namespace())
-    TESTS = {f.__name__: f for f in (events_have_ids, ids_stay, formats_can_be_read, to_the_journal, as_json, refused)}
+    TESTS = {f.__name__: f for f in (events_have_ids, ids_stay, formats_can_be_read, jobs_have_users, to_the_journal, as_json, refused)}
     sys.exit(main(TESTS | ({"journald": journald} if sys.argv[1:] == ["journald"] else {})))
