@@ -13,7 +13,8 @@
 #include "base/util.h"
 
 static _Atomic enum zb_log_level log_level = ZB_LOG_INFO;
-static enum zb_log_format log_format = ZB_LOG_TEXT; /* text, JSON or journal */
+static enum zb_log_format log_format = ZB_LOG_TEXT;         /* text, JSON or journal */
+static void (*log_on_line)(const struct zb_log_line *line); /* NULL: none */
 static bool never_wait;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the following variables, with
                                                             never_wait */
@@ -44,6 +45,7 @@ int zb_log_set_format(enum zb_log_format format, const struct zb_log_program *pr
         format = rc < 0 ? ZB_LOG_TEXT : format;
     }
     log_format = format;
+    log_on_line = program ? program->on_line : NULL;
     return 0;
 }
 
@@ -117,6 +119,8 @@ void zb_log_end(struct zb_log_line *line)
 {
     if (line->level > log_level)
         return;
+    if (log_on_line)
+        log_on_line(line);
     if (!never_wait) {
         (void)log_line(line);
         return;

@@ -41,15 +41,18 @@ const char *zb_log_level_name(enum zb_log_level level);
  */
 void zb_log_never_wait(void);
 
-/** What the journal shows of a program. Constant. */
+struct zb_log_line;
+
+/** What the log knows of a program. Constant. */
 struct zb_log_program {
     const char *name;                        /* SYSLOG_IDENTIFIER */
     const char *prefix;                      /* of its fields: "ZSHARD_" */
     const char *(*id_of)(const char *event); /* MESSAGE_ID, 32 hex digits; NULL: it has none */
+    void (*on_line)(const struct zb_log_line *line); /* each line that is logged; may be NULL */
 };
 
 /**
- * Chooses the format; ZB_LOG_TEXT until set. ZB_LOG_AUTO: the journal's own if standard error is the
+ * Sets the program, and chooses the format; ZB_LOG_TEXT until set. ZB_LOG_AUTO: the journal's own if standard error is the
  * journal, otherwise text. Set before threads start.
  *
  * @param program  NULL: the journal cannot be chosen

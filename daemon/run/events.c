@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/util.h"
+#include "daemon/run/recent.h"
 
 /* Sorted by event. A new id: `tests/integ/test_log.py --new EVENT`. An id never changes. */
 static const struct event {
@@ -112,6 +113,6 @@ const char *zsd_event_id(const char *name)
     return e ? e->id : NULL;
 }
 
-const struct zb_log_program zsd_log_program = { .name = "zshardd",
-                                                .prefix = "ZSHARD_",
-                                                .id_of = zsd_event_id };
+const struct zb_log_program zsd_log_program = {
+    .name = "zshardd", .prefix = "ZSHARD_", .id_of = zsd_event_id, .on_line = zsd_recent_add
+};

@@ -15,10 +15,13 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 
 from harness import Daemon, check, main, program, skip, wait_until
@@ -206,6 +209,81 @@ def as_json():
     check(opened["job"] == "j-1" and opened["uid"] == os.geteuid() and opened["world"] == 1, f"{opened}")
 
 
+def events(daemon, *words, run=None):
+    """The rows of `zctl events`."""
+    words = [*(run or []), program("zctl"), "-s", daemon.socket, "-o", "json", "events", *words]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    check(done.returncode == 0, f"{done}")
+    return json.loads(done.stdout)["rows"]
+
+
+def last_events():
+    """`zctl events`: the last lines of the log; a user sees those with its uid. A reader that falls behind is told."""
+    flags = ["--host-bytes", "64M", "--nvme-bytes", "8M", "--log-level", "info", "--socket-group", "nogroup"]
+    with Daemon(*flags if os.geteuid() == 0 else flags[:-2]) as d:
+        with held(d, "j-1"):
+            rows = events(d)
+            check([r["number"] for r in rows] == list(range(1, len(rows) + 1)), f"{rows}")
+            row, = [r for r in rows if r["event"] == "job-open"]
+            check((row["level"], row["job"], row["uid"], row["lost"]) == ("info", "j-1", os.geteuid(), False), f"{row}")
+            check(row["text"].startswith('job="j-1" id=1 ') and abs(row["time_ms"] / 1000 - time.time()) < 600, f"{row}")
+            row, = [r for r in rows if r["event"] == "serving"]
+            check((row["job"], row["uid"]) == ("", None), f"{row}")
+            check([r["number"] for r in events(d, "-n", "2")] == [len(rows) - 1, len(rows)], "the last two")
+            said = subprocess.run([program("zctl"), "-s", d.socket, "events"], capture_output=True, text=True, check=True)
+            check(re.search(r'^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} info job-open job="j-1" id=1 ', said.stdout, re.M), f"{said}")
+        if os.geteuid() == 0:
+            os.chmod(d.folder, 0o755)
+            nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+            check(events(d, run=nobody) == [], "another user sees the events of a job")
+            d.zctl("quota", "set", "65534", "jobs=3")
+            check([(r["event"], r["uid"]) for r in events(d, run=nobody)] == [("quota-set", 65534)], "its own")
+
+
+def levels(daemon, n):
+    """Changes the level of the log n times, which is an event each: frames of the protocol, without a program."""
+
+    def frame(method, tag, body):
+        return b"zsh\1" + struct.pack("<IHBBiQ", len(body), method, 1, 0, 0, tag) + body
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(daemon.socket)
+        client.settimeout(60)
+        client.sendall(frame(1, 1, b"\x08\1\x10\1"))
+        for i in range(n):
+            client.sendall(frame(50, 2, b"\x0a\x04" + (b"warn", b"info")[i % 2]))
+            if i % 100 == 99:
+                client.recv(65536)
+        client.sendall(frame(50, 3, b""))
+        data = b""
+        while b"\3\0\0\0\0\0\0\0" not in data[-40:]:
+            data = data[-40:] + client.recv(65536)
+
+
+def following():
+    """`zctl events -f` prints events as they come, and ends with the daemon."""
+    with Daemon("--host-bytes", "64M", "--nvme-bytes", "8M") as d:
+        words = [program("zctl"), "-s", d.socket, "-o", "json", "events", "-f", "-n", "1"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            row = json.loads(process.stdout.readline())
+            check(row["event"] == "serving", f"{row}")
+            with held(d, "j-1"):
+                rows = [json.loads(process.stdout.readline()) for _ in range(2)]
+                check([r["event"] for r in rows] == ["job-open", "job-ready"], f"{rows}")
+            wait_until("the job's end", lambda: "job-end" in d.log(), 10)
+            check(json.loads(process.stdout.readline())["event"] == "job-end", "the job's end")
+            process.send_signal(signal.SIGSTOP)
+            levels(d, 1100)  # more events than the daemon keeps
+            process.send_signal(signal.SIGCONT)
+            rows = [json.loads(process.stdout.readline()) for _ in range(1000)]
+            check([r["lost"] for r in rows] == [True] + 999 * [False], f"{rows[:2]}")
+            check({r["event"] for r in rows} == {"log-level"}, f"{rows[:2]}")
+            check(rows[-1]["number"] - rows[0]["number"] == 999, f"{rows[0]} {rows[-1]}")
+            check(d.stop() == 0, "the end")
+            out, err = process.communicate(timeout=60)
+            check(process.returncode != 0 and err, f"{out} {err}")
+
+
 def refused():
     """log_format = journal without a journal: status 2, and the path."""
     with Journal() as journal:
@@ -268,5 +346,5 @@ if __name__ == "__main__":
         sys.exit(new(sys.argv[2:]))
     if sys.argv[1:] == ["--journald"]:
         sys.exit(in_namespace())
-    TESTS = {f.__name__: f for f in (events_have_ids, ids_stay, formats_can_be_read, jobs_have_users, to_the_journal, as_json, refused)}
+    TESTS = {f.__name__: f for f in (events_have_ids, ids_stay, formats_can_be_read, jobs_have_users, to_the_journal, as_json, last_events, following, refused)}
     sys.exit(main(TESTS | ({"journald": journald} if sys.argv[1:] == ["journald"] else {})))
