@@ -185,6 +185,10 @@ static const struct zb_opt options[] = {
       .choices = "auto text json journal",
       .help = "Format of the log. text and json: lines on standard error. journal: fields, to the "
               "systemd journal. auto: journal if standard error is the journal, else text." },
+    { "slow-request-ms", ZB_OPT_COUNT, AT(slow_request_ms), .arg = "MS", .def = "none",
+      .min = 1, .max = 86400000, .word = "none", .word_value = 0,
+      .help = "A request that takes as long, in milliseconds, is logged (slow-request). none: no "
+              "request is." },
     { 0 },
 };
 /* clang-format on */

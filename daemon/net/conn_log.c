@@ -20,6 +20,8 @@ void zsd_conn_log(struct zsd_conn *conn, enum zb_log_level level, const char *ev
     zb_log_begin(&line, level, event);
     zb_log_add(&line, "pid=%ld uid=%u program=\"%s\"", (long)conn->pid, (unsigned)conn->uid,
                conn->program);
+    if (conn->job[0])
+        zb_log_add(&line, "job=\"%s\"", conn->job);
     if (dropped > 0)
         zb_log_add(&line, "lines_dropped=%u", dropped);
     va_start(ap, fmt);

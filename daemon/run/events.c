@@ -90,6 +90,7 @@ static const struct event {
     { "signal", "b3eed1d57f1a4653b8a9aead4a4f2166" },
     { "signal-ignored", "281c6229aef9404cad8cd4524743e2c6" },
     { "slice-refused", "f7a2575c46cb4ce397a5ae394cb225f6" },
+    { "slow-request", "ba9a18d2bfaf491591ff1739654c0a52" },
     { "snapshot", "2e90658ae36841cf9245135a07a3ff3f" },
     { "snapshot-destroy", "2f4f87e19f794a0a930935de2781fb39" },
     { "socket-replaced", "77db645be9254487bcff90b538c30b73" },

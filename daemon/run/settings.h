@@ -43,6 +43,7 @@ struct zsd_config {
     uint32_t restart_wait_s;   /* how long an orderly end waits for ranks that attach again */
     uint32_t stop_timeout_s;   /* limit of an orderly end; 0: as long as operations finish */
     uint32_t timeout_ms;       /* deadline of requests that set none */
+    uint32_t slow_request_ms;  /* a request that takes as long is logged; 0: none */
     char kernels[16];          /* auto, ref, avx2, avx512, neon */
     char socket_group[64];     /* group that may connect; "": the owner only */
     char admin_group[64];      /* group whose members are administrators; "": none */

@@ -30,7 +30,9 @@ SOURCE = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)
 TABLE = os.path.join(SOURCE, "daemon/run/events.c")
 MANUAL = os.path.join(SOURCE, "docs/reference/log.md")
 RECORD = os.path.join(SOURCE, "tests/integ/log_ids.txt")
-CALLS = re.compile(r"\b(?:zb_log|zsd_conn_log|link_log|zb_log_begin)\((?P<words>[^;]*?)\);", re.S)
+CALLS = re.compile(r"\b(?P<function>zb_log|zsd_conn_log|link_log|zb_log_begin)\((?P<words>[^;]*?)\);", re.S)
+# What zsd_conn_log() writes before the format.
+CLIENT = r'pid=%ld uid=%u program=\"%s\" job=\"%s\" lines_dropped=%u '
 # Keys that a format has itself: those of JSON, and what MESSAGE_ID is about.
 RESERVED = {"time", "level", "event", "message", "cut"}
 JOURNALD = "/lib/systemd/systemd-journald"
@@ -67,7 +69,8 @@ def calls():
             choice = re.search(r'\? "([a-z-]+)" : "([a-z-]+)",', words)
             if choice or events:
                 formats = [s for s in strings if "=" in s]
-                yield name, choice.groups() if choice else (events[0],), formats[0] if formats else ""
+                begin = CLIENT if call["function"] in ("zsd_conn_log", "link_log") else ""
+                yield name, choice.groups() if choice else (events[0],), begin + (formats[0] if formats else "")
 
 
 def events_have_ids():
