@@ -1,30 +1,20 @@
+/*
+ * log.c - writes lines, and drops those that would have to wait.
+ */
 #include "base/log.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "base/text.h"
+#include "base/log_priv.h"
 #include "base/util.h"
 
-static const struct {
-    const char *name;
-    int priority; /* syslog's */
-} levels[] = {
-    [ZB_LOG_ERROR] = { "error", 3 },
-    [ZB_LOG_WARN] = { "warn", 4 },
-    [ZB_LOG_INFO] = { "info", 6 },
-    [ZB_LOG_DEBUG] = { "debug", 7 },
-};
-
 static _Atomic enum zb_log_level log_level = ZB_LOG_INFO;
+static enum zb_log_format log_format = ZB_LOG_TEXT;         /* text, JSON or journal */
+static void (*log_on_line)(const struct zb_log_line *line); /* NULL: none */
 static bool never_wait;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the following variables, with
                                                             never_wait */
@@ -40,38 +30,35 @@ enum zb_log_level zb_log_level(void)
     return log_level;
 }
 
-const char *zb_log_level_name(enum zb_log_level level)
+int zb_log_set_format(enum zb_log_format format, const struct zb_log_program *program,
+                      struct zb_err *err)
 {
-    return levels[level].name;
-}
+    bool automatic = format == ZB_LOG_AUTO;
 
-int zb_log_level_parse(const char *text, enum zb_log_level *ret)
-{
-    for (size_t i = 0; i < ZB_COUNT(levels); i++)
-        if (strcmp(text, levels[i].name) == 0) {
-            *ret = (enum zb_log_level)i;
-            return 0;
-        }
-    return -EINVAL;
+    if (automatic)
+        format = zb_log_is_journal() && program ? ZB_LOG_JOURNAL : ZB_LOG_TEXT;
+    if (format == ZB_LOG_JOURNAL) {
+        int rc = program ? zb_log_journal_open(program, automatic ? NULL : err) : -EINVAL;
+
+        if (rc < 0 && !automatic)
+            return rc;
+        format = rc < 0 ? ZB_LOG_TEXT : format;
+    }
+    log_format = format;
+    log_on_line = program ? program->on_line : NULL;
+    return 0;
 }
 
 /* "<6>" for the journal, a UTC time for people. */
-static size_t log_prefix(char *line, size_t size, enum zb_log_level level)
+static size_t log_prefix(char *text, size_t size, enum zb_log_level level)
 {
-    struct timespec ts;
-    struct tm tm;
-    int n;
+    size_t n;
 
-    if (getenv("JOURNAL_STREAM")) {
-        n = snprintf(line, size, "<%d>", levels[level].priority);
-    } else {
-        (void)clock_gettime(CLOCK_REALTIME, &ts);
-        (void)gmtime_r(&ts.tv_sec, &tm);
-        n = snprintf(line, size, "%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ ", tm.tm_year + 1900,
-                     tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec,
-                     ts.tv_nsec / 1000000);
-    }
-    return n > 0 ? (size_t)n : 0;
+    if (zb_log_is_journal())
+        return (size_t)snprintf(text, size, "<%d>", zb_log_priority(level));
+    n = zb_log_time(text, size - 1);
+    text[n] = ' ';
+    return n + 1;
 }
 
 /** False: the write would block. */
@@ -80,7 +67,7 @@ static bool log_write(const char *line, size_t bytes)
     struct pollfd p = { .fd = STDERR_FILENO, .events = POLLOUT };
     ssize_t n;
 
-    /* a writable pipe has room for PIPE_BUF bytes, more than a line */
+    /* a writable pipe has room for PIPE_BUF bytes, as much as a line */
     if (never_wait && (poll(&p, 1, 0) != 1 || !(p.revents & POLLOUT)))
         return false;
     do
@@ -89,27 +76,57 @@ static bool log_write(const char *line, size_t bytes)
     return n >= 0 || errno != EAGAIN;
 }
 
+static bool log_text(const struct zb_log_line *line)
+{
+    char text[64 + ZB_LOG_MAX];
+    size_t used = log_prefix(text, 64, line->level);
+
+    used += zb_log_clean(line, text + used);
+    text[used++] = '\n';
+    return log_write(text, used);
+}
+
+static bool log_json(const struct zb_log_line *line)
+{
+    struct zb_log_out out;
+
+    zb_log_json(line, &out);
+    return log_write(out.bytes, out.used);
+}
+
+/** False: writing the line would block. */
+static bool log_line(const struct zb_log_line *line)
+{
+    if (log_format == ZB_LOG_JOURNAL && zb_log_journal_send(line))
+        return true;
+    return log_format == ZB_LOG_JSON ? log_json(line) : log_text(line);
+}
+
 /** Writes the number of dropped lines; false: that would block too. */
 static bool log_dropped(void)
 {
-    char line[128];
-    size_t used = log_prefix(line, sizeof(line), ZB_LOG_WARN);
-    int n = snprintf(line + used, sizeof(line) - used, "warn log-dropped lines=%lu\n", dropped);
+    struct zb_log_line line;
 
-    if (!log_write(line, used + (size_t)n))
+    zb_log_begin(&line, ZB_LOG_WARN, "log-dropped");
+    zb_log_add(&line, "lines=%lu", dropped);
+    if (!log_line(&line))
         return false;
     dropped = 0;
     return true;
 }
 
-static void log_line(const char *line, size_t bytes)
+void zb_log_end(struct zb_log_line *line)
 {
+    if (line->level > log_level)
+        return;
+    if (log_on_line)
+        log_on_line(line);
     if (!never_wait) {
-        (void)log_write(line, bytes);
+        (void)log_line(line);
         return;
     }
     (void)pthread_mutex_lock(&lock);
-    if ((dropped > 0 && !log_dropped()) || !log_write(line, bytes))
+    if ((dropped > 0 && !log_dropped()) || !log_line(line))
         dropped++;
     (void)pthread_mutex_unlock(&lock);
 }
@@ -121,21 +138,14 @@ void zb_log_never_wait(void)
 
 void zb_log(enum zb_log_level level, const char *event, const char *fmt, ...)
 {
-    char line[ZB_LOG_MAX];
-    size_t used, limit = sizeof(line) - 1; /* one byte stays for the newline */
+    struct zb_log_line line;
     va_list ap;
-    int n;
 
     if (level > log_level)
         return;
-    used = log_prefix(line, limit, level);
-    n = snprintf(line + used, limit - used, "%s %s ", levels[level].name, event);
-    used = zb_min_u64(limit - 1, used + (n > 0 ? (size_t)n : 0));
+    zb_log_begin(&line, level, event);
     va_start(ap, fmt);
-    n = vsnprintf(line + used, limit - used, fmt, ap);
+    zb_log_vadd(&line, fmt, ap);
     va_end(ap);
-    used = zb_min_u64(limit - 1, used + (n > 0 ? (size_t)n : 0));
-    zb_text_clean(line, used);
-    line[used++] = '\n';
-    log_line(line, used);
+    zb_log_end(&line);
 }

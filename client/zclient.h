@@ -529,6 +529,25 @@ struct zc_log_level {
  * -EINVAL: not a level. -ENOSYS: an older daemon. */
 ZC_EXPORT int zc_log_level_wait(struct zc_client *c, const char *level, struct zc_log_level *ret);
 
+/** An event: a line of the daemon's log. */
+struct zc_log_event {
+    uint64_t number;  /* from 1 */
+    uint64_t time_ms; /* since 1970 */
+    uint32_t uid;     /* of the job or the client, if has_uid */
+    bool has_uid;
+    bool lost;     /* events between `after` and this one were overwritten */
+    char level[8]; /* error, warn, info, debug */
+    char event[32];
+    char job[ZC_NAME_MAX + 1]; /* "": it names none */
+    char text[512];            /* key=value pairs */
+};
+/**
+ * Lists the last 1,000 events whose numbers are greater than `after` (0: all), oldest first. Users see
+ * the events of their own jobs and clients, administrators all. -ENOSYS: an older daemon.
+ */
+ZC_EXPORT int zc_log_events_wait(struct zc_client *c, uint64_t after,
+                                 struct zc_log_event **ret_rows, size_t *ret_n);
+
 /** What a planned restart of the daemon means for a job in memory. */
 struct zc_restart_row {
     char job[ZC_NAME_MAX + 1];

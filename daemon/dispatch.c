@@ -74,6 +74,7 @@ static const struct row {
     [ZP_SETTINGS] = { .handler = zsd_settings },
     [ZP_LOG_LEVEL] = { .handler = zsd_log_level },
     [ZP_RESTART] = { .handler = zsd_restart },
+    [ZP_LOG_EVENTS] = { .handler = zsd_log_events },
 };
 
 /* ---- hello and ping */

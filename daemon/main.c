@@ -29,6 +29,7 @@
 #include "daemon/offline.h"
 #include "daemon/os/notify.h"
 #include "daemon/run/compute.h"
+#include "daemon/run/events.h"
 #include "daemon/startup.h"
 #include "daemon/store/store.h"
 
@@ -157,6 +158,19 @@ static void ignore_signals(void)
         (void)signal(ignored[i], SIG_IGN);
 }
 
+/** Level and format of the log: 0, or the exit status. */
+static int open_log(const struct zsd_config *config)
+{
+    struct zb_err err = { 0 };
+
+    zb_log_set_level(config->log_level);
+    if (zb_log_set_format(config->log_format, &zsd_log_program, &err) == 0)
+        return EXIT_GOOD;
+    zsd_embedded_refused(config->embedded ? (int)config->ready_fd : -1, EXIT_CONFIG, err.text);
+    (void)fprintf(stderr, "zshardd: log_format = journal: %s\n", err.text);
+    return EXIT_CONFIG;
+}
+
 int main(int argc, char **argv)
 {
     static struct zsd daemon;
@@ -174,7 +188,9 @@ int main(int argc, char **argv)
         return EXIT_CONFIG;
     }
     if (rc >= 3) {
-        zb_log_set_level(daemon.config.log_level);
+        status = open_log(&daemon.config);
+        if (status != EXIT_GOOD)
+            return status;
         status = offline(&daemon, &err);
         if (err.code < 0)
             (void)fprintf(stderr, "zshardd: %s\n", err.text);
@@ -184,13 +200,15 @@ int main(int argc, char **argv)
         (void)fputs(rc == 1 ? text : "zshardd: the configuration is fine\n", stdout);
         return fflush(stdout) == 0 ? EXIT_GOOD : EXIT_FAILED;
     }
-    zb_log_set_level(daemon.config.log_level);
     if (daemon.config.embedded && fcntl((int)daemon.config.ready_fd, F_GETFD) < 0) {
         (void)fprintf(
             stderr, "zshardd: --ready-fd %u: %s\n", daemon.config.ready_fd,
             strerror(errno)); /* checked here, before an opened file can get this number */
         return EXIT_CONFIG;
     }
+    status = open_log(&daemon.config);
+    if (status != EXIT_GOOD)
+        return status;
     status = serve(&daemon, &err);
     if (err.code < 0)
         zb_log(ZB_LOG_ERROR, "failed", "why=\"%s\"", err.text);

@@ -236,6 +236,7 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_SETTINGS] = { "settings", METHOD(empty, settings_reply) },
     [ZP_LOG_LEVEL] = { "log-level", METHOD(log_level, log_level) },
     [ZP_RESTART] = { "restart", METHOD(restart_request, restart_reply) },
+    [ZP_LOG_EVENTS] = { "log-events", METHOD(log_events_request, log_events_reply) },
 };
 
 const struct zp_method_info *zp_method_info(unsigned method)

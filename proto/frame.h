@@ -99,6 +99,7 @@ enum zp_method {
     ZP_SETTINGS = 49,
     ZP_LOG_LEVEL = 50,
     ZP_RESTART = 51,
+    ZP_LOG_EVENTS = 52,
     ZP_METHOD_END
 };
 

@@ -432,6 +432,48 @@ int zc_log_level_wait(struct zc_client *c, const char *level, struct zc_log_leve
     return zc_rows_collect(c, &method_log_level, &m.base, NULL, &rows, &n);
 }
 
+/* ---- events */
+
+static int reply_log_events(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                            int *fds)
+{
+    const Zp__LogEventsReply *r = (const Zp__LogEventsReply *)m;
+    void *added;
+    int rc = zc_rows_begin(c, call->spec.ret, r->n_rows, r->cursor, &added);
+
+    (void)fds;
+    for (size_t i = 0; rc > 0 && i < r->n_rows; i++) {
+        struct zc_log_event *to = (struct zc_log_event *)added + i;
+        const Zp__LogEvent *from = r->rows[i];
+
+        to->number = from->number;
+        to->time_ms = from->time_ms;
+        to->uid = from->uid;
+        to->has_uid = from->has_user;
+        to->lost = from->lost;
+        COPY(to->level, from->level);
+        COPY(to->event, from->event);
+        COPY(to->job, from->job);
+        COPY(to->text, from->text);
+    }
+    return rc < 0 ? rc : 0;
+}
+
+static const struct zc_method method_log_events = { .id = ZP_LOG_EVENTS,
+                                                    .reply = reply_log_events };
+
+int zc_log_events_wait(struct zc_client *c, uint64_t after, struct zc_log_event **ret_rows,
+                       size_t *ret_n)
+{
+    struct zc_rows rows = { .row_bytes = sizeof(**ret_rows), .cursor = after };
+    Zp__LogEventsRequest m = ZP__LOG_EVENTS_REQUEST__INIT;
+    int rc = zc_rows_collect(c, &method_log_events, &m.base, &m.cursor, &rows, ret_n);
+
+    if (rc == 0)
+        *ret_rows = rows.data;
+    return rc;
+}
+
 /* ---- restart */
 
 static int reply_restart(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,

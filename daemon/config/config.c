@@ -180,7 +180,15 @@ static const struct zb_opt options[] = {
               "LIMIT is host=SIZE, nvme=SIZE, gpu=SIZE or jobs=N, each also none." },
     { "log-level", ZB_OPT_CHOICE, AT(log_level), .def = "info",
       .choices = "error warn info debug",
-      .help = "Lowest level that is logged on standard error." },
+      .help = "Lowest level that is logged." },
+    { "log-format", ZB_OPT_CHOICE, AT(log_format), .def = "auto",
+      .choices = "auto text json journal",
+      .help = "Format of the log. text and json: lines on standard error. journal: fields, to the "
+              "systemd journal. auto: journal if standard error is the journal, else text." },
+    { "slow-request-ms", ZB_OPT_COUNT, AT(slow_request_ms), .arg = "MS", .def = "none",
+      .min = 1, .max = 86400000, .word = "none", .word_value = 0,
+      .help = "A request that takes as long, in milliseconds, is logged (slow-request). none: no "
+              "request is." },
     { 0 },
 };
 /* clang-format on */

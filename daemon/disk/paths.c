@@ -195,14 +195,15 @@ int zsd_paths_measure(struct zsd_core *core, struct zb_err *err)
         rc = rate_measure(core, i, buffers);
         if (rc == 0)
             zb_log(ZB_LOG_INFO, "path",
-                   "number=%u read_bytes_per_s=%llu written_bytes_per_s=%llu "
+                   "number=%u directory=\"%s\" read_bytes_per_s=%llu written_bytes_per_s=%llu "
                    "mixed_bytes_per_s=%llu",
-                   i + 1, (unsigned long long)rates->read, (unsigned long long)rates->written,
-                   (unsigned long long)rates->mixed);
+                   i + 1, zsd_path_folder(daemon, i), (unsigned long long)rates->read,
+                   (unsigned long long)rates->written, (unsigned long long)rates->mixed);
         else if (daemon->nmore > 0)
             (void)zb_fail(err, rc, "read and write data file number %u: %m", i + 1);
         else
-            zb_log(ZB_LOG_WARN, "path-unmeasured", "number=%u why=\"%s\"", i + 1, strerror(-rc));
+            zb_log(ZB_LOG_WARN, "path-unmeasured", "number=%u directory=\"%s\" why=\"%s\"", i + 1,
+                   zsd_path_folder(daemon, i), strerror(-rc));
     }
     zsd_private_free(buffers, (uint64_t)RATE_IOS * RATE_IO_MAX);
     return daemon->nmore > 0 ? rc : 0; /* with one file: most of its pages may still be readable */

@@ -28,7 +28,8 @@ const char *zsd_path_folder(const struct zsd *daemon, unsigned path)
 void zsd_path_log(const struct zn_info *info, const char *path)
 {
     if (info->why[0])
-        zb_log(ZB_LOG_WARN, "io-fallback", "io=%s why=\"%s\"", info->io, info->why);
+        zb_log(ZB_LOG_WARN, "io-fallback", "io=%s file=\"%s\" why=\"%s\"", info->io, path,
+               info->why);
     if (!info->direct)
         zb_log(ZB_LOG_WARN, "io-buffered", "file=\"%s\" why=\"%s\"", path, info->why_buffered);
     if (info->why_unregistered[0])
@@ -124,7 +125,8 @@ static int paths_open_one(struct zsd *daemon, struct zsd_path *p, unsigned index
     if (zsd_datadir_trusted(p->datadir, &why) == 0)
         p->copy_path = zsd_datadir_copy(p->datadir);
     else
-        zb_log(ZB_LOG_WARN, "catalog-copy-failed", "number=%u why=\"%s\"", index + 1, why.text);
+        zb_log(ZB_LOG_WARN, "catalog-copy-failed", "number=%u directory=\"%s\" why=\"%s\"",
+               index + 1, zsd_path_folder(daemon, index), why.text);
     return 0;
 }
 

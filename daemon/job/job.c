@@ -319,6 +319,7 @@ struct zsd_member *zsd_member_new(struct zsd_job *job, struct zsd_conn *conn, ui
     zb_list_init(&m->fetches);
     zb_list_push_back(&job->members, &m->node);
     conn->member = m;
+    (void)snprintf(conn->job, sizeof(conn->job), "%s", job->name);
     return m;
 }
 

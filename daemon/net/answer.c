@@ -119,6 +119,21 @@ struct zsd_req *zsd_req_new(struct zsd_link *l, const struct zp_frame *frame)
     return req;
 }
 
+/** Logs a request that took as long as slow_request_ms. Not one that waited for a later request of its
+ * own client. */
+static void req_log(struct zsd_req *req, int code)
+{
+    uint64_t ns = req->daemon->config.slow_request_ms * UINT64_C(1000000), took_ns;
+    const struct zp_method_info *info = zp_method_info(req->method);
+
+    if (ns == 0 || !req->conn || req->waits)
+        return;
+    took_ns = zb_now_ns() - req->since_ns;
+    if (took_ns >= ns)
+        zsd_conn_log(req->conn, ZB_LOG_WARN, "slow-request", "method=%s ms=%llu code=%d",
+                     info ? info->name : "unknown", (unsigned long long)(took_ns / 1000000), code);
+}
+
 /** Sends the answer if the client is still connected, and frees the request. */
 static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *message,
                     const char *text, const int *fds, unsigned nfds)
@@ -128,6 +143,7 @@ static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *messa
     };
     struct zsd_link *l = req->conn ? link_of(req->conn) : NULL;
 
+    req_log(req, code);
     if (code < 0)
         req->daemon->stats.replies_failed++;
     if (l) {

@@ -23,6 +23,7 @@
 #include "base/util.h"
 #include "daemon/net/limits.h"
 #include "daemon/run/daemon.h"
+#include "proto/frame.h"
 
 struct zsd_member;
 struct zsd_reader;
@@ -33,9 +34,10 @@ struct zsd_conn {
     uid_t uid;           /* SO_PEERCRED, at accept */
     bool in_admin_group; /* its process was in admin_group when it connected */
     pid_t pid;
-    char program[64]; /* as the client calls itself; cleaned */
-    bool greeted;     /* hello was answered */
-    bool kept_place;  /* beyond clients_max: it may inspect and manage, not open jobs or readers */
+    char program[64];          /* as the client calls itself; cleaned */
+    char job[ZP_NAME_MAX + 1]; /* that it has opened last, for the log; "": none */
+    bool greeted;              /* hello was answered */
+    bool kept_place; /* beyond clients_max: it may inspect and manage, not open jobs or readers */
     struct zsd_quota quota;
     struct zsd_member *member; /* owned by the core: the rank of this connection, or NULL */
     struct zsd_reader *reader; /* the same: its reader of a saved job (op/reader.c), or NULL */

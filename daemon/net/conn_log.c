@@ -3,15 +3,13 @@
  * log nor keep the daemon busy with logging.
  */
 #include <stdarg.h>
-#include <stdio.h>
 
 #include "daemon/net/conn.h"
 
 void zsd_conn_log(struct zsd_conn *conn, enum zb_log_level level, const char *event,
                   const char *fmt, ...)
 {
-    char text[ZB_LOG_MAX];
-    char more[64] = "";
+    struct zb_log_line line;
     uint32_t dropped;
     va_list ap;
 
@@ -19,11 +17,15 @@ void zsd_conn_log(struct zsd_conn *conn, enum zb_log_level level, const char *ev
         conn->daemon->stats.log_lines_dropped++;
         return;
     }
-    va_start(ap, fmt);
-    (void)vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
+    zb_log_begin(&line, level, event);
+    zb_log_add(&line, "pid=%ld uid=%u program=\"%s\"", (long)conn->pid, (unsigned)conn->uid,
+               conn->program);
+    if (conn->job[0])
+        zb_log_add(&line, "job=\"%s\"", conn->job);
     if (dropped > 0)
-        (void)snprintf(more, sizeof(more), " lines_dropped=%u", dropped);
-    zb_log(level, event, "pid=%ld uid=%u program=\"%s\"%s %s", (long)conn->pid, (unsigned)conn->uid,
-           conn->program, more, text);
+        zb_log_add(&line, "lines_dropped=%u", dropped);
+    va_start(ap, fmt);
+    zb_log_vadd(&line, fmt, ap);
+    va_end(ap);
+    zb_log_end(&line);
 }

@@ -274,11 +274,11 @@ static void commit_over(struct zsd_commit_op *op)
     bool committed = err.code == 0 && op->what == ZSD_COMMIT;
 
     if (err.code != 0)
-        zb_log(ZB_LOG_WARN, "commit-failed", "job=\"%s\" iterations=%llu why=\"%s\"", job->name,
-               (unsigned long long)job->iterations, err.text);
+        zb_log(ZB_LOG_WARN, "commit-failed", "job=\"%s\" uid=%u iterations=%llu why=\"%s\"",
+               job->name, (unsigned)job->uid, (unsigned long long)job->iterations, err.text);
     else
         zb_log(ZB_LOG_DEBUG, op->what == ZSD_PREPARE ? "prepare" : "commit",
-               "job=\"%s\" iterations=%llu applied=%llu", job->name,
+               "job=\"%s\" uid=%u iterations=%llu applied=%llu", job->name, (unsigned)job->uid,
                (unsigned long long)job->iterations, (unsigned long long)job->applied);
     zsd_commit_count(job, op->began_ns, err.code != 0 ? &err : NULL);
     job->commit = NULL;

@@ -54,8 +54,8 @@ void zsd_job_quit(struct zsd_job *job, uint16_t event, uint32_t rank, const stru
     if (job->state == ZSD_ENDED)
         return;
     zb_log(why->code == -ECANCELED ? ZB_LOG_INFO : ZB_LOG_WARN, "job-end",
-           "job=\"%s\" iterations=%llu why=\"%s\"", job->name, (unsigned long long)job->iterations,
-           why->text);
+           "job=\"%s\" uid=%u iterations=%llu why=\"%s\"", job->name, (unsigned)job->uid,
+           (unsigned long long)job->iterations, why->text);
     zsd_job_ended(job, why);
     job->ready_waits = false;
     zsd_want_end(job->core, &job->want);

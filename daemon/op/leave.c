@@ -103,7 +103,8 @@ void zsd_core_gone(struct zsd_conn *conn)
         if (!job->keep || job->state < ZSD_READY) {
             zsd_job_quit(job, ZP_EVENT_PEER_LOST, rank, &why);
         } else if (!m->open_req) { /* kept: the other ranks are told, the state stays */
-            zb_log(ZB_LOG_WARN, "rank-lost", "job=\"%s\" rank=%u", job->name, rank);
+            zb_log(ZB_LOG_WARN, "rank-lost", "job=\"%s\" uid=%u rank=%u", job->name,
+                   (unsigned)job->uid, rank);
             zsd_job_tell(job, ZP_EVENT_PEER_LOST, rank, &why);
         }
     }
@@ -163,7 +164,8 @@ ZSD_REQUEST(zsd_job_share, JobShare)
         return;
     }
     job->payer.share = q->share == 0 ? ZSD_SHARE_DEFAULT : q->share;
-    zb_log(ZB_LOG_INFO, "job-share", "job=\"%s\" share=%u", job->name, job->payer.share);
+    zb_log(ZB_LOG_INFO, "job-share", "job=\"%s\" uid=%u share=%u by=%u", job->name,
+           (unsigned)job->uid, job->payer.share, (unsigned)req->conn->uid);
     zsd_replan(job->core);
     zsd_reply(req, NULL, -1);
 }

@@ -75,7 +75,8 @@ static void reader_orphaned(struct zsd_reader *r)
                   "iteration %llu of job '%s' was replaced by a newer one, and there is no room to "
                   "keep it for its reader (%s): read a snapshot",
                   (unsigned long long)r->version->iterations, r->saved->name, err.text);
-    zb_log(ZB_LOG_WARN, "reader-lost", "job=\"%s\" why=\"%s\"", r->saved->name, r->why.text);
+    zb_log(ZB_LOG_WARN, "reader-lost", "job=\"%s\" uid=%u why=\"%s\"", r->saved->name,
+           (unsigned)r->saved->uid, r->why.text);
     reader_drop(r);
 }
 

@@ -130,8 +130,9 @@ static void ready_loaded(struct zsd_job *job, const struct zb_err *err)
         job->applied = v->applied;
         job->rewritten = false;
         zsd_job_to(job, ZSD_READY);
-        zb_log(ZB_LOG_INFO, "job-loaded", "job=\"%s\" iterations=%llu applied=%llu", job->name,
-               (unsigned long long)job->iterations, (unsigned long long)job->applied);
+        zb_log(ZB_LOG_INFO, "job-loaded", "job=\"%s\" uid=%u iterations=%llu applied=%llu",
+               job->name, (unsigned)job->uid, (unsigned long long)job->iterations,
+               (unsigned long long)job->applied);
         ready_answer(job);
         zsd_replan(job->core);
     }
@@ -189,8 +190,9 @@ static void ready_rewound(struct zsd_job *job, const struct zb_err *err)
  * the gradients and early steps of its next step. */
 static void ready_rewind(struct zsd_job *job, struct zsd_version *v)
 {
-    zb_log(ZB_LOG_INFO, "job-rewind", "job=\"%s\" from=%llu to=%llu", job->name,
-           (unsigned long long)job->iterations, (unsigned long long)v->iterations);
+    zb_log(ZB_LOG_INFO, "job-rewind", "job=\"%s\" uid=%u from=%llu to=%llu", job->name,
+           (unsigned)job->uid, (unsigned long long)job->iterations,
+           (unsigned long long)v->iterations);
     zsd_early_drop(job);
     ready_again(job);
     zsd_job_to(job, ZSD_LOADING);
@@ -322,9 +324,10 @@ static void ready_attached(struct zsd_job *job, const struct zb_err *err)
     zsd_paths_register(job->core->daemon, job->arena.base, job->arena_bytes);
     zsd_replan_attach(job);
     zb_log(ZB_LOG_INFO, "job-ready",
-           "job=\"%s\" shards=%u gpu_params=%llu host_params=%llu host_grads=%llu host_state=%llu "
-           "ring=%llu nvme_params=%llu nvme_grads=%llu nvme_state=%llu nvme_spare=%llu early=%d",
-           job->name, job->nshards, (unsigned long long)job->params->bytes,
+           "job=\"%s\" uid=%u shards=%u gpu_params=%llu host_params=%llu host_grads=%llu "
+           "host_state=%llu ring=%llu nvme_params=%llu nvme_grads=%llu nvme_state=%llu "
+           "nvme_spare=%llu early=%d",
+           job->name, (unsigned)job->uid, job->nshards, (unsigned long long)job->params->bytes,
            (unsigned long long)job->host_held.used[ZSD_USE_PARAM],
            (unsigned long long)job->host_held.used[ZSD_USE_GRAD],
            (unsigned long long)job->host_held.used[ZSD_USE_STATE],

@@ -43,8 +43,9 @@ static void rollback_done(struct zsd_delta *d, const struct zb_err *err)
     if (err) {
         zsd_reply_err(op->req, err);
     } else {
-        zb_log(ZB_LOG_INFO, "rollback", "job=\"%s\" snapshot=\"%s\" iterations=%llu", saved->name,
-               op->name, (unsigned long long)saved->committed->iterations);
+        zb_log(ZB_LOG_INFO, "rollback", "job=\"%s\" uid=%u snapshot=\"%s\" iterations=%llu",
+               saved->name, (unsigned)saved->uid, op->name,
+               (unsigned long long)saved->committed->iterations);
         zsd_snap_reply(op->req, saved, saved->committed,
                        *op->name ? zsd_snap_by_name(saved, op->name) : NULL);
     }

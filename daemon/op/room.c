@@ -72,8 +72,8 @@ bool zsd_core_make_room(struct zsd_core *core, const struct zsd_job *lacks)
         if (job->retiring)
             return true;
         if (job != lacks && job_idle(job)) {
-            zb_log(ZB_LOG_INFO, "job-gives-room", "job=\"%s\" iterations=%llu", job->name,
-                   (unsigned long long)job->iterations);
+            zb_log(ZB_LOG_INFO, "job-gives-room", "job=\"%s\" uid=%u iterations=%llu", job->name,
+                   (unsigned)job->uid, (unsigned long long)job->iterations);
             zsd_job_retire(job);
             return true;
         }

@@ -181,8 +181,9 @@ static void step_over(struct zsd_job *job, bool applied)
     zsd_early_drop(job);
     zsd_grads_reset(job);
     step_classes_done(job, applied);
-    zb_log(ZB_LOG_DEBUG, "step", "job=\"%s\" iterations=%llu applied=%llu", job->name,
-           (unsigned long long)job->iterations, (unsigned long long)job->applied);
+    zb_log(ZB_LOG_DEBUG, "step", "job=\"%s\" uid=%u iterations=%llu applied=%llu", job->name,
+           (unsigned)job->uid, (unsigned long long)job->iterations,
+           (unsigned long long)job->applied);
     job->step->committing = job->step->commit != ZSD_COMMIT_NONE;
     if (job->step->committing)
         zsd_commit_start(job, job->step->commit, &job->step->commit_err, step_on_commit);

@@ -112,7 +112,8 @@ void zsd_params_book(struct zsd_job *job, uint64_t bytes)
 
     if (bytes == 0) {
         if (p->asked)
-            zb_log(ZB_LOG_WARN, "params-not-on-gpu", "job=\"%s\" why=\"%s\"", job->name, p->why);
+            zb_log(ZB_LOG_WARN, "params-not-on-gpu", "job=\"%s\" uid=%u why=\"%s\"", job->name,
+                   (unsigned)job->uid, p->why);
         return;
     }
     p->bytes = bytes;
@@ -203,6 +204,7 @@ struct strand {
     struct zb_list node; /* in core->planner->strands */
     uint64_t tag;
     char job[ZP_NAME_MAX + 1];
+    uid_t uid;
     uint64_t booked;
     unsigned looks;
 };
@@ -259,8 +261,8 @@ static void strands_arm(struct zsd_core *core);
 static void strand_over(struct zsd_core *core, struct strand *s)
 {
     if (s->looks >= STRAND_LOOKS)
-        zb_log(ZB_LOG_INFO, "gpu-returned", "job=\"%s\" bytes=%llu", s->job,
-               (unsigned long long)s->booked);
+        zb_log(ZB_LOG_INFO, "gpu-returned", "job=\"%s\" uid=%u bytes=%llu", s->job,
+               (unsigned)s->uid, (unsigned long long)s->booked);
     params_unbook(core, s->booked);
     zb_list_remove(&s->node);
     free(s);
@@ -275,9 +277,10 @@ static void strand_stays(struct zsd_core *core, struct strand *s, const struct z
         return;
     (void)zsd_strand_text(seen, pids, sizeof(pids));
     zb_log(ZB_LOG_WARN, "gpu-stranded",
-           "job=\"%s\" bytes=%llu pids=%s why=\"the job has ended, and these processes have its "
+           "job=\"%s\" uid=%u bytes=%llu pids=%s why=\"the job has ended, and these processes have "
+           "its "
            "parameters mapped\"",
-           s->job, (unsigned long long)s->booked, pids);
+           s->job, (unsigned)s->uid, (unsigned long long)s->booked, pids);
     zsd_room_changed(core); /* requests that wait for this memory give up */
 }
 
@@ -363,6 +366,7 @@ static bool strand_begin(struct zsd_job *job)
         return false;
     s->tag = job->params->tag;
     memcpy(s->job, job->name, sizeof(s->job));
+    s->uid = job->uid;
     s->booked = job->params->booked;
     zsd_disown(&job->gpu_held, ZSD_USE_PARAM, s->booked); /* no user's any more */
     zb_list_push_back(&job->core->planner->strands, &s->node);

@@ -243,7 +243,8 @@ void zsd_gpu_pinned(struct zsd_job *job, const struct zb_err *err)
     job->gpu->pinned = true;
     if (err->code == 0)
         return;
-    zb_log(ZB_LOG_WARN, "gpu-unpinned", "job=\"%s\" why=\"%s\"", job->name, err->text);
+    zb_log(ZB_LOG_WARN, "gpu-unpinned", "job=\"%s\" uid=%u why=\"%s\"", job->name,
+           (unsigned)job->uid, err->text);
     (void)zb_fail(&job->core->tiers.gpu_unpinned, err->code, "%s", err->text);
 }
 
@@ -262,7 +263,8 @@ static void task_made(struct gpu_task *t)
     if (t->rc == -EIO || t->rc == -EFAULT)
         zsd_gpu_fail(job->core, &t->err);
     else if (!job->gpu->refused)
-        zb_log(ZB_LOG_WARN, "gpu-no-memory", "job=\"%s\" why=\"%s\"", job->name, t->err.text);
+        zb_log(ZB_LOG_WARN, "gpu-no-memory", "job=\"%s\" uid=%u why=\"%s\"", job->name,
+               (unsigned)job->uid, t->err.text);
     job->gpu->refused = true;
 }
 
@@ -337,7 +339,8 @@ static void gpu_take(struct zsd_job *job)
     if (!more || !zsd_state_moves(job) || zsd_replan_promise(job, true, &err) == 0)
         return;
     if (!job->gpu->refused)
-        zb_log(ZB_LOG_WARN, "gpu-no-places", "job=\"%s\" why=\"%s\"", job->name, err.text);
+        zb_log(ZB_LOG_WARN, "gpu-no-places", "job=\"%s\" uid=%u why=\"%s\"", job->name,
+               (unsigned)job->uid, err.text);
     job->gpu->refused = true;
     for (uint32_t i = 0; i < job->nshards; i++)
         job->shards[i]->gpu_next = job->shards[i]->gpu_from;

@@ -95,10 +95,11 @@ static void place_warn(const struct zsd_job *job, const struct zb_place *plan)
     struct place_least least = place_least(job, plan->least_grads);
 
     zb_log(ZB_LOG_WARN, "grads-on-nvme",
-           "job=\"%s\" bytes=%llu why=\"host memory holds %s of its gradients: each micro-step "
-           "writes and reads the other %s%s%s\"",
-           job->name, (unsigned long long)plan->nvme_grad, zb_size_text(plan->grad_bytes).s,
-           zb_size_text(plan->nvme_grad).s, least.budget, least.limit);
+           "job=\"%s\" uid=%u bytes=%llu why=\"host memory holds %s of its gradients: each "
+           "micro-step writes and reads the other %s%s%s\"",
+           job->name, (unsigned)job->uid, (unsigned long long)plan->nvme_grad,
+           zb_size_text(plan->grad_bytes).s, zb_size_text(plan->nvme_grad).s, least.budget,
+           least.limit);
 }
 
 /* Bytes of places already promised to the job (if it is a saved job). */

@@ -129,7 +129,8 @@ static void replan_shrink(struct zsd_job *job, uint64_t target)
     job->replan->shrinks = true;
     if (leaves && zsd_replan_promise(job, true, &err) < 0) {
         if (!job->replan->refused)
-            zb_log(ZB_LOG_WARN, "replan-no-places", "job=\"%s\" why=\"%s\"", job->name, err.text);
+            zb_log(ZB_LOG_WARN, "replan-no-places", "job=\"%s\" uid=%u why=\"%s\"", job->name,
+                   (unsigned)job->uid, err.text);
         job->replan->refused = true;
         replan_stay(job);
         return;
@@ -240,8 +241,9 @@ void zsd_replan_stepped(struct zsd_shard *s)
         for (n = end; n > s->state_next && state->extents[n - 1].at != ZB_NO_PLACE;)
             n--;
     if (n > s->state_next || gpu > s->gpu_next)
-        zb_log(ZB_LOG_WARN, "replan-failed", "job=\"%s\" unit=\"%s\" pages=%u", s->job->name,
-               s->unit->name, n > s->state_next ? n - s->state_next : s->npages - gpu);
+        zb_log(ZB_LOG_WARN, "replan-failed", "job=\"%s\" uid=%u unit=\"%s\" pages=%u", s->job->name,
+               (unsigned)s->job->uid, s->unit->name,
+               n > s->state_next ? n - s->state_next : s->npages - gpu);
     s->state_next = (uint32_t)zb_max_u64(s->state_next, n);
     s->state_to = (uint32_t)zb_max_u64(s->state_to, n);
     state->resident = n;
@@ -268,9 +270,9 @@ void zsd_replan_step_over(struct zsd_job *job)
         if (zsd_state_moves(job))
             (void)zsd_replan_promise(job, false, &err);
         zb_log(ZB_LOG_INFO, "job-replan",
-               "job=\"%s\" host_state=%llu nvme_state=%llu gpu_state=%llu", job->name,
-               (unsigned long long)resident, (unsigned long long)(r->all_bytes - resident - gpu),
-               (unsigned long long)gpu);
+               "job=\"%s\" uid=%u host_state=%llu nvme_state=%llu gpu_state=%llu", job->name,
+               (unsigned)job->uid, (unsigned long long)resident,
+               (unsigned long long)(r->all_bytes - resident - gpu), (unsigned long long)gpu);
     }
     r->moved = false;
     for (uint32_t i = 0; i < job->nshards && !r->settled; i++)

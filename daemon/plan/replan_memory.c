@@ -174,8 +174,8 @@ static void memory_made(struct zsd_job *job, const struct replan_task *t)
     if (t->rc == 0)
         return;
     replan_unbook(job, t->bytes);
-    zb_log(ZB_LOG_WARN, "replan-no-memory", "job=\"%s\" bytes=%llu", job->name,
-           (unsigned long long)t->bytes);
+    zb_log(ZB_LOG_WARN, "replan-no-memory", "job=\"%s\" uid=%u bytes=%llu", job->name,
+           (unsigned)job->uid, (unsigned long long)t->bytes);
 }
 
 static void memory_done(struct zsd_task *task)

@@ -43,6 +43,7 @@ struct zsd_config {
     uint32_t restart_wait_s;   /* how long an orderly end waits for ranks that attach again */
     uint32_t stop_timeout_s;   /* limit of an orderly end; 0: as long as operations finish */
     uint32_t timeout_ms;       /* deadline of requests that set none */
+    uint32_t slow_request_ms;  /* a request that takes as long is logged; 0: none */
     char kernels[16];          /* auto, ref, avx2, avx512, neon */
     char socket_group[64];     /* group that may connect; "": the owner only */
     char admin_group[64];      /* group whose members are administrators; "": none */
@@ -50,6 +51,7 @@ struct zsd_config {
     uint64_t user_host_bytes, user_nvme_bytes, user_gpu_bytes; /* of one user; 0: no limit */
     char quotas[4096]; /* limits of single users: daemon/run/quotas.h */
     enum zb_log_level log_level;
+    enum zb_log_format log_format;
     /* of the command line alone */
     uint32_t retire;        /* the data file whose pages are moved off, from 1; 0: none */
     uint32_t without;       /* the data file that is lost, from 1; 0: none */

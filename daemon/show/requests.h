@@ -7,6 +7,6 @@
 #include "daemon/net/conn.h"
 
 zsd_handler zsd_list, zsd_jobs, zsd_tiers, zsd_stat; /* inspect.c */
-zsd_handler zsd_top, zsd_scrub, zsd_fsck, zsd_df, zsd_health, zsd_metrics;
+zsd_handler zsd_top, zsd_scrub, zsd_fsck, zsd_df, zsd_health, zsd_metrics, zsd_log_events;
 
 #endif

@@ -42,9 +42,10 @@ static bool slot_same(const struct zn_slot *a, const struct zn_slot *b)
            memcmp(a->catalog, b->catalog, sizeof(a->catalog)) == 0;
 }
 
-static void copy_failed(unsigned path, const struct zb_err *why)
+static void copy_failed(const struct copy *y, const struct zb_err *why)
 {
-    zb_log(ZB_LOG_WARN, "catalog-copy-failed", "number=%u why=\"%s\"", path + 1, why->text);
+    zb_log(ZB_LOG_WARN, "catalog-copy-failed", "number=%u directory=\"%s\" why=\"%s\"", y->path + 1,
+           zsd_path_folder(y->all->core->daemon, y->path), why->text);
 }
 
 /* ---- changes */
@@ -63,7 +64,7 @@ static void copy_committed(struct copy *y)
 {
     if (y->err.code == 0)
         return;
-    copy_failed(y->path, &y->err);
+    copy_failed(y, &y->err);
     zn_catalog_close(y->catalog);
     y->catalog = NULL;
 }
@@ -145,9 +146,10 @@ static void copy_open(struct zsd_store *store, struct copy *y)
         rc = zn_catalog_copy(&y->catalog, &o, store->catalog, &why);
     }
     if (rc < 0)
-        copy_failed(y->path, &why);
+        copy_failed(y, &why);
     else
-        zb_log(ZB_LOG_INFO, "catalog-copied", "number=%u sequence=%llu", y->path + 1,
+        zb_log(ZB_LOG_INFO, "catalog-copied", "number=%u directory=\"%s\" sequence=%llu",
+               y->path + 1, zsd_path_folder(store->core->daemon, y->path),
                (unsigned long long)slot.sequence);
 }
 
@@ -204,8 +206,9 @@ static int copies_restore(struct zsd_store *store, const struct zn_catalog_optio
         copies_set_aside(options->path);
     rc = zn_catalog_copy(&store->catalog, options, best, err);
     if (rc == 0)
-        zb_log(ZB_LOG_WARN, "catalog-restored", "from=\"%s\" number=%u sequence=%llu why=\"%s\"",
-               copy_options(daemon, path).path, path + 1,
+        zb_log(ZB_LOG_WARN, "catalog-restored",
+               "from=\"%s\" number=%u directory=\"%s\" sequence=%llu why=\"%s\"",
+               copy_options(daemon, path).path, path + 1, zsd_path_folder(daemon, path),
                (unsigned long long)zn_catalog_slot(best).sequence, why->text);
     zn_catalog_close(best);
     return rc;

@@ -22,8 +22,9 @@ static void lost_log(const struct zsd_saved *s, const struct zsd_version *v, con
 {
     if (v && v->lost)
         zb_log(ZB_LOG_ERROR, "job-lost",
-               "job=\"%s\" what=%s snapshot=\"%s\" iterations=%llu number=%u", s->name, what,
-               snapshot, (unsigned long long)v->iterations, s->store->core->daemon->config.without);
+               "job=\"%s\" uid=%u what=%s snapshot=\"%s\" iterations=%llu number=%u", s->name,
+               (unsigned)s->uid, what, snapshot, (unsigned long long)v->iterations,
+               s->store->core->daemon->config.without);
 }
 
 void zsd_lost_log(const struct zsd_store *store)

@@ -437,11 +437,12 @@ static int store_reserve(struct zsd_store *store, struct zb_err *err)
         struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
         struct zb_err why = { 0 };
 
-        zb_log(ZB_LOG_INFO, "job-saved", "job=\"%s\" iterations=%llu prepared=%llu", s->name,
-               (unsigned long long)(s->committed ? s->committed->iterations : 0),
+        zb_log(ZB_LOG_INFO, "job-saved", "job=\"%s\" uid=%u iterations=%llu prepared=%llu", s->name,
+               (unsigned)s->uid, (unsigned long long)(s->committed ? s->committed->iterations : 0),
                (unsigned long long)(s->prepared ? s->prepared->iterations : 0));
         if (zsd_saved_reserve(s, &why) < 0)
-            zb_log(ZB_LOG_WARN, "job-no-room", "job=\"%s\" why=\"%s\"", s->name, why.text);
+            zb_log(ZB_LOG_WARN, "job-no-room", "job=\"%s\" uid=%u why=\"%s\"", s->name,
+                   (unsigned)s->uid, why.text);
     }
     return 0;
 }

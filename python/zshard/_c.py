@@ -162,6 +162,9 @@ zc_quota = struct("zc_quota", (c_uint64, "host_bytes host_max nvme_bytes nvme_ma
 zc_setting = struct("zc_setting", (c_char * 32, "name"), (c_char * 4096, "value restart"), (c_int, "source"),
                     (c_bool, "pending"))
 zc_log_level = struct("zc_log_level", (c_char * 16, "name"))
+zc_log_event = struct("zc_log_event", (c_uint64, "number time_ms"), (c_uint32, "uid"), (c_bool, "has_uid lost"),
+                      (c_char * 8, "level"), (c_char * 32, "event"), (c_char * (NAME_MAX + 1), "job"),
+                      (c_char * 512, "text"))
 zc_restart_row = struct("zc_restart_row", (c_char * (NAME_MAX + 1), "job"), (c_uint32, "uid attached"),
                         (c_char * 16, "fate"), (c_char * 64, "why"))
 zc_df = struct("zc_df", (c_uint64, "total meta free catalog_bytes"))
@@ -277,6 +280,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_quotas_wait": (c_int, (HANDLE, P(P(zc_quota)), P(c_size_t))),
     "zc_settings_wait": (c_int, (HANDLE, P(P(zc_setting)), P(c_size_t))),
     "zc_log_level_wait": (c_int, (HANDLE, c_char_p, P(zc_log_level))),
+    "zc_log_events_wait": (c_int, (HANDLE, c_uint64, P(P(zc_log_event)), P(c_size_t))),
     "zc_restart_wait": (c_int, (HANDLE, c_bool, P(P(zc_restart_row)), P(c_size_t))),
     **asynchronous("zc_write", c_uint64, c_int, c_uint64, c_uint64, c_void_p),
     **asynchronous("zc_read", c_uint64, c_int, c_uint64, c_uint64, c_void_p),

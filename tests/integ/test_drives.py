@@ -216,7 +216,7 @@ def lost():
             check(f"--without {n}" in d.run(paths, status=7), "the advice")
             shutil.rmtree(d.dir(n), ignore_errors=True)
             d.start(paths, "--without", str(n))
-            gone = re.findall('job-lost job="([^"]*)" what=commit', d.log())
+            gone = re.findall('job-lost job="([^"]*)" uid=\\d+ what=commit', d.log())
             check(name in gone and (n == 1 or "a" not in gone), f"{name}, and named are {gone}")
             said = d.zctl("export", name, d.folder + "/none", status=None)
             check(f"data file number {n}, which" in said, said)

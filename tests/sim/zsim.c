@@ -36,6 +36,11 @@ void zb_log(enum zb_log_level level, const char *event, const char *fmt, ...)
     (void)snprintf(line, sizeof(lines[0]), "    %s %s\n", event, text);
 }
 
+void zb_log_end(struct zb_log_line *line)
+{
+    zb_log(line->level, line->event, "%.*s", (int)line->used, line->text);
+}
+
 void zb_log_set_level(enum zb_log_level level)
 {
     (void)level;

@@ -3,9 +3,7 @@
 
 usage: zshardd_process.py PATH-OF-ZSHARDD
 """
-import glob
 import os
-import re
 import resource
 import shutil
 import signal
@@ -241,16 +239,6 @@ class Process(unittest.TestCase):
             status, out, err = self.start(*args, wait=False).end(None)
             self.assertEqual((status, err), (0, ""), args)
             self.assertIn(says, out)
-
-    def test_operators_are_told_of_each_event(self):
-        with open(SOURCE + "/docs/reference/log.md", encoding="utf-8") as file:
-            manual = file.read()
-        events = set()
-        for name in glob.glob(SOURCE + "/daemon/**/*.c", recursive=True):
-            with open(name, encoding="utf-8") as file:
-                events |= set(re.findall(r'ZB_LOG_[A-Z]+,\s*"([a-z-]+)"', file.read()))
-        self.assertIn("serving", events)
-        self.assertEqual([event for event in sorted(events) if f"`{event}`" not in manual], [])
 
     def test_service_manager_is_told(self):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:

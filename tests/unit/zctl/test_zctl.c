@@ -137,8 +137,9 @@ static void help_lists_all(void **state)
                            o->arg ? o->arg : "");
             if (!strstr(one.out, line))
                 fail_msg("the usage of %s lacks '%s'", rows[i]->name, o->name);
-            (void)snprintf(line, sizeof(line), "\n  --%s%s%s", o->name, o->arg ? " " : "",
-                           o->arg ? o->arg : "");
+            (void)snprintf(line, sizeof(line), "\n  %s--%s%s%s",
+                           o->letter ? (char[]){ '-', o->letter, ',', ' ', 0 } : "", o->name,
+                           o->arg ? " " : "", o->arg ? o->arg : "");
             if (!strstr(one.out, line))
                 fail_msg("help %s lacks '%s'", rows[i]->name, o->name);
         }
