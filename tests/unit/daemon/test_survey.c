@@ -14,8 +14,8 @@
 #include "daemon/show/requests.h"
 #include "daemon/show/scans.h"
 
-#define SHARDS     9000u /* of a block: more than fit into two turns */
-#define PAGES      9000u /* of one shard */
+#define SHARDS     4500u /* of a block: more than fit into a turn */
+#define PAGES      4500u /* of one shard */
 #define PAGE_BYTES (2u * ZB_BLOCK_ELEMS)
 #define FAST       (UINT64_C(1) << 40)
 #define R_STAGING  (SHARDS * (uint64_t)PAGE_BYTES + 4096)
@@ -510,7 +510,7 @@ static void reader_in_parts(void **state)
     q.first = (uint64_t)(SHARDS - 1) * ZB_BLOCK_ELEMS;
     q.count = ZB_BLOCK_ELEMS + 1;
     assert_int_equal(call(&b.w, 1, zsd_reader_read, &q), -ENOENT);
-    assert_non_null(strstr(answers[1].text, "element 36864000 of unit 'shards' of job 'j' was in "
+    assert_non_null(strstr(answers[1].text, "element 18432000 of unit 'shards' of job 'j' was in "
                                             "no shard"));
     q.count = ZB_BLOCK_ELEMS; /* it goes on reading */
     assert_int_equal(call(&b.w, 1, zsd_reader_read, &q), 0);
