@@ -3,7 +3,6 @@
  */
 #include <assert.h>
 
-#include "kernels/cpu/narrow_priv.h"
 #include "kernels/ref/moment_priv.h"
 #include "kernels/zk_priv.h"
 
@@ -39,6 +38,9 @@ static inline bool regular(uint32_t pattern, uint32_t top)
     return pattern >= top && pattern <= MOMENT_FINITE_MAX;
 }
 
+#if defined(__AVX2__) && !defined(ZK_PLAIN)
+#include "kernels/cpu/codes_priv.h" /* the same by hand */
+#else
 /* The largest magnitude of a group; not finite if any is not. */
 static inline uint32_t group_most(const float *restrict from)
 {
@@ -51,6 +53,49 @@ static inline uint32_t group_most(const float *restrict from)
     }
     return (uint32_t)most;
 }
+
+/* The random bits of one group. */
+static inline void group_random(uint32_t key, uint32_t first, uint32_t *restrict random)
+{
+    uint32_t place = first * MOMENT_PLACE;
+
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++, place += MOMENT_PLACE)
+        random[i] = moment_random(key, place);
+}
+
+/* Encodes a regular group, whose scale's pattern is `below` above the top code. */
+static inline void group_encode_regular(const float *restrict from, uint8_t *restrict code,
+                                        bool is_signed, int32_t below,
+                                        const uint32_t *restrict random, uint32_t moment)
+{
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
+        uint32_t noise = moment_noise_of(random[i], moment);
+        uint32_t b = elem_bits(from[i]), a = b & 0x7fffffff;
+        int32_t c = (int32_t)((a + (noise >> (32 - MOMENT_CUT))) >> MOMENT_CUT) - below;
+
+        if (is_signed) {
+            code[i] = (uint8_t)((uint32_t)(c < 0 ? 0 : c) | (b >> 24 & MOMENT_SIGN));
+        } else {
+            c = c < 1 ? 1 : c;
+            code[i] = (uint8_t)((int32_t)a < c ? (int32_t)a : c);
+        }
+    }
+}
+
+/* Decodes a regular group to bf16. `off`: the scale's pattern less the top code. */
+static inline void group_decode_regular(const uint8_t *restrict code, uint16_t *restrict to,
+                                        uint16_t off, uint16_t sign)
+{
+    const uint16_t mask = (uint16_t)~sign;
+
+    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
+        uint16_t u = code[i], c = u & mask;
+        uint16_t h = (uint16_t)((uint16_t)(c + off) << (MOMENT_CUT - 16));
+
+        to[i] = (uint16_t)((c == 0 ? 0 : h) | (uint16_t)((u & sign) << 8));
+    }
+}
+#endif
 
 /* The pattern of the scale of a group whose largest magnitude is `most`, which is not finite. */
 static uint32_t group_pattern_finite(const float *restrict from)
@@ -77,44 +122,6 @@ static inline void group_encode_any(const float *restrict from, uint8_t *restric
 
         code[i] = moment_code(from[i], pattern, noise, is_signed);
     }
-}
-
-/* NARROW_ROW codes of a regular group, whose scale's pattern is `below` above the top code. */
-static inline void row_encode(const float *restrict from, uint8_t *restrict code, bool is_signed,
-                              int32_t below, const uint32_t *restrict random, uint32_t moment)
-{
-    _Alignas(64) uint32_t row[NARROW_ROW];
-
-    for (size_t i = 0; i < NARROW_ROW; i++) {
-        uint32_t noise = moment_noise_of(random[i], moment);
-        uint32_t b = elem_bits(from[i]), a = b & 0x7fffffff;
-        int32_t c = (int32_t)((a + (noise >> (32 - MOMENT_CUT))) >> MOMENT_CUT) - below;
-
-        if (is_signed) {
-            row[i] = (uint32_t)(c < 0 ? 0 : c) | (b >> 24 & MOMENT_SIGN);
-        } else {
-            c = c < 1 ? 1 : c;
-            row[i] = (uint32_t)((int32_t)a < c ? (int32_t)a : c);
-        }
-    }
-    narrow_row(row, code);
-}
-
-static inline void group_encode_regular(const float *restrict from, uint8_t *restrict code,
-                                        bool is_signed, int32_t below,
-                                        const uint32_t *restrict random, uint32_t moment)
-{
-    for (size_t at = 0; at < ZB_Q8_GROUP; at += NARROW_ROW)
-        row_encode(from + at, code + at, is_signed, below, random + at, moment);
-}
-
-/* The random bits of one group. */
-static inline void group_random(uint32_t key, uint32_t first, uint32_t *restrict random)
-{
-    uint32_t place = first * MOMENT_PLACE;
-
-    for (size_t i = 0; i < ZB_Q8_GROUP; i++, place += MOMENT_PLACE)
-        random[i] = moment_random(key, place);
 }
 
 /* Encodes one group as moment `moment`; returns its scale. */
@@ -175,19 +182,6 @@ static inline void group_decode_any(const uint8_t *restrict code, uint16_t *rest
 {
     for (size_t i = 0; i < ZB_Q8_GROUP; i++)
         to[i] = moment_decode_bf16(code[i], pattern, sign, top);
-}
-
-static inline void group_decode_regular(const uint8_t *restrict code, uint16_t *restrict to,
-                                        uint16_t off, uint16_t sign)
-{
-    const uint16_t mask = (uint16_t)~sign;
-
-    for (size_t i = 0; i < ZB_Q8_GROUP; i++) {
-        uint16_t u = code[i], c = u & mask;
-        uint16_t h = (uint16_t)((uint16_t)(c + off) << (MOMENT_CUT - 16));
-
-        to[i] = (uint16_t)((c == 0 ? 0 : h) | (uint16_t)((u & sign) << 8));
-    }
 }
 
 static inline uint8_t group_most_code(const uint8_t *restrict code, uint8_t mask)
