@@ -54,6 +54,8 @@ static void help_all(const struct zctl *z)
     (void)fputs("\nOptions:\n", z->out);
     zb_opt_help(z->out, zctl_options);
     (void)fputs("\n"
+                "zctl help COMMAND shows the options of a command; man zctl-COMMAND explains it.\n"
+                "\n"
                 "Exit status: 0; 2 usage; 3 the daemon is not there or was lost; 4 refused (does\n"
                 "not fit, not allowed, not found); 6 stored bytes are corrupt; 7 a plan that does\n"
                 "not fit; 8 a job that saved something, and is destroyed without --force,\n"
@@ -74,6 +76,7 @@ int zctl_show_help(struct zctl *z, const struct zctl_cmd *cmd)
     zb_opt_usage(z->out, begin, cmd->options);
     (void)fprintf(z->out, "\n%s\n%s", cmd->help, cmd->options ? "\n" : "");
     zb_opt_help(z->out, cmd->options);
+    (void)fprintf(z->out, "\nMan page: zctl-%s(1)\n", cmd->name);
     return zctl_written(z);
 }
 
