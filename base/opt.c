@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/near.h"
 #include "base/size.h"
 #include "base/util.h"
 
@@ -424,6 +425,21 @@ static const struct zb_opt *line_find(const struct line *l, const char *word,
     return NULL;
 }
 
+/** Fails with an unknown option. Suggests a similar one, if there is one. */
+static int line_unknown(const struct line *l, const char *word)
+{
+    int len = (int)strcspn(word, "="), dashes = (int)strspn(word, "-");
+    struct zb_near near = zb_near(word + dashes, (size_t)(len > dashes + 1 ? len - dashes : 0));
+
+    for (size_t t = 0; t < l->ntables; t++)
+        for (size_t k = 0; k < zb_opt_count(l->tables[t].rows); k++)
+            zb_near_try(&near, l->tables[t].rows[k].name);
+    if (near.found)
+        return zb_fail(l->err, -EINVAL, "unknown option '%.*s'; did you mean '--%s'?", len, word,
+                       near.found);
+    return zb_fail(l->err, -EINVAL, "unknown option '%.*s'; try --help", len, word);
+}
+
 static int line_option(struct line *l, const char *word)
 {
     struct zb_opts *table = NULL;
@@ -434,8 +450,7 @@ static int line_option(struct line *l, const char *word)
     int rc;
 
     if (!o)
-        return zb_fail(l->err, -EINVAL, "unknown option '%.*s'; try --help",
-                       (int)strcspn(word, "="), word);
+        return line_unknown(l, word);
     (void)snprintf(name, sizeof(name), "--%s", o->name);
     if (o->type == ZB_OPT_FLAG && value)
         return zb_fail(l->err, -EINVAL, "%s takes no value", name);

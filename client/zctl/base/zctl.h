@@ -55,6 +55,8 @@ struct zctl {
 
 /** Finds a command by name; NULL: there is none. */
 const struct zctl_cmd *zctl_command(const struct zctl *z, const char *name);
+/** Fails with an unknown command: returns -EINVAL, with z->err, which suggests a similar one. */
+int zctl_unknown(struct zctl *z, const char *name);
 
 /** The library's name for a JOB: NAME, or UID/NAME for USER/NAME. NULL: z->err; another call
  * overwrites it. */

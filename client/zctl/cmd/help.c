@@ -85,7 +85,7 @@ static int help(struct zctl *z, int argc, char **argv)
     const struct zctl_cmd *cmd = argc > 0 ? zctl_command(z, argv[0]) : NULL;
 
     if (argc > 0 && !cmd)
-        return zb_fail(&z->err, -EINVAL, "unknown command '%s'; try: zctl help", argv[0]);
+        return zctl_unknown(z, argv[0]);
     return zctl_show_help(z, cmd);
 }
 

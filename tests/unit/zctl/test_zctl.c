@@ -217,8 +217,18 @@ static const struct {
     const char *err; /* a part of the error message */
 } usage_cases[] = {
     { "", 2, "no command is given" },
-    { "nothing", 2, "unknown command 'nothing'" },
-    { "help nothing", 2, "unknown command 'nothing'" },
+    { "nothing", 2, "unknown command 'nothing'; try: zctl help" },
+    { "help nothing", 2, "unknown command 'nothing'; try: zctl help" },
+    { "jbos", 2, "unknown command 'jbos'; did you mean 'jobs'?" },
+    { "help snapshto", 2, "unknown command 'snapshto'; did you mean 'snapshot'?" },
+    { "snapshto demo --next", 2, "unknown command 'snapshto'; did you mean 'snapshot'?" },
+    { "-s /nowhere snap demo", 2, "unknown command 'snap'; did you mean 'snapshot'?" },
+    { "jbos jobs", 2, "unknown command 'jbos'; did you mean 'jobs'?" },
+    { "snapshot a --nxt", 2, "unknown option '--nxt'; did you mean '--next'?" },
+    { "snapshot a --timeuot=3", 2, "unknown option '--timeuot'; did you mean '--timeout'?" },
+    { "ls --soket /nowhere", 2, "unknown option '--soket'; did you mean '--socket'?" },
+    { "ls -json", 2, "unknown option '-json'; did you mean '--json'?" },
+    { "ls --retain 3", 2, "unknown option '--retain'; try --help" }, /* of another command */
     { "destroy", 2, "usage: zctl destroy JOB[@SNAPSHOT]" },
     { "destroy a b", 2, "usage: zctl destroy JOB[@SNAPSHOT]" },
     { "destroy a@", 2, "'a@' is neither JOB nor JOB@SNAPSHOT" },
