@@ -71,8 +71,7 @@ static int line_read(struct zctl *z, const struct zctl_cmd *cmd, int argc, char 
     z->opts = tables[1];
     z->socket = globals->socket;
     z->wait_ms = (uint32_t)globals->wait_ms;
-    z->json = globals->json || globals->as_json;
-    return rc;
+    return rc < 0 ? rc : zctl_output(z, cmd, &globals->output);
 }
 
 static int dispatch(struct zctl *z, const struct zctl_cmd *cmd, int argc, char **argv)

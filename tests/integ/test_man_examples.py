@@ -7,6 +7,7 @@ examples, which this machine does not have. STATUS has the exit statuses that ar
 `with` in WORLDS.
 """
 import contextlib
+import functools
 import glob
 import json
 import os
@@ -22,7 +23,7 @@ import threading
 from harness import DEADLINE, Daemon, Failure, check, program, wait_until
 from test_man import MAN, section
 
-PAGES = ("--host-bytes", "64M", "--nvme-bytes", "64M", "--page-elems", "4096", "--ring-bytes", "64K")
+PAGES = ("--host-bytes", "64M", "--nvme-bytes", "512M", "--page-elems", "4096", "--ring-bytes", "64K")
 TENSORS = {"embed.weight": [512, 256], "layers.0.weight": [512, 256], "layers.1.weight": [512, 256]}
 # Findings about this machine are no failure of the example.
 STATUS = {"zctl destroy demo": (8,), "zctl doctor": (0, 1)}
@@ -48,7 +49,9 @@ def examples(path):
     """The lines of a page's EXAMPLES."""
     with open(path, encoding="utf-8") as file:
         blocks = re.findall(r"^\.nf\n(.*?)^\.fi$", section(file.read(), "EXAMPLES"), re.MULTILINE | re.DOTALL)
-    return [line.replace("\\-", "-").replace("\\e", "\\") for block in blocks for line in block.splitlines()]
+    plain = [("\\-", "-"), ("\\(aq", "'"), ("\\e", "\\")]
+    return [functools.reduce(lambda text, pair: text.replace(*pair), plain, line)
+            for block in blocks for line in block.splitlines()]
 
 
 class World:

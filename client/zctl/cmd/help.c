@@ -16,9 +16,15 @@ const struct zb_opt zctl_options[] = {
           "$XDG_RUNTIME_DIR/zshard.sock and /run/zshard/zshard.sock at which a daemon answers" },
     { "wait", ZB_OPT_REAL, AT(wait_ms), .arg = "SECONDS", .max = 86400, .zero = true, .scale = 1000,
       .help = "how long to wait for a daemon that is starting", .absent = "not at all" },
-    { "output", ZB_OPT_CHOICE, AT(json), .letter = 'o', .choices = "table json", .def = "table",
-      .help = "a table, or one JSON object" },
-    { "json", ZB_OPT_FLAG, AT(as_json), .help = "the same as --output json" },
+    { "output", ZB_OPT_TEXT, AT(output.output), .letter = 'o', .arg = "FORM", .def = "table",
+      .help = "table; json: one JSON object; list: a line for each value of a row; or columns of "
+              "the table, by their names in the JSON: name,uid,host_bytes" },
+    { "json", ZB_OPT_FLAG, AT(output.json), .help = "the same as --output json" },
+    { "parsable", ZB_OPT_FLAG, AT(output.exact), .letter = 'p',
+      .help = "exact numbers in tables: sizes in bytes, times in seconds since 1970; nothing is "
+              "cut" },
+    { "no-header", ZB_OPT_FLAG, AT(output.bare), .letter = 'H',
+      .help = "for scripts: only rows, with one tab between columns" },
     { "help", ZB_OPT_FLAG, AT(help), .letter = 'h',
       .help = "show this help, or that of a command" },
     { "version", ZB_OPT_FLAG, AT(version),
@@ -155,23 +161,24 @@ static int completion(struct zctl *z, int argc, char **argv)
                 z->out);
     for (size_t i = 0; i < z->ncmds; i++)
         (void)fprintf(z->out, "%s%s", i > 0 ? " " : "", z->cmds[i]->name);
-    (void)fputs("'\n"
-                "    COMPREPLY=()\n"
-                "    case $before in\n"
-                "    -o) COMPREPLY=($(compgen -W 'json table' -- \"$current\")); return ;;\n"
-                "    -s | --socket | --data | --config) COMPREPLY=($(compgen -f -- \"$current\")); "
-                "return ;;\n"
-                "    esac\n"
-                "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
-                "        case ${COMP_WORDS[i]} in\n"
-                "        -o | -s | --socket | --output | --wait) ((i++)) ;;\n"
-                "        -*) ;;\n"
-                "        *) command=${COMP_WORDS[i]}; break ;;\n"
-                "        esac\n"
-                "    done\n"
-                "    case $command in\n"
-                "    '') words=\"$commands -o -s --socket --wait --json --help --version\" ;;\n",
-                z->out);
+    (void)fputs(
+        "'\n"
+        "    COMPREPLY=()\n"
+        "    case $before in\n"
+        "    -o) COMPREPLY=($(compgen -W 'json list table' -- \"$current\")); return ;;\n"
+        "    -s | --socket | --data | --config) COMPREPLY=($(compgen -f -- \"$current\")); "
+        "return ;;\n"
+        "    esac\n"
+        "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
+        "        case ${COMP_WORDS[i]} in\n"
+        "        -o | -s | --socket | --output | --wait) ((i++)) ;;\n"
+        "        -*) ;;\n"
+        "        *) command=${COMP_WORDS[i]}; break ;;\n"
+        "        esac\n"
+        "    done\n"
+        "    case $command in\n"
+        "    '') words=\"$commands -o -p -H -s --socket --wait --json --help --version\" ;;\n",
+        z->out);
     for (size_t i = 0; i < z->ncmds; i++)
         if (*z->cmds[i]->args || z->cmds[i]->options)
             completion_row(z->out, z->cmds[i]);

@@ -253,6 +253,7 @@ const struct zctl_cmd zctl_clone = {
     .argc_min = 2,
     .argc_max = 2,
     .run = clone_saved,
+    ZCTL_COLUMNS(columns),
 };
 
 const struct zctl_cmd zctl_destroy = {
@@ -264,6 +265,7 @@ const struct zctl_cmd zctl_destroy = {
     .run = destroy,
     .options = destroy_options,
     .bytes = sizeof(struct destroy_options),
+    ZCTL_COLUMNS(destroy_columns),
 };
 
 const struct zctl_cmd zctl_rollback = {
@@ -273,6 +275,7 @@ const struct zctl_cmd zctl_rollback = {
     .argc_min = 2,
     .argc_max = 2,
     .run = rollback,
+    ZCTL_COLUMNS(columns),
 };
 
 const struct zctl_cmd zctl_snapshot = {
@@ -284,6 +287,7 @@ const struct zctl_cmd zctl_snapshot = {
     .run = snapshot,
     .options = snapshot_options,
     .bytes = sizeof(struct snapshot_options),
+    ZCTL_COLUMNS(columns),
 };
 
 const struct zctl_cmd zctl_snapshots = {
@@ -293,4 +297,5 @@ const struct zctl_cmd zctl_snapshots = {
     .argc_min = 0,
     .argc_max = 1,
     .run = snapshots,
+    ZCTL_COLUMNS(columns),
 };

@@ -190,7 +190,8 @@ static void completion_is_of_the_rows(void **state)
     for (size_t i = 0; i < n; i++)
         len +=
             (size_t)snprintf(all + len, sizeof(all) - len, "%s%s", i > 0 ? " " : "", rows[i]->name);
-    (void)snprintf(want, sizeof(want), "%s -o -s --socket --wait --json --help --version\n", all);
+    (void)snprintf(want, sizeof(want), "%s -o -p -H -s --socket --wait --json --help --version\n",
+                   all);
     assert_completes(s.out, "''", want);
     (void)snprintf(want, sizeof(want), "%s\n", all);
     assert_completes(s.out, "help ''", want);
@@ -277,7 +278,19 @@ static const struct {
     { "-s /nowhere/there.sock df", 3, "Is zshardd running?" },
     { "ls a b", 2, "usage: zctl ls [JOB]" },
     { "ping a", 2, "usage: zctl ping" },
-    { "-o xml ls", 2, "--output must be table or json, not 'xml'" },
+    { "-o xml ls", 2, "ls has no column 'xml'; its columns: job, unit, rank," },
+    { "-o name,nvme_byte jobs", 2, "jobs has no column 'nvme_byte'; did you mean 'nvme_bytes'?" },
+    { "jobs -o name,,uid", 2, "jobs has no column ''" },
+    { "jobs -o=name", 2, "jobs has no column '=name'" },
+    { "jobs --json -o name", 2, "--json has all columns: leave out --output name" },
+    { "-o name status", 2, "--output must be table or json for status, not 'name'" },
+    { "-o list top", 2, "--output list is for commands that print rows: top does not" },
+    { "metrics -H", 2, "-H is for commands that print rows: metrics does not" },
+    { "plan --params 1M -p", 2, "-p is for commands that print rows: plan does not" },
+    { "destroy a -o jobb", 2, "destroy has no column 'jobb'; did you mean 'job'?" },
+    { "-s /nowhere/there.sock -HpoNAME,uid jobs", 3, "Is zshardd running?" },
+    { "config check -o option " ZSHARD_SOURCE_DIR "/tests/configs/stage1.json", 2,
+      "--output 'option': not all of these are columns of this output" },
     { "-o", 2, "--output needs a value" },
     { "ls --socket", 2, "--socket needs a value" },
     { "--help=3", 2, "--help takes no value" },
