@@ -99,6 +99,15 @@ int zctl_failed(struct zctl *z, int rc);
 /** The same for a request that older daemons do not know. */
 int zctl_failed_new(struct zctl *z, int rc);
 
+/* ---- ask.c */
+
+/** Whether questions are asked: standard input is a terminal. */
+bool zctl_asks(void);
+
+/** Asks a question, to which y and yes are the answers that return 0. Others return -EINTR, with
+ * z->err. Where standard input is not a terminal, it is not asked: 0. */
+int zctl_ask(struct zctl *z, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
 /* ---- output.c */
 
 /** Sets json and style from the options, and checks that cmd prints what they ask for: 0, or

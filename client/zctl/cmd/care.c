@@ -8,11 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/size.h"
 #include "base/util.h"
 #include "client/zctl/cmd/cmd.h"
+
+#define POLL_MS 1280u /* longest pause between two looks at a scrub */
 
 extern char **environ;
 
@@ -60,13 +63,48 @@ static int scrub_show(struct zctl *z, const struct zc_scrub *scrub, const struct
 
 struct scrub_options {
     uint64_t rate_bytes;
+    bool until_done;
 };
 
 static const struct zb_opt scrub_options[] = {
     { "rate", ZB_OPT_SIZE, ZB_OPT_AT(struct scrub_options, rate_bytes), .arg = "SIZE",
       .help = "bytes per second (start, resume); default: a tenth of the drives' speed" },
+    { "until-done", ZB_OPT_FLAG, ZB_OPT_AT(struct scrub_options, until_done), .letter = 'w',
+      .help = "wait for the end (start, resume, status): exit status 0 if all pages are good, 6 if "
+              "some are bad, 1 if it was paused or stopped" },
     { 0 },
 };
+
+/** Asks until the scrub does not run any more. */
+static int scrub_await(struct zctl *z, struct zc_scrub *state, struct zc_message **bad, size_t *n)
+{
+    unsigned ms = 20;
+    int rc = 0;
+
+    while (rc == 0 && strcmp(state->state, "running") == 0) {
+        const struct timespec pause = { .tv_sec = ms / 1000,
+                                        .tv_nsec = (long)(ms % 1000) * 1000000 };
+
+        (void)nanosleep(&pause, NULL);
+        ms = ms < POLL_MS ? ms * 2 : POLL_MS;
+        zc_rows_free(*bad);
+        *bad = NULL;
+        rc = zctl_failed(z, zc_scrub_wait(z->client, ZC_SCRUB_STATUS, 0, state, bad, n));
+    }
+    return rc;
+}
+
+/** Waits for the end of a scrub, and shows it. */
+static int scrub_finish(struct zctl *z, struct zc_scrub *state, struct zc_message **bad, size_t *n)
+{
+    int rc = scrub_await(z, state, bad, n);
+
+    if (rc == 0)
+        rc = scrub_show(z, state, *bad, *n);
+    if (rc == 0 && (strcmp(state->state, "paused") == 0 || strcmp(state->state, "stopped") == 0))
+        rc = zb_fail(&z->err, -EINTR, "the scrub was %s: not all pages are verified", state->state);
+    return rc;
+}
 
 static int scrub(struct zctl *z, int argc, char **argv)
 {
@@ -84,12 +122,14 @@ static int scrub(struct zctl *z, int argc, char **argv)
                        "scrub must be status, start, pause, resume or stop, not '%s'", argv[0]);
     if (zb_opt_given(&z->opts, "rate") && action != ZC_SCRUB_START && action != ZC_SCRUB_RESUME)
         return zb_fail(&z->err, -EINVAL, "--rate is for scrub start and scrub resume");
+    if (o->until_done && (action == ZC_SCRUB_PAUSE || action == ZC_SCRUB_STOP))
+        return zb_fail(&z->err, -EINVAL, "--until-done is for scrub start, resume and status");
     rc = zctl_connect(z);
     if (rc == 0)
         rc = zctl_failed(z, zc_scrub_wait(z->client, (enum zc_scrub_action)action, o->rate_bytes,
                                           &state, &bad, &n));
     if (rc == 0)
-        rc = scrub_show(z, &state, bad, n);
+        rc = o->until_done ? scrub_finish(z, &state, &bad, &n) : scrub_show(z, &state, bad, n);
     zc_rows_free(bad);
     return rc;
 }

@@ -137,7 +137,8 @@ static void help_lists_all(void **state)
                            o->arg ? o->arg : "");
             if (!strstr(one.out, line))
                 fail_msg("the usage of %s lacks '%s'", rows[i]->name, o->name);
-            (void)snprintf(line, sizeof(line), "\n  --%s%s%s", o->name, o->arg ? " " : "",
+            (void)snprintf(line, sizeof(line), "\n  %s%.1s%s--%s%s%s", o->letter ? "-" : "",
+                           &o->letter, o->letter ? ", " : "", o->name, o->arg ? " " : "",
                            o->arg ? o->arg : "");
             if (!strstr(one.out, line))
                 fail_msg("help %s lacks '%s'", rows[i]->name, o->name);
@@ -201,7 +202,7 @@ static void completion_is_of_the_rows(void **state)
     assert_completes(s.out, "metrics --f", "--format\n");
     assert_completes(s.out, "completion b", "bash\n");
     assert_completes(s.out, "scrub st", "status start stop\n");
-    assert_completes(s.out, "scrub -", "--rate\n");
+    assert_completes(s.out, "scrub -", "--rate --until-done\n");
     assert_completes(s.out, "snapshot --", "--next --retain --timeout\n");
     assert_completes(s.out, "fsck --", "--data\n");
     assert_completes(s.out, "fsck --data /pro", "/proc\n");
