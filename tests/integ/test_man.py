@@ -71,17 +71,19 @@ def whole(page):
 
 
 def of_command(name, what):
-    """The parts of a command's page: its name and synopsis; its options."""
+    """The parts of a command's page: its name and synopsis; its options and columns."""
     text = helped("zctl", name)
     check(f"\nMan page: zctl-{name}(1)\n" in text, f"zctl {name} --help does not name its man page: {text}")
-    usage, rest = text.split("\n\n", 1)
+    usage, rest = text.split("\nMan page:")[0].split("\n\n", 1)
+    rest, _, columns = rest.partition("\nColumns, for -o:\n")
     at = re.search(r"^  -", rest, re.MULTILINE)
-    options = rest[at.start():rest.index("\nMan page:")] if at else ""
+    options = rest[at.start():] if at else ""
     return [f'.TH ZCTL\\-{escaped(name).upper()} 1 "November 2026" "zshard 0.1.0" "zshard"\n.SH NAME\n'
             f"zctl\\-{escaped(name)} \\- {escaped(what)}\n.SH SYNOPSIS\n{lines(usage.removeprefix('usage: '))}",
             ".SH OPTIONS\n" + (lines(options) + "\n.PP\n" if options else "") +
             ".BR zctl (1)\nhas the options that all commands have, such as\n.B \\-\\-socket\nand\n.BR \\-\\-json ,\n"
-            "and the exit statuses."]
+            "and the exit statuses." + (f"\n.PP\nThe columns, for\n.BR \\-o :\n.nh\n{escaped(' '.join(columns.split()))}.\n.hy"
+                                        if columns else "")]
 
 
 def made(page, text, parts):

@@ -106,6 +106,8 @@ def is_exact(value, text):
 
 def rows(run):
     keys, values = run.keys()
+    shown = run.zctl(run.name, "--help").stdout.partition("Columns, for -o:\n")[2].partition("\n\n")[0]
+    check(" ".join(shown.split()).split(", ")[:len(keys)] == keys, f"--help names the columns {shown}, not {keys}")
     table = run.form().splitlines()
     check(table[0] == table[0].upper(), f"the headings: {table[0]}")
     bare = run.form("-H").splitlines()

@@ -69,6 +69,20 @@ static void help_all(const struct zctl *z)
                 z->out);
 }
 
+/* The names of a command's columns. */
+static void help_columns(FILE *out, const struct zctl_cmd *cmd)
+{
+    char names[1024] = "";
+
+    for (size_t i = 0, at = 0; i < cmd->ncolumns && at < sizeof(names); i++)
+        at += (size_t)snprintf(names + at, sizeof(names) - at, "%s%s", i > 0 ? ", " : "",
+                               cmd->columns[i].key);
+    if (!cmd->columns)
+        return;
+    (void)fputs("\nColumns, for -o:\n  ", out);
+    zb_opt_wrap(out, names, 2);
+}
+
 int zctl_show_help(struct zctl *z, const struct zctl_cmd *cmd)
 {
     char begin[64];
@@ -82,6 +96,7 @@ int zctl_show_help(struct zctl *z, const struct zctl_cmd *cmd)
     zb_opt_usage(z->out, begin, cmd->options);
     (void)fprintf(z->out, "\n%s\n%s", cmd->help, cmd->options ? "\n" : "");
     zb_opt_help(z->out, cmd->options);
+    help_columns(z->out, cmd);
     (void)fprintf(z->out, "\nMan page: zctl-%s(1)\n", cmd->name);
     return zctl_written(z);
 }
