@@ -31,6 +31,17 @@ const struct zctl_cmd *const *zctl_commands(size_t *ret_count)
     return cmds;
 }
 
+/** Whether a word is a common option whose value is the next word: "-o", "-Hpo", "--socket". */
+static bool is_before_value(const char *word)
+{
+    const char *last = word + 1 + (word[0] ? strspn(word + 1, "hpH") : 0);
+
+    if (word[0] == '-' && word[1] != '-')
+        return (last[0] == 's' || last[0] == 'o') && !last[1];
+    return strcmp(word, "--socket") == 0 || strcmp(word, "--output") == 0 ||
+           strcmp(word, "--wait") == 0;
+}
+
 /** The command of a line: the first word that names one. NULL: there is none. *ret_word is the
  * first word, NULL if there is none. */
 static const struct zctl_cmd *line_command(const struct zctl *z, int argc, char **argv,
@@ -38,9 +49,7 @@ static const struct zctl_cmd *line_command(const struct zctl *z, int argc, char 
 {
     *ret_word = NULL;
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "-s") == 0 || strcmp(argv[i], "-o") == 0 ||
-            strcmp(argv[i], "--socket") == 0 || strcmp(argv[i], "--output") == 0 ||
-            strcmp(argv[i], "--wait") == 0) {
+        if (is_before_value(argv[i])) {
             i++;
             continue;
         }

@@ -163,6 +163,32 @@ static void completion_row(FILE *out, const struct zctl_cmd *c)
     (void)fputs("\" ;;\n", out);
 }
 
+/* Completes the value of -o: a form, or columns of the command, of which there may be several. */
+static void completion_columns(const struct zctl *z)
+{
+    (void)fputs("    if [[ $before == --output || $before =~ ^-[pH]*o$ ]]; then\n"
+                "        words='json list table'\n"
+                "        case $command in\n",
+                z->out);
+    for (size_t i = 0; i < z->ncmds; i++) {
+        const struct zctl_cmd *c = z->cmds[i];
+
+        if (!c->columns)
+            continue;
+        (void)fprintf(z->out, "        %s) words+='", c->name);
+        for (size_t k = 0; k < c->ncolumns; k++)
+            (void)fprintf(z->out, " %s", c->columns[k].key);
+        (void)fputs("' ;;\n", z->out);
+    }
+    (void)fputs(
+        "        esac\n"
+        "        COMPREPLY=($(compgen -P \"${current%\"${current##*,}\"}\" -W \"$words\" -- "
+        "\"${current##*,}\"))\n"
+        "        return\n"
+        "    fi\n",
+        z->out);
+}
+
 static int completion(struct zctl *z, int argc, char **argv)
 {
     (void)argc;
@@ -176,21 +202,22 @@ static int completion(struct zctl *z, int argc, char **argv)
                 z->out);
     for (size_t i = 0; i < z->ncmds; i++)
         (void)fprintf(z->out, "%s%s", i > 0 ? " " : "", z->cmds[i]->name);
+    (void)fputs("'\n"
+                "    COMPREPLY=()\n"
+                "    case $before in\n"
+                "    -s | --socket | --data | --config) COMPREPLY=($(compgen -f -- \"$current\")); "
+                "return ;;\n"
+                "    esac\n"
+                "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
+                "        case ${COMP_WORDS[i]} in\n"
+                "        -o | -[pH]o | -[pH][pH]o | -s | --socket | --output | --wait) ((i++)) ;;\n"
+                "        -*) ;;\n"
+                "        *) command=${COMP_WORDS[i]}; break ;;\n"
+                "        esac\n"
+                "    done\n",
+                z->out);
+    completion_columns(z);
     (void)fputs(
-        "'\n"
-        "    COMPREPLY=()\n"
-        "    case $before in\n"
-        "    -o) COMPREPLY=($(compgen -W 'json list table' -- \"$current\")); return ;;\n"
-        "    -s | --socket | --data | --config) COMPREPLY=($(compgen -f -- \"$current\")); "
-        "return ;;\n"
-        "    esac\n"
-        "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
-        "        case ${COMP_WORDS[i]} in\n"
-        "        -o | -s | --socket | --output | --wait) ((i++)) ;;\n"
-        "        -*) ;;\n"
-        "        *) command=${COMP_WORDS[i]}; break ;;\n"
-        "        esac\n"
-        "    done\n"
         "    case $command in\n"
         "    '') words=\"$commands -o -p -H -s --socket --wait --json --help --version\" ;;\n",
         z->out);

@@ -199,6 +199,12 @@ static void completion_is_of_the_rows(void **state)
     assert_completes(s.out, "pi", "ping\n");
     assert_completes(s.out, "-o j", "json\n");
     assert_completes(s.out, "-o json st", "stat status\n");
+    assert_completes(s.out, "jobs -o own", "owner\n");
+    assert_completes(s.out, "jobs --output ta", "table\n");
+    assert_completes(s.out, "tiers -H -o name,budget,us", "name,budget,used\n");
+    assert_completes(s.out, "tiers -Hpo name,budg", "name,budget\n");
+    assert_completes(s.out, "-Ho name ti", "tier tiers\n");
+    assert_completes(s.out, "status -o n", "\n");
     assert_completes(s.out, "metrics --f", "--format\n");
     assert_completes(s.out, "completion b", "bash\n");
     assert_completes(s.out, "scrub st", "status start stop\n");
@@ -290,6 +296,8 @@ static const struct {
     { "plan --params 1M -p", 2, "-p is for commands that print rows: plan does not" },
     { "destroy a -o jobb", 2, "destroy has no column 'jobb'; did you mean 'job'?" },
     { "-s /nowhere/there.sock -HpoNAME,uid jobs", 3, "Is zshardd running?" },
+    { "-s /nowhere/there.sock -Hpo snapshots jobs", 3, "Is zshardd running?" },
+    { "-Hps /nowhere/there.sock -o snapshots jobs", 3, "Is zshardd running?" },
     { "config check -o option " ZSHARD_SOURCE_DIR "/tests/configs/stage1.json", 2,
       "--output 'option': not all of these are columns of this output" },
     { "-o", 2, "--output needs a value" },
