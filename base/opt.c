@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/near.h"
 #include "base/size.h"
 #include "base/util.h"
 
@@ -401,9 +402,9 @@ struct line {
     struct zb_err *err;
 };
 
-/** Finds the row of a word that begins with a dash, and its table. *ret_value: the value joined to
- * it. */
-static const struct zb_opt *line_find(const struct line *l, const char *word,
+/** Finds the row of a word that begins with a dash, or of its letter `at`, and its table.
+ * *ret_value: the value joined to it. */
+static const struct zb_opt *line_find(const struct line *l, const char *word, const char *at,
                                       struct zb_opts **ret_table, const char **ret_value)
 {
     bool is_long = word[1] == '-';
@@ -415,29 +416,45 @@ static const struct zb_opt *line_find(const struct line *l, const char *word,
         if (is_long)
             o = zb_opt_find(rows, word + 2, len - 2);
         for (size_t k = 0; !is_long && !o && k < zb_opt_count(rows); k++)
-            o = rows[k].letter == word[1] ? &rows[k] : NULL;
+            o = rows[k].letter == *at ? &rows[k] : NULL;
         *ret_table = &l->tables[t];
-        *ret_value = is_long ? word[len] ? word + len + 1 : NULL : word[2] ? word + 2 : NULL;
+        *ret_value = is_long ? word[len] ? word + len + 1 : NULL : at[1] ? at + 1 : NULL;
         if (o)
             return o;
     }
     return NULL;
 }
 
-static int line_option(struct line *l, const char *word)
+/** Fails with an unknown option. Suggests a similar one, if there is one. */
+static int line_unknown(const struct line *l, const char *word)
+{
+    int len = (int)strcspn(word, "="), dashes = (int)strspn(word, "-");
+    struct zb_near near = zb_near(word + dashes, (size_t)(len > dashes + 1 ? len - dashes : 0));
+
+    for (size_t t = 0; t < l->ntables; t++)
+        for (size_t k = 0; k < zb_opt_count(l->tables[t].rows); k++)
+            zb_near_try(&near, l->tables[t].rows[k].name);
+    if (near.found)
+        return zb_fail(l->err, -EINVAL, "unknown option '%.*s'; did you mean '--%s'?", len, word,
+                       near.found);
+    return zb_fail(l->err, -EINVAL, "unknown option '%.*s'; try --help", len, word);
+}
+
+/** Reads an option: the word, or its letter *at. *at is then the next letter, NULL: none. */
+static int line_option(struct line *l, const char *word, const char **at)
 {
     struct zb_opts *table = NULL;
     const char *value = NULL;
-    const struct zb_opt *o = line_find(l, word, &table, &value);
+    const struct zb_opt *o = line_find(l, word, *at, &table, &value);
     char name[80];
     uint64_t bit;
     int rc;
 
     if (!o)
-        return zb_fail(l->err, -EINVAL, "unknown option '%.*s'; try --help",
-                       (int)strcspn(word, "="), word);
+        return line_unknown(l, word);
     (void)snprintf(name, sizeof(name), "--%s", o->name);
-    if (o->type == ZB_OPT_FLAG && value)
+    *at = o->type == ZB_OPT_FLAG && word[1] != '-' ? value : NULL;
+    if (o->type == ZB_OPT_FLAG && value && !*at)
         return zb_fail(l->err, -EINVAL, "%s takes no value", name);
     if (o->type != ZB_OPT_FLAG && !value) {
         if (l->i == l->argc || strncmp(l->argv[l->i], "--", 2) == 0)
@@ -466,7 +483,8 @@ int zb_opt_parse(struct zb_opts *tables, size_t ntables, int argc, char **argv, 
         if (!l.ended && ret_words && strcmp(word, "--") == 0)
             l.ended = true;
         else if (!l.ended && word[0] == '-' && word[1])
-            rc = line_option(&l, word);
+            for (const char *at = word + 1; rc == 0 && at;)
+                rc = line_option(&l, word, &at);
         else if (ret_words)
             argv[words++] = word;
         else

@@ -7,7 +7,7 @@
  * reject it with the same message. A table ends with a row without a name.
  *
  * COMMAND LINE. "--name VALUE" and "--name=VALUE"; also "-x VALUE" and "-xVALUE" if the row has a
- * letter. Names are not abbreviated. A value that begins with "--" needs the equals sign. If an
+ * letter, and "-xy VALUE" if x is a flag. Names are not abbreviated. A value that begins with "--" needs the equals sign. If an
  * option is given twice, the last value counts, unless the table says otherwise.
  */
 #ifndef ZB_OPT_H

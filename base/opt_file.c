@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/near.h"
 #include "base/opt.h"
 #include "base/size.h"
 #include "base/util.h"
@@ -157,6 +158,23 @@ static const struct zb_opt *file_find(const struct zb_opt *rows, const char *tok
     return zb_opt_find(rows, name, strlen(name));
 }
 
+/** Fails with an unknown option. Suggests a similar one, as a file names it, if there is one. */
+static int file_unknown(const struct file *f)
+{
+    struct zb_near near = zb_near(f->token, strlen(f->token));
+    char name[64];
+
+    for (size_t i = 0; i < zb_opt_count(f->rows); i++)
+        zb_near_try(&near, f->rows[i].name);
+    if (!near.found)
+        return zb_fail(f->err, -EINVAL, "%s:%u: unknown option '%s'", f->path, f->line, f->token);
+    (void)snprintf(name, sizeof(name), "%s", near.found);
+    for (char *at = name; *at; at++)
+        *at = *at == '-' ? '_' : *at;
+    return zb_fail(f->err, -EINVAL, "%s:%u: unknown option '%s'; did you mean '%s'?", f->path,
+                   f->line, f->token, name);
+}
+
 /** Reads the value of `name`, after its name, into f->token. */
 static int file_value(struct file *f, const char *name, const char *separator)
 {
@@ -183,7 +201,7 @@ static int file_option(struct file *f)
     int t;
 
     if (!o && !f->others)
-        return zb_fail(f->err, -EINVAL, "%s:%u: unknown option '%s'", f->path, f->line, f->token);
+        return file_unknown(f);
     if (o && *given)
         return zb_fail(f->err, -EINVAL, "%s:%u: %s is given twice: first on line %u", f->path,
                        f->line, f->token, *given);

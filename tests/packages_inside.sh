@@ -9,7 +9,7 @@ for program in "zctl --version" "zgpt --version" "zshardd --version"; do
     $program
 done
 zbench help >/dev/null 2>&1 || zbench --help >/dev/null
-for page in "1 zctl" "1 zgpt" "1 zbench" "5 zshardd.conf" "8 zshardd"; do
+for page in "1 zctl" "1 zctl-jobs" "1 zctl-log-level" "1 zgpt" "1 zbench" "5 zshardd.conf" "8 zshardd"; do
     [ "$(man $page | wc -l)" -gt 10 ] || fail "man $page"
 done
 bash -c '. /usr/share/bash-completion/completions/zctl && complete -p zctl' >/dev/null

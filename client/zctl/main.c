@@ -31,16 +31,33 @@ const struct zctl_cmd *const *zctl_commands(size_t *ret_count)
     return cmds;
 }
 
-/** The command of a line: the first word that names one. NULL: there is none. */
-static const struct zctl_cmd *line_command(const struct zctl *z, int argc, char **argv)
+/** Whether a word is a common option whose value is the next word: "-o", "-Hpo", "--socket". */
+static bool is_before_value(const char *word)
 {
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "-s") == 0 || strcmp(argv[i], "-o") == 0 ||
-            strcmp(argv[i], "--socket") == 0 || strcmp(argv[i], "--output") == 0 ||
-            strcmp(argv[i], "--wait") == 0)
+    const char *last = word + 1 + (word[0] ? strspn(word + 1, "hpH") : 0);
+
+    if (word[0] == '-' && word[1] != '-')
+        return (last[0] == 's' || last[0] == 'o') && !last[1];
+    return strcmp(word, "--socket") == 0 || strcmp(word, "--output") == 0 ||
+           strcmp(word, "--wait") == 0;
+}
+
+/** The command of a line: the first word that names one. NULL: there is none. *ret_word is the
+ * first word, NULL if there is none. */
+static const struct zctl_cmd *line_command(const struct zctl *z, int argc, char **argv,
+                                           const char **ret_word)
+{
+    *ret_word = NULL;
+    for (int i = 1; i < argc; i++) {
+        if (is_before_value(argv[i])) {
             i++;
-        else if (zctl_command(z, argv[i]))
+            continue;
+        }
+        if (zctl_command(z, argv[i]))
             return zctl_command(z, argv[i]);
+        if (!*ret_word && argv[i][0] != '-')
+            *ret_word = argv[i];
+    }
     return NULL;
 }
 
@@ -63,8 +80,7 @@ static int line_read(struct zctl *z, const struct zctl_cmd *cmd, int argc, char 
     z->opts = tables[1];
     z->socket = globals->socket;
     z->wait_ms = (uint32_t)globals->wait_ms;
-    z->json = globals->json || globals->as_json;
-    return rc;
+    return rc < 0 ? rc : zctl_output(z, cmd, &globals->output);
 }
 
 static int dispatch(struct zctl *z, const struct zctl_cmd *cmd, int argc, char **argv)
@@ -72,7 +88,7 @@ static int dispatch(struct zctl *z, const struct zctl_cmd *cmd, int argc, char *
     if (argc == 0)
         return zb_fail(&z->err, -EINVAL, "no command is given; try: zctl help");
     if (!cmd || strcmp(argv[0], cmd->name) != 0)
-        return zb_fail(&z->err, -EINVAL, "unknown command '%s'; try: zctl help", argv[0]);
+        return zctl_unknown(z, argv[0]);
     if (argc - 1 < cmd->argc_min || argc - 1 > cmd->argc_max)
         return zb_fail(&z->err, -EINVAL, "usage: zctl %s%s%s", cmd->name, *cmd->args ? " " : "",
                        cmd->args);
@@ -82,12 +98,15 @@ static int dispatch(struct zctl *z, const struct zctl_cmd *cmd, int argc, char *
 int zctl_main(int argc, char **argv, FILE *out, FILE *err)
 {
     struct zctl z = { .cmds = cmds, .ncmds = ZB_COUNT(cmds), .out = out };
-    const struct zctl_cmd *cmd = line_command(&z, argc, argv);
+    const char *word;
+    const struct zctl_cmd *cmd = line_command(&z, argc, argv, &word);
     struct zctl_globals globals = { .socket = NULL };
     int words = 0;
     int rc = line_read(&z, cmd, argc - 1, argv + 1, &globals, &words);
 
-    if (rc == 0 && globals.help)
+    if (rc == -EINVAL && !cmd && word)
+        rc = zctl_unknown(&z, word); /* rather than its options */
+    else if (rc == 0 && globals.help)
         rc = zctl_show_help(&z, cmd);
     else if (rc == 0 && globals.version)
         rc = zctl_version.run(&z, 0, NULL);

@@ -31,14 +31,13 @@ if printf '%s\n' "$others" | grep -qvx -e "$job" -e ''; then
     exit 0
 fi
 
-if ! jobs=$(zctl --wait "${ZSHARD_WAIT:-10}" jobs 2>&1); then
+if ! jobs=$(zctl --wait "${ZSHARD_WAIT:-10}" jobs -H -o name,uid,attached,keep 2>&1); then
     say "zctl jobs: $jobs"
     exit 0
 fi
 
-# Columns: NAME STATE WORLD ATTACHED KEEP ... OWNER. Names of jobs have no spaces.
-printf '%s\n' "$jobs" | awk -v user="$user" -v uid="$uid" '
-    NR > 1 && ($NF == user || $NF == uid) && $4 == 0 && $5 == "yes" { print $1 }' |
+# Names of jobs have no spaces.
+printf '%s\n' "$jobs" | awk -v uid="$uid" '$2 == uid && $3 == 0 && $4 == "yes" { print $1 }' |
     while read -r name; do
         if why=$(zctl destroy "$user/$name" 2>&1); then
             say "destroyed job '$name' of $user, which had saved nothing"

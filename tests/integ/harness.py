@@ -103,7 +103,7 @@ class Daemon:
     def zctl(self, *words):
         """The rows of a zctl command."""
         done = subprocess.run([program("zctl"), "-o", "json", *words], env=self.env(), text=True,
-                              capture_output=True, timeout=150, check=False)
+                              capture_output=True, timeout=150, stdin=subprocess.DEVNULL, check=False)
         check(done.returncode == 0, f"zctl {words} ended with {done.returncode}: {done.stderr}")
         return json.loads(done.stdout)["rows"]
 

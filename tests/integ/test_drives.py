@@ -56,7 +56,7 @@ class Drives:
 
     def ask(self, *words):
         return subprocess.run([program("zctl"), *words], env=os.environ | {"ZSHARD_SOCKET": self.folder + "/s"},
-                              text=True, capture_output=True, timeout=120, check=False)
+                              text=True, capture_output=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
 
     def zctl(self, *words, status=0):
         done = self.ask(*words)

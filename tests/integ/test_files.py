@@ -103,7 +103,7 @@ def read(path):
 
 def zctl(daemon, *words):
     return subprocess.run([program("zctl"), *words], env=daemon.env(), text=True,
-                          capture_output=True, timeout=60, check=False)
+                          capture_output=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
 
 
 def done(daemon, *words):

@@ -86,18 +86,22 @@ def prolog():
         d.socket = socket
 
 
+LONG_NAME = "a-job-with-a-name-of-sixty-characters-which-is-allowed-here"
+
+
 def epilog():
     """It frees what a killed user's job left, and nothing of anybody else, nor what can be resumed."""
     root_only()
     with Cluster() as d:
         d.hold(ALICE, "left", "2")
+        d.hold(ALICE, LONG_NAME, "1")  # a table would cut it
         d.hold(BOB, "left", "1")
         with subprocess.Popen([os.path.join(BUILD, "tests", "hold"), d.socket, "running", "2"], stdin=subprocess.PIPE,
                               stdout=subprocess.DEVNULL, user=ALICE, group=ALICE, extra_groups=[SHARED]) as running:
             subprocess.run([program("zctl"), "import", "saved", d.file], env=d.env(), check=True, timeout=60,
                            stdout=subprocess.DEVNULL, user=ALICE, group=ALICE, extra_groups=[SHARED])
             wait_until("a job that runs", lambda: f"{ALICE}/running" in d.jobs(), 20)
-            everything = [f"{ALICE}/left-0", f"{ALICE}/left-1", f"{ALICE}/running", f"{ALICE}/saved", f"{BOB}/left-0"]
+            everything = [f"{ALICE}/{LONG_NAME}-0", f"{ALICE}/left-0", f"{ALICE}/left-1", f"{ALICE}/running", f"{ALICE}/saved", f"{BOB}/left-0"]
             check(d.jobs() == everything, f"{d.jobs()}")
             mine = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(ALICE)}
 
@@ -115,6 +119,7 @@ def epilog():
             check(d.jobs() == [f"{ALICE}/running", f"{ALICE}/saved", f"{BOB}/left-0"], f"{d.jobs()}")
             said = d.called()
             check(said.count("destroyed job 'left-") == 2 and "saved'" not in said, said)
+            check(f"destroyed job '{LONG_NAME}-0'" in said, said)
             running.stdin.close()
             running.wait(60)
         d.stop()

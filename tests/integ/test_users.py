@@ -41,7 +41,8 @@ class Node(Daemon):
     def run(self, uid, *words, admin=False):
         """zctl as this user: exit status, output, error message."""
         done = subprocess.run([program("zctl"), *words], env=self.env(), text=True, capture_output=True, timeout=120,
-                              check=False, user=uid, group=uid, extra_groups=[SHARED] + [ADMINS] * admin, cwd="/")
+                              stdin=subprocess.DEVNULL, check=False, user=uid, group=uid,
+                              extra_groups=[SHARED] + [ADMINS] * admin, cwd="/")
         return done.returncode, done.stdout, done.stderr
 
     def done(self, uid, *words, admin=False):

@@ -18,6 +18,7 @@ import time
 from harness import BUILD, Daemon, check, main, program, wait_until
 
 SMALL = ("--host-bytes", "8M", "--nvme-bytes", "8M", "--page-elems", "4096", "--ring-bytes", "64K")
+LARGE = ("--host-bytes", "64M", "--nvme-bytes", "64M", "--page-elems", "4096", "--ring-bytes", "64K")
 SHARD_KEYS = ["job", "unit", "rank", "first", "count", "dtype", "version", "tier", "bytes",
               "host_bytes", "nvme_bytes", "pins", "id", "tiers", "uid"]
 JOB_KEYS = ["name", "state", "uid", "world", "attached", "share", "optimizer", "moments", "keep",
@@ -33,7 +34,8 @@ TIER_KEYS = ["name", "budget", "used", "target", "moving", "device_free", "stran
 def zctl(path, *words, **more):
     """A finished run of zctl."""
     return subprocess.run([program("zctl"), *words], env=os.environ | {"ZSHARD_SOCKET": path},
-                          text=True, capture_output=True, timeout=150, check=False, **more)
+                          text=True, capture_output=True, timeout=150, check=False,
+                          **{"stdin": subprocess.DEVNULL} | more)
 
 
 def rows(daemon, *words):
@@ -266,7 +268,116 @@ def output_that_breaks():
             check(done.returncode == 1 and done.stderr == "", f"{words}: {done}")
 
 
+# Words, the answer (None: standard input is no terminal), what is asked, exit status, whether it is still there.
+QUESTIONS = (
+    (["destroy", "demo@snap"], "y\n", "Destroy snapshot 'snap' of job 'demo'? [y/N] ", 0, False),
+    (["destroy", "demo@snap"], "yes\n", "Destroy snapshot 'snap' of job 'demo'? [y/N] ", 0, False),
+    (["destroy", "demo@snap"], "n\n", "Destroy snapshot 'snap' of job 'demo'? [y/N] ", 1, True),
+    (["destroy", "demo@snap"], "\n", "Destroy snapshot 'snap' of job 'demo'? [y/N] ", 1, True),
+    (["destroy", "demo@snap"], "yess\n", "Destroy snapshot 'snap' of job 'demo'? [y/N] ", 1, True),
+    (["destroy", "demo@snap"], "\4", "Destroy snapshot 'snap' of job 'demo'? [y/N] ", 1, True),
+    (["destroy", "demo@snap", "--yes"], "", "", 0, False),
+    (["destroy", "-y", "demo@snap"], "", "", 0, False),
+    (["destroy", "demo@snap"], None, "", 0, False),
+    (["destroy", "demo@other"], "y\n", "", 4, True),
+    (["destroy", "demo"], "y\n", "", 8, True),
+    (["destroy", "demo", "--yes"], "", "", 8, True),
+    (["destroy", "demo", "--force"], "no\n",
+     "Destroy job 'demo', with a commit of step 0 and 1 snapshot (snap)? [y/N] ", 1, True),
+    (["destroy", "demo", "--force", "--json"], "y\n",
+     "Destroy job 'demo', with a commit of step 0 and 1 snapshot (snap)? [y/N] ", 0, False),
+    (["destroy", "demo", "--force", "--yes"], "", "", 0, False),
+    (["destroy", "demo", "--force"], None, "", 0, False),
+    (["destroy", "nothing"], "y\n", "", 4, True),
+)
+
+
+def questions():
+    """destroy asks a person at a terminal, and no script."""
+    with Daemon(*LARGE) as d:
+        path = a_model(d.folder, 1)
+        for words, answer, asked, status, stays in QUESTIONS:
+            there = [row["name"] for row in rows(d, "snapshots")]
+            if not rows(d, "jobs"):
+                check(zctl(d.socket, "import", "demo", path).returncode == 0, "import")
+            if not there:
+                check(zctl(d.socket, "snapshot", "demo", "snap").returncode == 0, "snapshot")
+            master, slave = os.openpty()
+            os.write(master, (answer or "").encode())
+            done = zctl(d.socket, *words, stdin=subprocess.DEVNULL if answer is None else slave)
+            os.close(slave)
+            shown = ""
+            with contextlib.suppress(OSError):  # EIO: everything is read
+                while True:
+                    shown += os.read(master, 4096).decode()
+            os.close(master)
+            check(done.returncode == status, f"{words}, '{answer}': {done}")
+            check(asked in shown if asked else "?" not in shown, f"{words}: asked {shown!r}, not {asked!r}")
+            check("[y/N]" not in done.stdout + done.stderr, f"the question is in the output: {done}")
+            check(status != 1 or "nothing was changed" in done.stderr, f"{done}")
+            check(stays == ("snap" in [row["name"] for row in rows(d, "snapshots")]), f"{words}, '{answer}'")
+
+
+def a_model(folder, mib, value=b"\0"):
+    """A file of safetensors with one tensor of so many MiB, each byte the same."""
+    path, size = os.path.join(folder, f"model{mib}.safetensors"), mib << 20
+    head = json.dumps({"a": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
+    head += b" " * (-len(head) % 8)
+    with open(path, "wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head + value * size)
+    return path
+
+
+def scrub_until_done():
+    """scrub -w: it waits for the end, and the exit status says how it ended."""
+    with Daemon(*LARGE) as d:
+        check(zctl(d.socket, "import", "demo", a_model(d.folder, 1, b"\x3d")).returncode == 0, "import")
+        for words in (["pause", "-w"], ["stop", "--until-done"]):
+            refused(zctl(d.socket, "scrub", *words), 2, "--until-done is for scrub start, resume and status")
+        done = scrub(d, "start", "-w", "--rate", "64M")
+        check((done["state"], done["percent"], done["bad_pages"]) == ("done", 100, 0) and done["bytes"] > 1 << 20, f"{done}")
+        check(zctl(d.socket, "scrub", "-w").returncode == 0, "it does not run: there is nothing to wait for")
+        for action in ("pause", "stop"):
+            with subprocess.Popen([program("zctl"), "scrub", "start", "-w", "--rate", "1M"], env=d.env(), text=True,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waits:
+                wait_until("the scrub", lambda: scrub(d)["state"] == "running", 10)
+                check(zctl(d.socket, "scrub", action).returncode == 0, action)
+                out, err = waits.communicate(timeout=60)
+                check(waits.returncode == 1 and out and "not all pages are verified" in err, f"{action}: {out}{err}")
+            zctl(d.socket, "scrub", "stop")
+        damage(d, b"\x3d" * 64)
+        bad = zctl(d.socket, "scrub", "start", "-w", "--rate", "64M")
+        check(bad.returncode == 6 and "1 pages are bad" in bad.stderr and "demo" in bad.stdout, f"{bad}")
+        with subprocess.Popen([program("zctl"), "scrub", "start", "-w", "--rate", "1M"], env=d.env(), text=True,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waits:
+            wait_until("the scrub", lambda: scrub(d)["state"] == "running", 10)
+            d.kill()
+            waits.communicate(timeout=60)
+            check(waits.returncode == 3, f"the daemon was killed: {waits.returncode}")
+
+
+def scrub(daemon, *words):
+    done = zctl(daemon.socket, "--json", "scrub", *words)
+    check(done.returncode == 0 and done.stderr == "", f"{words}: {done}")
+    return json.loads(done.stdout)["rows"][0]
+
+
+def damage(daemon, pattern):
+    """Changes a byte of a saved page: the first place of a data file that has the pattern."""
+    for folder, _, names in os.walk(daemon.data):
+        for name in names:
+            with open(os.path.join(folder, name), "r+b") as file:
+                at = file.read().find(pattern)
+                if at >= 0:
+                    file.seek(at)
+                    file.write(b"\x3e")
+                    file.flush()
+                    os.fsync(file.fileno())
+                    return
+    check(False, "no data file has these bytes")
+
+
 if __name__ == "__main__":
     sys.exit(main({f.__name__: f for f in (
         no_daemon, empty_daemon, a_job, tables_are_fixed, nodes, kept_jobs, many_shards, a_daemon_that_hangs,
-        something_else_that_answers, another_user, output_that_breaks)}))
+        something_else_that_answers, another_user, output_that_breaks, questions, scrub_until_done)}))

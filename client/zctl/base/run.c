@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/near.h"
 #include "client/zctl/base/zctl.h"
 
 const struct zctl_cmd *zctl_command(const struct zctl *z, const char *name)
@@ -15,6 +16,19 @@ const struct zctl_cmd *zctl_command(const struct zctl *z, const char *name)
         if (strcmp(z->cmds[i]->name, name) == 0)
             return z->cmds[i];
     return NULL;
+}
+
+int zctl_unknown(struct zctl *z, const char *name)
+{
+    struct zb_near near = zb_near(name, strlen(name));
+
+    for (size_t i = 0; i < z->ncmds; i++)
+        zb_near_try(&near, z->cmds[i]->name);
+    z->err = (struct zb_err){ 0 };
+    if (near.found)
+        return zb_fail(&z->err, -EINVAL, "unknown command '%s'; did you mean '%s'?", name,
+                       near.found);
+    return zb_fail(&z->err, -EINVAL, "unknown command '%s'; try: zctl help", name);
 }
 
 int zctl_uid(struct zctl *z, const char *word, uint32_t *ret)

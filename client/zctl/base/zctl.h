@@ -17,14 +17,16 @@
 #include "base/opt.h"
 #include "client/zclient.h"
 
-#define ZCTL_SCHEMA  2 /* of the JSON output; grows when a key changes its meaning or is removed */
-#define ZCTL_JOB_MAX (ZC_NAME_MAX + 12u) /* bytes of a job's name with the uid of its owner */
+#define ZCTL_SCHEMA      2 /* of the JSON output; grows when a key changes its meaning or is removed */
+#define ZCTL_COLUMNS_MAX 64u                 /* of a table */
+#define ZCTL_JOB_MAX     (ZC_NAME_MAX + 12u) /* bytes of a job's name with the uid of its owner */
 /* Exit statuses in addition to the library's. */
 #define ZCTL_EXIT_NO_FIT   7 /* a plan that does not fit */
 #define ZCTL_EXIT_KEEPS    8 /* destroy, without --force, of a job that has commits or snapshots */
 #define ZCTL_EXIT_DEGRADED 8 /* status of a daemon that is not healthy */
 
 struct zctl;
+struct zctl_column;
 
 /** One command. run() returns 0 or a negative errno with z->err set. */
 struct zctl_cmd {
@@ -33,6 +35,18 @@ struct zctl_cmd {
     int (*run)(struct zctl *z, int argc, char **argv); /* these words */
     const struct zb_opt *options;                      /* NULL: none */
     size_t bytes;                                      /* size of the options' struct */
+    /* of the rows that it prints, for -o, which is checked before run(); NULL: it prints no rows */
+    const struct zctl_column *columns;
+    size_t ncolumns;
+};
+#define ZCTL_COLUMNS(table) .columns = (table), .ncolumns = sizeof(table) / sizeof((table)[0])
+
+/** How rows are printed, if not as JSON. */
+struct zctl_style {
+    bool list;           /* one line for each value of a row */
+    bool bare;           /* -H: no headings, a tab between cells, nothing else than rows */
+    bool exact;          /* -p: numbers without units and names of users; nothing is cut */
+    const char *columns; /* keys separated by commas; NULL: those that are shown */
 };
 
 /** One run. */
@@ -42,6 +56,7 @@ struct zctl {
     const char *socket; /* NULL: the library's rule */
     uint32_t wait_ms;   /* for a daemon that starts; 0: none */
     bool json;
+    struct zctl_style style;
     FILE *out;
     struct zc_client *client;   /* NULL until zctl_connect() */
     struct zb_opts opts;        /* of the command; opts.values is its struct */
@@ -55,6 +70,8 @@ struct zctl {
 
 /** Finds a command by name; NULL: there is none. */
 const struct zctl_cmd *zctl_command(const struct zctl *z, const char *name);
+/** Fails with an unknown command: returns -EINVAL, with z->err, which suggests a similar one. */
+int zctl_unknown(struct zctl *z, const char *name);
 
 /** The library's name for a JOB: NAME, or UID/NAME for USER/NAME. NULL: z->err; another call
  * overwrites it. */
@@ -82,6 +99,25 @@ int zctl_failed(struct zctl *z, int rc);
 /** The same for a request that older daemons do not know. */
 int zctl_failed_new(struct zctl *z, int rc);
 
+/* ---- ask.c */
+
+/** Whether questions are asked: standard input is a terminal. */
+bool zctl_asks(void);
+
+/** Asks a question, to which y and yes are the answers that return 0. Others return -EINTR, with
+ * z->err. Where standard input is not a terminal, it is not asked: 0. */
+int zctl_ask(struct zctl *z, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- output.c */
+
+/** Sets json and style from the options, and checks that cmd prints what they ask for: 0, or
+ * -EINVAL with z->err. cmd NULL: unknown, not checked. */
+struct zctl_output {
+    const char *output; /* table, json, list, or keys of columns */
+    bool json, bare, exact;
+};
+int zctl_output(struct zctl *z, const struct zctl_cmd *cmd, const struct zctl_output *o);
+
 /* ---- print.c: rows of structs, as a table for people or JSON for programs */
 
 enum zctl_type {
@@ -92,6 +128,7 @@ enum zctl_type {
     ZCTL_TIME,   /* uint64_t: seconds since 1970; in the table as the local time, with its zone */
     ZCTL_BOOL,   /* bool: "yes" and "no" in the table */
     ZCTL_DOUBLE, /* double */
+    ZCTL_USER,   /* uint32_t: a uid; in the table the name of the user */
     ZCTL_SHARE,  /* double: fraction of 1, in the table as "96%"; negative: unknown, "-" and null */
 };
 
@@ -109,6 +146,10 @@ struct zctl_column {
     const char *heading; /* NULL: derived from the key */
     size_t width_max;    /* of a text in the table; 0: unlimited, if the line has room */
 };
+
+/** The column with a key of `len` bytes, in any case; NULL: there is none. */
+const struct zctl_column *zctl_column(const struct zctl_column *columns, size_t ncolumns,
+                                      const char *key, size_t len);
 
 /** Call after the last write to `out`: 0, or -EIO with z->err. */
 int zctl_written(struct zctl *z);

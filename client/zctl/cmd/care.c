@@ -8,11 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/size.h"
 #include "base/util.h"
 #include "client/zctl/cmd/cmd.h"
+
+#define POLL_MS 1280u /* longest pause between two looks at a scrub */
 
 extern char **environ;
 
@@ -29,21 +32,21 @@ struct scrub_row {
     double percent, elapsed_s, eta_s;
 };
 
+static const struct zctl_column scrub_columns[] = {
+    { "state", ZCTL_TEXT, offsetof(struct scrub_row, scrub.state), ZCTL_SHOWN, NULL, 0 },
+    { "percent", ZCTL_DOUBLE, offsetof(struct scrub_row, percent), ZCTL_SHOWN, NULL, 0 },
+    { "bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.bytes), ZCTL_SHOWN, NULL, 0 },
+    { "total_bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.total_bytes), ZCTL_SHOWN, NULL,
+      0 },
+    { "rate_bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.rate_bytes), ZCTL_SHOWN, NULL, 0 },
+    { "elapsed_s", ZCTL_DOUBLE, offsetof(struct scrub_row, elapsed_s), ZCTL_SHOWN, NULL, 0 },
+    { "eta_s", ZCTL_DOUBLE, offsetof(struct scrub_row, eta_s), ZCTL_SHOWN, NULL, 0 },
+    { "bad_pages", ZCTL_U64, offsetof(struct scrub_row, scrub.bad_pages), ZCTL_SHOWN, NULL, 0 },
+};
+
 static int scrub_show(struct zctl *z, const struct zc_scrub *scrub, const struct zc_message *bad,
                       size_t n)
 {
-    static const struct zctl_column columns[] = {
-        { "state", ZCTL_TEXT, offsetof(struct scrub_row, scrub.state), ZCTL_SHOWN, NULL, 0 },
-        { "percent", ZCTL_DOUBLE, offsetof(struct scrub_row, percent), ZCTL_SHOWN, NULL, 0 },
-        { "bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.bytes), ZCTL_SHOWN, NULL, 0 },
-        { "total_bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.total_bytes), ZCTL_SHOWN, NULL,
-          0 },
-        { "rate_bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.rate_bytes), ZCTL_SHOWN, NULL,
-          0 },
-        { "elapsed_s", ZCTL_DOUBLE, offsetof(struct scrub_row, elapsed_s), ZCTL_SHOWN, NULL, 0 },
-        { "eta_s", ZCTL_DOUBLE, offsetof(struct scrub_row, eta_s), ZCTL_SHOWN, NULL, 0 },
-        { "bad_pages", ZCTL_U64, offsetof(struct scrub_row, scrub.bad_pages), ZCTL_SHOWN, NULL, 0 },
-    };
     struct scrub_row row = { .scrub = *scrub,
                              .elapsed_s = (double)scrub->elapsed_ms / 1e3,
                              .eta_s = (double)scrub->eta_ms / 1e3 };
@@ -51,7 +54,8 @@ static int scrub_show(struct zctl *z, const struct zc_scrub *scrub, const struct
 
     if (scrub->total_bytes > 0)
         row.percent = 100 * (double)scrub->bytes / (double)scrub->total_bytes;
-    rc = zctl_print_more(z, columns, ZB_COUNT(columns), &row, 1, sizeof(row), "bad", bad, n);
+    rc = zctl_print_more(z, scrub_columns, ZB_COUNT(scrub_columns), &row, 1, sizeof(row), "bad",
+                         bad, n);
     if (rc == 0 && scrub->bad_pages > 0)
         rc = zb_fail(&z->err, -EBADMSG, "%llu pages are bad", (unsigned long long)scrub->bad_pages);
     return rc;
@@ -59,13 +63,48 @@ static int scrub_show(struct zctl *z, const struct zc_scrub *scrub, const struct
 
 struct scrub_options {
     uint64_t rate_bytes;
+    bool until_done;
 };
 
 static const struct zb_opt scrub_options[] = {
     { "rate", ZB_OPT_SIZE, ZB_OPT_AT(struct scrub_options, rate_bytes), .arg = "SIZE",
       .help = "bytes per second (start, resume); default: a tenth of the drives' speed" },
+    { "until-done", ZB_OPT_FLAG, ZB_OPT_AT(struct scrub_options, until_done), .letter = 'w',
+      .help = "wait for the end (start, resume, status): exit status 0 if all pages are good, 6 if "
+              "some are bad, 1 if it was paused or stopped" },
     { 0 },
 };
+
+/** Asks until the scrub does not run any more. */
+static int scrub_await(struct zctl *z, struct zc_scrub *state, struct zc_message **bad, size_t *n)
+{
+    unsigned ms = 20;
+    int rc = 0;
+
+    while (rc == 0 && strcmp(state->state, "running") == 0) {
+        const struct timespec pause = { .tv_sec = ms / 1000,
+                                        .tv_nsec = (long)(ms % 1000) * 1000000 };
+
+        (void)nanosleep(&pause, NULL);
+        ms = ms < POLL_MS ? ms * 2 : POLL_MS;
+        zc_rows_free(*bad);
+        *bad = NULL;
+        rc = zctl_failed(z, zc_scrub_wait(z->client, ZC_SCRUB_STATUS, 0, state, bad, n));
+    }
+    return rc;
+}
+
+/** Waits for the end of a scrub, and shows it. */
+static int scrub_finish(struct zctl *z, struct zc_scrub *state, struct zc_message **bad, size_t *n)
+{
+    int rc = scrub_await(z, state, bad, n);
+
+    if (rc == 0)
+        rc = scrub_show(z, state, *bad, *n);
+    if (rc == 0 && (strcmp(state->state, "paused") == 0 || strcmp(state->state, "stopped") == 0))
+        rc = zb_fail(&z->err, -EINTR, "the scrub was %s: not all pages are verified", state->state);
+    return rc;
+}
 
 static int scrub(struct zctl *z, int argc, char **argv)
 {
@@ -83,12 +122,14 @@ static int scrub(struct zctl *z, int argc, char **argv)
                        "scrub must be status, start, pause, resume or stop, not '%s'", argv[0]);
     if (zb_opt_given(&z->opts, "rate") && action != ZC_SCRUB_START && action != ZC_SCRUB_RESUME)
         return zb_fail(&z->err, -EINVAL, "--rate is for scrub start and scrub resume");
+    if (o->until_done && (action == ZC_SCRUB_PAUSE || action == ZC_SCRUB_STOP))
+        return zb_fail(&z->err, -EINVAL, "--until-done is for scrub start, resume and status");
     rc = zctl_connect(z);
     if (rc == 0)
         rc = zctl_failed(z, zc_scrub_wait(z->client, (enum zc_scrub_action)action, o->rate_bytes,
                                           &state, &bad, &n));
     if (rc == 0)
-        rc = scrub_show(z, &state, bad, n);
+        rc = o->until_done ? scrub_finish(z, &state, &bad, &n) : scrub_show(z, &state, bad, n);
     zc_rows_free(bad);
     return rc;
 }
@@ -102,6 +143,7 @@ const struct zctl_cmd zctl_scrub = {
     .run = scrub,
     .options = scrub_options,
     .bytes = sizeof(struct scrub_options),
+    ZCTL_COLUMNS(scrub_columns),
 };
 
 /* ---- fsck */
@@ -162,21 +204,22 @@ static int fsck_offline(struct zctl *z, const char *folder)
                    "the check of '%s' ended with status %d", folder, WEXITSTATUS(status));
 }
 
+static const struct zctl_column fsck_columns[] = {
+    { "jobs", ZCTL_U64, offsetof(struct zc_fsck, jobs), ZCTL_SHOWN, NULL, 0 },
+    { "versions", ZCTL_U64, offsetof(struct zc_fsck, versions), ZCTL_SHOWN, NULL, 0 },
+    { "snapshots", ZCTL_U64, offsetof(struct zc_fsck, snapshots), ZCTL_SHOWN, NULL, 0 },
+    { "rows", ZCTL_U64, offsetof(struct zc_fsck, rows), ZCTL_SHOWN, NULL, 0 },
+    { "pages", ZCTL_U64, offsetof(struct zc_fsck, pages), ZCTL_SHOWN, NULL, 0 },
+    { "bytes", ZCTL_SIZE, offsetof(struct zc_fsck, bytes), ZCTL_SHOWN, NULL, 0 },
+    { "sequence", ZCTL_U64, offsetof(struct zc_fsck, sequence), ZCTL_SHOWN, NULL, 0 },
+    { "problems", ZCTL_U64, offsetof(struct zc_fsck, problems_total), ZCTL_SHOWN, NULL, 0 },
+};
+
 static int fsck_show(struct zctl *z, const struct zc_fsck *fsck, const struct zc_message *problems,
                      size_t n)
 {
-    static const struct zctl_column columns[] = {
-        { "jobs", ZCTL_U64, offsetof(struct zc_fsck, jobs), ZCTL_SHOWN, NULL, 0 },
-        { "versions", ZCTL_U64, offsetof(struct zc_fsck, versions), ZCTL_SHOWN, NULL, 0 },
-        { "snapshots", ZCTL_U64, offsetof(struct zc_fsck, snapshots), ZCTL_SHOWN, NULL, 0 },
-        { "rows", ZCTL_U64, offsetof(struct zc_fsck, rows), ZCTL_SHOWN, NULL, 0 },
-        { "pages", ZCTL_U64, offsetof(struct zc_fsck, pages), ZCTL_SHOWN, NULL, 0 },
-        { "bytes", ZCTL_SIZE, offsetof(struct zc_fsck, bytes), ZCTL_SHOWN, NULL, 0 },
-        { "sequence", ZCTL_U64, offsetof(struct zc_fsck, sequence), ZCTL_SHOWN, NULL, 0 },
-        { "problems", ZCTL_U64, offsetof(struct zc_fsck, problems_total), ZCTL_SHOWN, NULL, 0 },
-    };
-    int rc = zctl_print_more(z, columns, ZB_COUNT(columns), fsck, 1, sizeof(*fsck), "problems",
-                             problems, n);
+    int rc = zctl_print_more(z, fsck_columns, ZB_COUNT(fsck_columns), fsck, 1, sizeof(*fsck),
+                             "problems", problems, n);
 
     if (rc == 0 && fsck->problems_total > 0)
         rc = zb_fail(&z->err, -EBADMSG, "%llu problems", (unsigned long long)fsck->problems_total);
@@ -223,6 +266,7 @@ const struct zctl_cmd zctl_fsck = {
     .run = fsck_run,
     .options = fsck_options,
     .bytes = sizeof(struct fsck_options),
+    ZCTL_COLUMNS(fsck_columns),
 };
 
 /* ---- df */
@@ -262,20 +306,21 @@ static struct df_row df_job(const struct zc_df_row *from)
     return r;
 }
 
+static const struct zctl_column df_columns[] = {
+    { "kind", ZCTL_TEXT, offsetof(struct df_row, kind), ZCTL_JSON_ONLY, NULL, 0 },
+    { "name", ZCTL_TEXT, offsetof(struct df_row, name), ZCTL_SHOWN, NULL, 0 },
+    { "committed", ZCTL_SIZE, offsetof(struct df_row, committed), ZCTL_SHOWN, NULL, 0 },
+    { "prepared", ZCTL_SIZE, offsetof(struct df_row, prepared), ZCTL_SHOWN, NULL, 0 },
+    { "snapshots", ZCTL_SIZE, offsetof(struct df_row, snapshots), ZCTL_SHOWN, NULL, 0 },
+    { "working", ZCTL_SIZE, offsetof(struct df_row, working), ZCTL_SHOWN, NULL, 0 },
+    { "reserved", ZCTL_SIZE, offsetof(struct df_row, reserved), ZCTL_SHOWN, NULL, 0 },
+    { "total", ZCTL_SIZE, offsetof(struct df_row, total), ZCTL_SHOWN, NULL, 0 },
+    { "shared", ZCTL_SIZE, offsetof(struct df_row, shared), ZCTL_SHOWN, NULL, 0 },
+    { "uid", ZCTL_U32, offsetof(struct df_row, uid), ZCTL_JSON_ONLY, NULL, 0 },
+};
+
 static int df_show(struct zctl *z, const struct zc_df *df, const struct zc_df_row *jobs, size_t n)
 {
-    static const struct zctl_column columns[] = {
-        { "kind", ZCTL_TEXT, offsetof(struct df_row, kind), ZCTL_JSON_ONLY, NULL, 0 },
-        { "name", ZCTL_TEXT, offsetof(struct df_row, name), ZCTL_SHOWN, NULL, 0 },
-        { "committed", ZCTL_SIZE, offsetof(struct df_row, committed), ZCTL_SHOWN, NULL, 0 },
-        { "prepared", ZCTL_SIZE, offsetof(struct df_row, prepared), ZCTL_SHOWN, NULL, 0 },
-        { "snapshots", ZCTL_SIZE, offsetof(struct df_row, snapshots), ZCTL_SHOWN, NULL, 0 },
-        { "working", ZCTL_SIZE, offsetof(struct df_row, working), ZCTL_SHOWN, NULL, 0 },
-        { "reserved", ZCTL_SIZE, offsetof(struct df_row, reserved), ZCTL_SHOWN, NULL, 0 },
-        { "total", ZCTL_SIZE, offsetof(struct df_row, total), ZCTL_SHOWN, NULL, 0 },
-        { "shared", ZCTL_SIZE, offsetof(struct df_row, shared), ZCTL_SHOWN, NULL, 0 },
-        { "uid", ZCTL_U32, offsetof(struct df_row, uid), ZCTL_JSON_ONLY, NULL, 0 },
-    };
     struct df_row *rows = calloc(n + 4, sizeof(*rows)), all = df_row("total", df->meta + df->free);
     int rc;
 
@@ -294,7 +339,7 @@ static int df_show(struct zctl *z, const struct zc_df *df, const struct zc_df_ro
     rows[n + 1] = df_row("free", df->free);
     rows[n + 2] = all;
     rows[n + 3] = df_row("catalog", df->catalog_bytes);
-    rc = zctl_print(z, columns, ZB_COUNT(columns), rows, n + 4, sizeof(*rows));
+    rc = zctl_print(z, df_columns, ZB_COUNT(df_columns), rows, n + 4, sizeof(*rows));
     free(rows);
     if (rc == 0 && all.total != df->total)
         rc = zb_fail(
@@ -329,6 +374,7 @@ const struct zctl_cmd zctl_df = {
     .argc_min = 0,
     .argc_max = 0,
     .run = df_run,
+    ZCTL_COLUMNS(df_columns),
 };
 
 /* ---- shares and budgets */

@@ -16,8 +16,8 @@ extern const struct zb_opt zctl_options[];
 
 struct zctl_globals {
     const char *socket;
-    uint32_t json; /* 1: -o json. --json is as_json */
-    bool as_json, help, version;
+    struct zctl_output output; /* output.json is --json */
+    bool help, version;
     double wait_ms;
 };
 

@@ -159,6 +159,12 @@ static int config(struct zctl *z, int argc, char **argv)
     return rc;
 }
 
+/* For -o: the columns of config show, then those of config check that it does not have. */
+static const struct zctl_column config_keys[] = {
+    { .key = "option" },  { .key = "value" }, { .key = "source" }, { .key = "pending" },
+    { .key = "restart" }, { .key = "key" },   { .key = "effect" }, { .key = "because" },
+};
+
 const struct zctl_cmd zctl_config = {
     .name = "config",
     .args = "show | check FILE",
@@ -168,4 +174,5 @@ const struct zctl_cmd zctl_config = {
     .run = config,
     .options = config_options,
     .bytes = sizeof(struct config_options),
+    ZCTL_COLUMNS(config_keys),
 };

@@ -461,16 +461,17 @@ struct export_row {
     uint64_t iterations, applied, files, tensors, bytes;
 };
 
+static const struct zctl_column columns[] = {
+    { "job", ZCTL_TEXT, offsetof(struct export_row, job), ZCTL_SHOWN, NULL, 0 },
+    { "iterations", ZCTL_U64, offsetof(struct export_row, iterations), ZCTL_SHOWN, NULL, 0 },
+    { "applied", ZCTL_U64, offsetof(struct export_row, applied), ZCTL_SHOWN, NULL, 0 },
+    { "files", ZCTL_U64, offsetof(struct export_row, files), ZCTL_SHOWN, NULL, 0 },
+    { "tensors", ZCTL_U64, offsetof(struct export_row, tensors), ZCTL_SHOWN, NULL, 0 },
+    { "bytes", ZCTL_SIZE, offsetof(struct export_row, bytes), ZCTL_SHOWN, NULL, 0 },
+};
+
 static int export_show(struct export *x, const char *job)
 {
-    static const struct zctl_column columns[] = {
-        { "job", ZCTL_TEXT, offsetof(struct export_row, job), ZCTL_SHOWN, NULL, 0 },
-        { "iterations", ZCTL_U64, offsetof(struct export_row, iterations), ZCTL_SHOWN, NULL, 0 },
-        { "applied", ZCTL_U64, offsetof(struct export_row, applied), ZCTL_SHOWN, NULL, 0 },
-        { "files", ZCTL_U64, offsetof(struct export_row, files), ZCTL_SHOWN, NULL, 0 },
-        { "tensors", ZCTL_U64, offsetof(struct export_row, tensors), ZCTL_SHOWN, NULL, 0 },
-        { "bytes", ZCTL_SIZE, offsetof(struct export_row, bytes), ZCTL_SHOWN, NULL, 0 },
-    };
     struct export_row row = { .iterations = x->model.iterations,
                               .applied = x->model.applied,
                               .files = x->nfiles,
@@ -536,4 +537,5 @@ const struct zctl_cmd zctl_export = {
     .run = export_cmd,
     .options = export_options,
     .bytes = sizeof(struct export_options),
+    ZCTL_COLUMNS(columns),
 };

@@ -16,9 +16,15 @@ const struct zb_opt zctl_options[] = {
           "$XDG_RUNTIME_DIR/zshard.sock and /run/zshard/zshard.sock at which a daemon answers" },
     { "wait", ZB_OPT_REAL, AT(wait_ms), .arg = "SECONDS", .max = 86400, .zero = true, .scale = 1000,
       .help = "how long to wait for a daemon that is starting", .absent = "not at all" },
-    { "output", ZB_OPT_CHOICE, AT(json), .letter = 'o', .choices = "table json", .def = "table",
-      .help = "a table, or one JSON object" },
-    { "json", ZB_OPT_FLAG, AT(as_json), .help = "the same as --output json" },
+    { "output", ZB_OPT_TEXT, AT(output.output), .letter = 'o', .arg = "FORM", .def = "table",
+      .help = "table; json: one JSON object; list: a line for each value of a row; or columns of "
+              "the table, by their names in the JSON: name,uid,host_bytes" },
+    { "json", ZB_OPT_FLAG, AT(output.json), .help = "the same as --output json" },
+    { "parsable", ZB_OPT_FLAG, AT(output.exact), .letter = 'p',
+      .help = "exact numbers in tables: sizes in bytes, times in seconds since 1970; nothing is "
+              "cut" },
+    { "no-header", ZB_OPT_FLAG, AT(output.bare), .letter = 'H',
+      .help = "for scripts: only rows, with one tab between columns" },
     { "help", ZB_OPT_FLAG, AT(help), .letter = 'h',
       .help = "show this help, or that of a command" },
     { "version", ZB_OPT_FLAG, AT(version),
@@ -54,11 +60,27 @@ static void help_all(const struct zctl *z)
     (void)fputs("\nOptions:\n", z->out);
     zb_opt_help(z->out, zctl_options);
     (void)fputs("\n"
+                "zctl help COMMAND shows the options of a command; man zctl-COMMAND explains it.\n"
+                "\n"
                 "Exit status: 0; 2 usage; 3 the daemon is not there or was lost; 4 refused (does\n"
                 "not fit, not allowed, not found); 6 stored bytes are corrupt; 7 a plan that does\n"
                 "not fit; 8 a job that saved something, and is destroyed without --force,\n"
                 "or the status of a daemon that is not healthy; 1 anything else.\n",
                 z->out);
+}
+
+/* The names of a command's columns. */
+static void help_columns(FILE *out, const struct zctl_cmd *cmd)
+{
+    char names[1024] = "";
+
+    for (size_t i = 0, at = 0; i < cmd->ncolumns && at < sizeof(names); i++)
+        at += (size_t)snprintf(names + at, sizeof(names) - at, "%s%s", i > 0 ? ", " : "",
+                               cmd->columns[i].key);
+    if (!cmd->columns)
+        return;
+    (void)fputs("\nColumns, for -o:\n  ", out);
+    zb_opt_wrap(out, names, 2);
 }
 
 int zctl_show_help(struct zctl *z, const struct zctl_cmd *cmd)
@@ -74,6 +96,8 @@ int zctl_show_help(struct zctl *z, const struct zctl_cmd *cmd)
     zb_opt_usage(z->out, begin, cmd->options);
     (void)fprintf(z->out, "\n%s\n%s", cmd->help, cmd->options ? "\n" : "");
     zb_opt_help(z->out, cmd->options);
+    help_columns(z->out, cmd);
+    (void)fprintf(z->out, "\nMan page: zctl-%s(1)\n", cmd->name);
     return zctl_written(z);
 }
 
@@ -82,7 +106,7 @@ static int help(struct zctl *z, int argc, char **argv)
     const struct zctl_cmd *cmd = argc > 0 ? zctl_command(z, argv[0]) : NULL;
 
     if (argc > 0 && !cmd)
-        return zb_fail(&z->err, -EINVAL, "unknown command '%s'; try: zctl help", argv[0]);
+        return zctl_unknown(z, argv[0]);
     return zctl_show_help(z, cmd);
 }
 
@@ -139,6 +163,32 @@ static void completion_row(FILE *out, const struct zctl_cmd *c)
     (void)fputs("\" ;;\n", out);
 }
 
+/* Completes the value of -o: a form, or columns of the command, of which there may be several. */
+static void completion_columns(const struct zctl *z)
+{
+    (void)fputs("    if [[ $before == --output || $before =~ ^-[pH]*o$ ]]; then\n"
+                "        words='json list table'\n"
+                "        case $command in\n",
+                z->out);
+    for (size_t i = 0; i < z->ncmds; i++) {
+        const struct zctl_cmd *c = z->cmds[i];
+
+        if (!c->columns)
+            continue;
+        (void)fprintf(z->out, "        %s) words+='", c->name);
+        for (size_t k = 0; k < c->ncolumns; k++)
+            (void)fprintf(z->out, " %s", c->columns[k].key);
+        (void)fputs("' ;;\n", z->out);
+    }
+    (void)fputs(
+        "        esac\n"
+        "        COMPREPLY=($(compgen -P \"${current%\"${current##*,}\"}\" -W \"$words\" -- "
+        "\"${current##*,}\"))\n"
+        "        return\n"
+        "    fi\n",
+        z->out);
+}
+
 static int completion(struct zctl *z, int argc, char **argv)
 {
     (void)argc;
@@ -155,20 +205,22 @@ static int completion(struct zctl *z, int argc, char **argv)
     (void)fputs("'\n"
                 "    COMPREPLY=()\n"
                 "    case $before in\n"
-                "    -o) COMPREPLY=($(compgen -W 'json table' -- \"$current\")); return ;;\n"
                 "    -s | --socket | --data | --config) COMPREPLY=($(compgen -f -- \"$current\")); "
                 "return ;;\n"
                 "    esac\n"
                 "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
                 "        case ${COMP_WORDS[i]} in\n"
-                "        -o | -s | --socket | --output | --wait) ((i++)) ;;\n"
+                "        -o | -[pH]o | -[pH][pH]o | -s | --socket | --output | --wait) ((i++)) ;;\n"
                 "        -*) ;;\n"
                 "        *) command=${COMP_WORDS[i]}; break ;;\n"
                 "        esac\n"
-                "    done\n"
-                "    case $command in\n"
-                "    '') words=\"$commands -o -s --socket --wait --json --help --version\" ;;\n",
+                "    done\n",
                 z->out);
+    completion_columns(z);
+    (void)fputs(
+        "    case $command in\n"
+        "    '') words=\"$commands -o -p -H -s --socket --wait --json --help --version\" ;;\n",
+        z->out);
     for (size_t i = 0; i < z->ncmds; i++)
         if (*z->cmds[i]->args || z->cmds[i]->options)
             completion_row(z->out, z->cmds[i]);

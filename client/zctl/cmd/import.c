@@ -423,16 +423,17 @@ struct import_row {
     bool optimizer;
 };
 
+static const struct zctl_column columns[] = {
+    { "job", ZCTL_TEXT, offsetof(struct import_row, job), ZCTL_SHOWN, NULL, 0 },
+    { "iterations", ZCTL_U64, offsetof(struct import_row, iterations), ZCTL_SHOWN, NULL, 0 },
+    { "applied", ZCTL_U64, offsetof(struct import_row, applied), ZCTL_SHOWN, NULL, 0 },
+    { "files", ZCTL_U64, offsetof(struct import_row, files), ZCTL_SHOWN, NULL, 0 },
+    { "tensors", ZCTL_U64, offsetof(struct import_row, tensors), ZCTL_SHOWN, NULL, 0 },
+    { "optimizer", ZCTL_BOOL, offsetof(struct import_row, optimizer), ZCTL_SHOWN, NULL, 0 },
+};
+
 static int import_show(const struct import *x, const char *name)
 {
-    static const struct zctl_column columns[] = {
-        { "job", ZCTL_TEXT, offsetof(struct import_row, job), ZCTL_SHOWN, NULL, 0 },
-        { "iterations", ZCTL_U64, offsetof(struct import_row, iterations), ZCTL_SHOWN, NULL, 0 },
-        { "applied", ZCTL_U64, offsetof(struct import_row, applied), ZCTL_SHOWN, NULL, 0 },
-        { "files", ZCTL_U64, offsetof(struct import_row, files), ZCTL_SHOWN, NULL, 0 },
-        { "tensors", ZCTL_U64, offsetof(struct import_row, tensors), ZCTL_SHOWN, NULL, 0 },
-        { "optimizer", ZCTL_BOOL, offsetof(struct import_row, optimizer), ZCTL_SHOWN, NULL, 0 },
-    };
     struct import_row row = { .iterations = x->model.iterations,
                               .applied = x->model.applied,
                               .files = x->files.n,
@@ -499,4 +500,5 @@ const struct zctl_cmd zctl_import = {
     .run = import_cmd,
     .options = import_options,
     .bytes = sizeof(struct import_options),
+    ZCTL_COLUMNS(columns),
 };

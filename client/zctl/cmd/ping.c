@@ -15,18 +15,17 @@ struct ping_row {
     double round_trip_us;
 };
 
+static const struct zctl_column columns[] = {
+    { "server", ZCTL_TEXT, offsetof(struct ping_row, server), ZCTL_SHOWN, NULL, 0 },
+    { "pid", ZCTL_U64, offsetof(struct ping_row, pid), ZCTL_SHOWN, NULL, 0 },
+    { "protocol", ZCTL_U32, offsetof(struct ping_row, protocol), ZCTL_SHOWN, NULL, 0 },
+    { "page_elems", ZCTL_U32, offsetof(struct ping_row, page_elems), ZCTL_SHOWN, NULL, 0 },
+    { "block_elems", ZCTL_U32, offsetof(struct ping_row, block_elems), ZCTL_JSON_ONLY, NULL, 0 },
+    { "round_trip_us", ZCTL_DOUBLE, offsetof(struct ping_row, round_trip_us), ZCTL_SHOWN, NULL, 0 },
+};
+
 static int ping(struct zctl *z, int argc, char **argv)
 {
-    static const struct zctl_column columns[] = {
-        { "server", ZCTL_TEXT, offsetof(struct ping_row, server), ZCTL_SHOWN, NULL, 0 },
-        { "pid", ZCTL_U64, offsetof(struct ping_row, pid), ZCTL_SHOWN, NULL, 0 },
-        { "protocol", ZCTL_U32, offsetof(struct ping_row, protocol), ZCTL_SHOWN, NULL, 0 },
-        { "page_elems", ZCTL_U32, offsetof(struct ping_row, page_elems), ZCTL_SHOWN, NULL, 0 },
-        { "block_elems", ZCTL_U32, offsetof(struct ping_row, block_elems), ZCTL_JSON_ONLY, NULL,
-          0 },
-        { "round_trip_us", ZCTL_DOUBLE, offsetof(struct ping_row, round_trip_us), ZCTL_SHOWN, NULL,
-          0 },
-    };
     struct ping_row row = { 0 };
     const struct zc_server *server;
     uint64_t best_ns = UINT64_MAX;
@@ -59,4 +58,5 @@ const struct zctl_cmd zctl_ping = {
     .argc_min = 0,
     .argc_max = 0,
     .run = ping,
+    ZCTL_COLUMNS(columns),
 };

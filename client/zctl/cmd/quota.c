@@ -37,23 +37,24 @@ static const struct zctl_column columns[] = {
     { "exempt", ZCTL_BOOL, offsetof(struct quota_row, q.exempt), ZCTL_JSON_ONLY, NULL, 0 },
 };
 
-static void limit_text(char *to, size_t size, const struct zc_quota *q, uint64_t max, bool bytes)
+static void limit_text(char *to, size_t size, const struct zc_quota *q, uint64_t max, bool units)
 {
     if (q->exempt || max == 0)
         (void)snprintf(to, size, "none");
-    else if (bytes)
+    else if (units)
         (void)snprintf(to, size, "%s", zb_size_text(max).s);
     else
         (void)snprintf(to, size, "%llu", (unsigned long long)max);
 }
 
-static struct quota_row quota_row(const struct zc_quota *q)
+static struct quota_row quota_row(const struct zctl *z, const struct zc_quota *q)
 {
     struct quota_row r = { .q = *q, .user = zctl_user(q->uid) };
+    bool units = z->json || !z->style.exact;
 
-    limit_text(r.host, sizeof(r.host), q, q->host_max, true);
-    limit_text(r.nvme, sizeof(r.nvme), q, q->nvme_max, true);
-    limit_text(r.gpu, sizeof(r.gpu), q, q->gpu_max, true);
+    limit_text(r.host, sizeof(r.host), q, q->host_max, units);
+    limit_text(r.nvme, sizeof(r.nvme), q, q->nvme_max, units);
+    limit_text(r.gpu, sizeof(r.gpu), q, q->gpu_max, units);
     limit_text(r.jobs, sizeof(r.jobs), q, q->jobs_max, false);
     return r;
 }
@@ -70,7 +71,7 @@ static int quota_list(struct zctl *z)
     if (rc == 0 && !(rows = calloc(n + 1, sizeof(*rows))))
         rc = zb_fail(&z->err, -ENOMEM, "%zu rows: %m", n);
     for (size_t i = 0; rc == 0 && i < n; i++)
-        rows[i] = quota_row(&from[i]);
+        rows[i] = quota_row(z, &from[i]);
     if (rc == 0)
         rc = zctl_print(z, columns, ZB_COUNT(columns), rows, n, sizeof(*rows));
     free(rows);
@@ -138,4 +139,5 @@ const struct zctl_cmd zctl_quota = {
     .argc_min = 0,
     .argc_max = WORDS_MAX,
     .run = quota,
+    ZCTL_COLUMNS(columns),
 };

@@ -38,15 +38,16 @@ static int restart_await(struct zctl *z)
     return zctl_connect(z);
 }
 
+static const struct zctl_column columns[] = {
+    { "job", ZCTL_TEXT, offsetof(struct zc_restart_row, job), ZCTL_SHOWN, NULL, 0 },
+    { "uid", ZCTL_USER, offsetof(struct zc_restart_row, uid), ZCTL_SHOWN, "USER", 0 },
+    { "attached", ZCTL_U32, offsetof(struct zc_restart_row, attached), ZCTL_SHOWN, "RANKS", 0 },
+    { "fate", ZCTL_TEXT, offsetof(struct zc_restart_row, fate), ZCTL_SHOWN, NULL, 0 },
+    { "why", ZCTL_TEXT, offsetof(struct zc_restart_row, why), ZCTL_SHOWN, NULL, 0 },
+};
+
 static int restart(struct zctl *z, int argc, char **argv)
 {
-    static const struct zctl_column columns[] = {
-        { "job", ZCTL_TEXT, offsetof(struct zc_restart_row, job), ZCTL_SHOWN, NULL, 0 },
-        { "uid", ZCTL_U32, offsetof(struct zc_restart_row, uid), ZCTL_SHOWN, NULL, 0 },
-        { "attached", ZCTL_U32, offsetof(struct zc_restart_row, attached), ZCTL_SHOWN, "RANKS", 0 },
-        { "fate", ZCTL_TEXT, offsetof(struct zc_restart_row, fate), ZCTL_SHOWN, NULL, 0 },
-        { "why", ZCTL_TEXT, offsetof(struct zc_restart_row, why), ZCTL_SHOWN, NULL, 0 },
-    };
     const struct restart_options *o = z->opts.values;
     struct zc_restart_row *rows = NULL;
     size_t n = 0;
@@ -73,4 +74,5 @@ const struct zctl_cmd zctl_restart = {
     .run = restart,
     .options = restart_options,
     .bytes = sizeof(struct restart_options),
+    ZCTL_COLUMNS(columns),
 };

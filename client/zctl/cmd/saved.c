@@ -137,12 +137,14 @@ static int clone_saved(struct zctl *z, int argc, char **argv)
 #define NAMES_SHOWN 3u /* snapshots that a refusal names */
 
 struct destroy_options {
-    bool force;
+    bool force, yes;
 };
 
 static const struct zb_opt destroy_options[] = {
     { "force", ZB_OPT_FLAG, ZB_OPT_AT(struct destroy_options, force),
       .help = "also a job that has a commit or snapshots, with all of them" },
+    { "yes", ZB_OPT_FLAG, ZB_OPT_AT(struct destroy_options, yes), .letter = 'y',
+      .help = "on a terminal: do not ask" },
     { 0 },
 };
 
@@ -162,37 +164,62 @@ static const struct zctl_column destroy_columns[] = {
     { "nvme_bytes", ZCTL_SIZE, offsetof(struct destroyed, nvme_bytes), ZCTL_SHOWN, NULL, 0 },
 };
 
-/* Rejects destroying a job with saved state; the message lists what would be lost. */
-static int destroy_keeps(struct zctl *z, const char *name, const struct zc_job_row *job)
+struct kept {
+    char text[NAMES_SHOWN * (ZC_NAME_MAX + 4) + 64];
+};
+
+/* What a job has saved: "a commit of step 7 and 1 snapshot (s)", or "nothing that is saved". */
+static int kept_read(struct zctl *z, const char *name, const struct zc_job_row *job,
+                     struct kept *ret)
 {
     struct zc_snapshot_row *rows = NULL;
-    char what[NAMES_SHOWN * (ZC_NAME_MAX + 4) + 64] = "";
-    size_t n = 0, at = 0;
+    char *what = ret->text;
+    size_t n = 0, at = 0, size = sizeof(ret->text);
     int rc = zctl_failed(z, zc_snapshots_wait(z->client, name, &rows, &n));
 
     if (rc < 0)
         return rc;
+    (void)snprintf(what, size, "nothing that is saved");
     if (job->committed)
-        at += (size_t)snprintf(what, sizeof(what), "a commit of step %llu%s",
+        at += (size_t)snprintf(what, size, "a commit of step %llu%s",
                                (unsigned long long)job->committed_iterations, n > 0 ? " and " : "");
     if (n > 0)
-        at +=
-            (size_t)snprintf(what + at, sizeof(what) - at, "%zu snapshot%s (", n, n > 1 ? "s" : "");
+        at += (size_t)snprintf(what + at, size - at, "%zu snapshot%s (", n, n > 1 ? "s" : "");
     for (size_t i = 0; i < n && i < NAMES_SHOWN; i++)
-        at +=
-            (size_t)snprintf(what + at, sizeof(what) - at, "%s%s", i > 0 ? ", " : "", rows[i].name);
+        at += (size_t)snprintf(what + at, size - at, "%s%s", i > 0 ? ", " : "", rows[i].name);
     if (n > 0)
-        (void)snprintf(what + at, sizeof(what) - at, "%s)", n > NAMES_SHOWN ? ", ..." : "");
+        (void)snprintf(what + at, size - at, "%s)", n > NAMES_SHOWN ? ", ..." : "");
     zc_rows_free(rows);
+    return 0;
+}
+
+/* Rejects destroying a job with saved state, and lists what would be lost; with --force asks. */
+static int destroy_check(struct zctl *z, const char *name, const struct zc_job_row *job,
+                         const struct destroy_options *o)
+{
+    bool keeps = job->committed || job->snapshots > 0;
+    struct kept kept;
+    int rc;
+
+    if (job->attached > 0) /* the daemon rejects it */
+        return 0;
+    if ((o->force || !keeps) && (o->yes || !zctl_asks()))
+        return 0;
+    rc = kept_read(z, name, job, &kept);
+    if (rc < 0)
+        return rc;
+    if (o->force || !keeps)
+        return zctl_ask(z, "Destroy job '%s', with %s?", job->name, kept.text);
     z->status = ZCTL_EXIT_KEEPS;
     return zb_fail(&z->err, -EBUSY,
                    "job '%s' has %s, and nothing was destroyed: give --force to destroy all of it, "
                    "or JOB@SNAPSHOT to destroy one snapshot",
-                   job->name, what);
+                   job->name, kept.text);
 }
 
 /* Destroys a job; ret describes what it held. The daemon rejects unknown and foreign jobs. */
-static int destroy_job(struct zctl *z, const char *name, bool force, struct destroyed *ret)
+static int destroy_job(struct zctl *z, const char *name, const struct destroy_options *o,
+                       struct destroyed *ret)
 {
     struct zc_job_row *rows = NULL;
     size_t n = 0;
@@ -203,24 +230,29 @@ static int destroy_job(struct zctl *z, const char *name, bool force, struct dest
         ret->snapshots = rows->snapshots;
         ret->host_bytes = rows->host_bytes;
         ret->nvme_bytes = rows->nvme_bytes;
-        if (!force && rows->attached == 0 && (rows->committed || rows->snapshots > 0))
-            rc = destroy_keeps(z, name, rows);
+        rc = destroy_check(z, name, rows, o);
     }
     zc_rows_free(rows);
     return rc < 0 ? rc : zctl_failed(z, zc_job_destroy_wait(z->client, name));
 }
 
-static int destroy_snapshot(struct zctl *z, const struct zctl_saved *what, struct destroyed *ret)
+static int destroy_snapshot(struct zctl *z, const struct zctl_saved *what,
+                            const struct destroy_options *o, struct destroyed *ret)
 {
     struct zc_snapshot_row *rows = NULL;
+    bool there = false;
     size_t n = 0;
     int rc = zctl_failed(z, zc_snapshots_wait(z->client, what->job, &rows, &n));
 
     ret->snapshots = 1;
     for (size_t i = 0; rc == 0 && i < n; i++)
-        if (strcmp(rows[i].name, what->snapshot) == 0)
+        if (strcmp(rows[i].name, what->snapshot) == 0) {
             ret->nvme_bytes = rows[i].own_bytes;
+            there = true;
+        }
     zc_rows_free(rows);
+    if (rc == 0 && there && !o->yes)
+        rc = zctl_ask(z, "Destroy snapshot '%s' of job '%s'?", what->snapshot, what->job);
     return rc < 0 ? rc
                   : zctl_failed(z, zc_snapshot_destroy_wait(z->client, what->job, what->snapshot));
 }
@@ -239,8 +271,7 @@ static int destroy(struct zctl *z, int argc, char **argv)
         return rc;
     memcpy(gone.job, what.job, sizeof(gone.job));
     memcpy(gone.snapshot, what.snapshot, sizeof(gone.snapshot));
-    rc = *what.snapshot ? destroy_snapshot(z, &what, &gone)
-                        : destroy_job(z, what.job, o->force, &gone);
+    rc = *what.snapshot ? destroy_snapshot(z, &what, o, &gone) : destroy_job(z, what.job, o, &gone);
     return rc < 0
                ? rc
                : zctl_print(z, destroy_columns, ZB_COUNT(destroy_columns), &gone, 1, sizeof(gone));
@@ -253,6 +284,7 @@ const struct zctl_cmd zctl_clone = {
     .argc_min = 2,
     .argc_max = 2,
     .run = clone_saved,
+    ZCTL_COLUMNS(columns),
 };
 
 const struct zctl_cmd zctl_destroy = {
@@ -264,6 +296,7 @@ const struct zctl_cmd zctl_destroy = {
     .run = destroy,
     .options = destroy_options,
     .bytes = sizeof(struct destroy_options),
+    ZCTL_COLUMNS(destroy_columns),
 };
 
 const struct zctl_cmd zctl_rollback = {
@@ -273,6 +306,7 @@ const struct zctl_cmd zctl_rollback = {
     .argc_min = 2,
     .argc_max = 2,
     .run = rollback,
+    ZCTL_COLUMNS(columns),
 };
 
 const struct zctl_cmd zctl_snapshot = {
@@ -284,6 +318,7 @@ const struct zctl_cmd zctl_snapshot = {
     .run = snapshot,
     .options = snapshot_options,
     .bytes = sizeof(struct snapshot_options),
+    ZCTL_COLUMNS(columns),
 };
 
 const struct zctl_cmd zctl_snapshots = {
@@ -293,4 +328,5 @@ const struct zctl_cmd zctl_snapshots = {
     .argc_min = 0,
     .argc_max = 1,
     .run = snapshots,
+    ZCTL_COLUMNS(columns),
 };

@@ -55,17 +55,18 @@ int zctl_settings(struct zctl *z)
     return rc;
 }
 
+static const struct zctl_column level_columns[] = {
+    { "level", ZCTL_TEXT, offsetof(struct zc_log_level, name), ZCTL_SHOWN, NULL, 0 },
+};
+
 static int log_level(struct zctl *z, int argc, char **argv)
 {
-    static const struct zctl_column column = {
-        "level", ZCTL_TEXT, offsetof(struct zc_log_level, name), ZCTL_SHOWN, NULL, 0
-    };
     struct zc_log_level level;
     int rc = zctl_connect(z);
 
     if (rc == 0)
         rc = zctl_failed_new(z, zc_log_level_wait(z->client, argc > 0 ? argv[0] : NULL, &level));
-    return rc < 0 ? rc : zctl_print(z, &column, 1, &level, 1, sizeof(level));
+    return rc < 0 ? rc : zctl_print(z, level_columns, 1, &level, 1, sizeof(level));
 }
 
 const struct zctl_cmd zctl_log_level = {
@@ -75,4 +76,5 @@ const struct zctl_cmd zctl_log_level = {
     .argc_min = 0,
     .argc_max = 1,
     .run = log_level,
+    ZCTL_COLUMNS(level_columns),
 };

@@ -265,6 +265,7 @@ const struct zctl_cmd zctl_jobs = {
     .argc_min = 0,
     .argc_max = 1,
     .run = show_jobs,
+    ZCTL_COLUMNS(job_columns),
 };
 
 const struct zctl_cmd zctl_ls = {
@@ -274,6 +275,7 @@ const struct zctl_cmd zctl_ls = {
     .argc_min = 0,
     .argc_max = 1,
     .run = show_ls,
+    ZCTL_COLUMNS(shard_columns),
 };
 
 const struct zctl_cmd zctl_stat = {
@@ -283,6 +285,7 @@ const struct zctl_cmd zctl_stat = {
     .argc_min = 0,
     .argc_max = 0,
     .run = show_stat,
+    ZCTL_COLUMNS(counter_columns),
 };
 
 const struct zctl_cmd zctl_tiers = {
@@ -292,4 +295,5 @@ const struct zctl_cmd zctl_tiers = {
     .argc_min = 0,
     .argc_max = 0,
     .run = show_tiers,
+    ZCTL_COLUMNS(tier_columns),
 };

@@ -141,13 +141,14 @@ static void print_skipped(FILE *out, const struct report *r)
     zb_opt_wrap(out, names, FIX_INDENT);
 }
 
+static const struct zctl_column columns[] = {
+    { "check", ZCTL_TEXT, offsetof(struct row, name), ZCTL_SHOWN, NULL, 0 },
+    { "result", ZCTL_TEXT, offsetof(struct row, result), ZCTL_SHOWN, NULL, 0 },
+    { "found", ZCTL_TEXT, offsetof(struct row, found), ZCTL_SHOWN, NULL, 0 },
+};
+
 static int report_print(struct zctl *z, const struct report *r, const struct doctor_machine *m)
 {
-    static const struct zctl_column columns[] = {
-        { "check", ZCTL_TEXT, offsetof(struct row, name), ZCTL_SHOWN, NULL, 0 },
-        { "result", ZCTL_TEXT, offsetof(struct row, result), ZCTL_SHOWN, NULL, 0 },
-        { "found", ZCTL_TEXT, offsetof(struct row, found), ZCTL_SHOWN, NULL, 0 },
-    };
     struct row *rows = calloc(r->n + 1, sizeof(*rows));
     struct zctl_below below;
     size_t n = 0;
@@ -225,4 +226,5 @@ const struct zctl_cmd zctl_doctor = {
     .run = doctor,
     .options = doctor_options,
     .bytes = sizeof(struct doctor_options),
+    ZCTL_COLUMNS(columns),
 };

@@ -13,6 +13,7 @@
 #include <strings.h>
 
 #include "base/array.h"
+#include "base/near.h"
 #include "base/util.h"
 #include "client/zero/config/config_priv.h"
 
@@ -291,46 +292,17 @@ static int key_read(struct zcz_read *r, const struct zcz_row *row, const char *p
     return rc < 0 ? rc : agrees(r, row, &before, err);
 }
 
-/* Edit distance of two words; WORD_MAX or more if a word is longer. */
-static unsigned distance(const char *a, const char *b)
-{
-    enum { WORD_MAX = 64 };
-    size_t n = strlen(a), m = strlen(b);
-    unsigned row[WORD_MAX + 1];
-
-    if (n > WORD_MAX || m > WORD_MAX)
-        return WORD_MAX;
-    for (size_t k = 0; k <= m; k++)
-        row[k] = (unsigned)k;
-    for (size_t i = 1; i <= n; i++) {
-        unsigned left_above = row[0];
-
-        row[0] = (unsigned)i;
-        for (size_t k = 1; k <= m; k++) {
-            unsigned above = row[k], best = left_above + (a[i - 1] != b[k - 1]);
-
-            best = above + 1 < best ? above + 1 : best;
-            row[k] = row[k - 1] + 1 < best ? row[k - 1] + 1 : best;
-            left_above = above;
-        }
-    }
-    return row[m];
-}
-
 /* Fails with an unknown key. Suggests a similar one, if there is one. */
 static int unknown(const struct zcz_row *rows, const char *path, const char *key,
                    struct zb_err *err)
 {
-    const struct zcz_row *near = NULL;
-    unsigned best = strlen(key) < 6 ? 2 : 3; /* at most this many differences */
+    struct zb_near near = zb_near(key, strlen(key));
 
     for (const struct zcz_row *row = rows; row->key; row++)
-        if (distance(key, row->key) < best + (near == NULL)) {
-            best = distance(key, row->key);
-            near = row;
-        }
-    return near ? zb_fail(err, -EINVAL, "%s: no such key; did you mean '%s'?", path, near->key)
-                : zb_fail(err, -EINVAL, "%s: no such key", path);
+        zb_near_try(&near, row->key);
+    return near.found
+               ? zb_fail(err, -EINVAL, "%s: no such key; did you mean '%s'?", path, near.found)
+               : zb_fail(err, -EINVAL, "%s: no such key", path);
 }
 
 static int group(struct zcz_read *r, const struct zcz_row *rows, const char *path,

@@ -103,9 +103,9 @@ static const struct {
     { "", "" },
     { "--nothing", "unknown option '--nothing'; try --help" },
     { "--nothing=3", "unknown option '--nothing'; try --help" },
-    { "--shar 3", "unknown option '--shar'; try --help" },
-    { "--shares 3", "unknown option '--shares'; try --help" },
-    { "-share 3", "unknown option '-share'; try --help" },
+    { "--shar 3", "unknown option '--shar'; did you mean '--share'?" },
+    { "--shares 3", "unknown option '--shares'; did you mean '--share'?" },
+    { "-share 3", "unknown option '-share'; did you mean '--share'?" },
     { "-x", "unknown option '-x'; try --help" },
     { "--", "unknown option '--'; try --help" },
     { "word", "unexpected argument 'word'; try --help" },
@@ -115,7 +115,12 @@ static const struct {
     { "--json word", "unexpected argument 'word'; try --help" },
     { "--keep=yes", "--keep takes no value" },
     { "--keep=", "--keep takes no value" },
-    { "-kx", "--keep takes no value" },
+    { "-kx", "unknown option '-kx'; try --help" },
+    { "-kt", "--text needs a value" },
+    { "-kt ab", "" },
+    { "-ktab", "" },
+    { "-kk", "" },
+    { "-k-", "unknown option '-k-'; try --help" },
     { "--json --keep", "" },
     { "--share", "--share needs a value" },
     { "--share --keep", "--share needs a value" },
@@ -220,7 +225,7 @@ static void values_arrive(void **state)
     assert_true(v.rate == 1e-3 && !v.keep && !v.text);
     assert_true(tables[0].given == 0 && tables[1].given == 0);
 
-    assert_int_equal(parse("-k -tab --copy=abcd --kind threads --color blue --any64 auto "
+    assert_int_equal(parse("-ktab --copy=abcd --kind threads --color blue --any64 auto "
                            "--aligned 8192 --bytes 1.5G",
                            &v, tables, false, NULL, argv, &err),
                      0);

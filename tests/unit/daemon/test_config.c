@@ -169,8 +169,10 @@ static const struct {
     unsigned line;
     const char *says;
 } file_cases[] = {
-    { "unknown key", "jobs_max = 1\n\nhost_byte = 1G\n", 3, "unknown option 'host_byte'" },
-    { "a key that is a prefix", "host = 1G\n", 1, "unknown option 'host'" },
+    { "unknown key", "jobs_max = 1\n\nhost_byte = 1G\n", 3,
+      "unknown option 'host_byte'; did you mean 'host_bytes'?" },
+    { "a key that is a prefix", "host = 1G\n", 1,
+      "unknown option 'host'; did you mean 'host_bytes'?" },
     { "repeated key", "jobs_max = 1\n# a comment\njobs_max = 1\n", 3,
       "jobs_max is given twice: first on line 1" },
     { "no unit of ours", "\nhost_bytes = 512X\n", 2,
@@ -232,7 +234,8 @@ static const struct {
       "ELF\x02\x01\x01",
       1, "unknown option" },
     { "a sign", "= 5\n", 1, "'=' where an option should be" },
-    { "a name of the command line", "jobs-max = 5\n", 1, "unknown option 'jobs-max'" },
+    { "a name of the command line", "jobs-max = 5\n", 1,
+      "unknown option 'jobs-max'; did you mean 'jobs_max'?" },
     { "a star behind a name", "clients_max* = 5\n", 1, "unknown option 'clients_max*'" },
     { "a quote in a value's place", "threads = auto\"kernels = auto\n", 2, "a quote that never" },
     { "a list that never ends", "paths = {a, b\n", 2, "paths: a list is { TEXT, TEXT ... }" },
@@ -343,10 +346,18 @@ static void file_that_we_may_not_read(void **state)
 static const struct {
     const char *name, *args[4], *says;
 } line_cases[] = {
-    { "unknown option", { "--host-byte", "1G" }, "unknown option '--host-byte'" },
-    { "the key of the file", { "--host_bytes", "1G" }, "unknown option '--host_bytes'" },
-    { "an abbreviation", { "--host", "1G" }, "unknown option '--host'" },
-    { "one dash", { "-host-bytes", "1G" }, "unknown option '-host-bytes'" },
+    { "unknown option",
+      { "--host-byte", "1G" },
+      "unknown option '--host-byte'; did you mean '--host-bytes'?" },
+    { "the key of the file",
+      { "--host_bytes", "1G" },
+      "unknown option '--host_bytes'; did you mean '--host-bytes'?" },
+    { "an abbreviation",
+      { "--host", "1G" },
+      "unknown option '--host'; did you mean '--host-bytes'?" },
+    { "one dash",
+      { "-host-bytes", "1G" },
+      "unknown option '-host-bytes'; did you mean '--host-bytes'?" },
     { "no dash", { "serve" }, "unexpected argument 'serve'" },
     { "two dashes alone", { "--" }, "unknown option '--'" },
     { "nothing", { "" }, "unexpected argument ''" },

@@ -422,5 +422,6 @@ int main(void)
         cmocka_unit_test(fsck),      cmocka_unit_test(fsck_of_a_folder), cmocka_unit_test(df),
     };
 
+    assert_non_null(freopen("/dev/null", "r", stdin)); /* destroy asks on a terminal */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -137,9 +137,9 @@ static void help_lists_all(void **state)
                            o->arg ? o->arg : "");
             if (!strstr(one.out, line))
                 fail_msg("the usage of %s lacks '%s'", rows[i]->name, o->name);
-            (void)snprintf(line, sizeof(line), "\n  %s--%s%s%s",
-                           o->letter ? (char[]){ '-', o->letter, ',', ' ', 0 } : "", o->name,
-                           o->arg ? " " : "", o->arg ? o->arg : "");
+            (void)snprintf(line, sizeof(line), "\n  %s%.1s%s--%s%s%s", o->letter ? "-" : "",
+                           &o->letter, o->letter ? ", " : "", o->name, o->arg ? " " : "",
+                           o->arg ? o->arg : "");
             if (!strstr(one.out, line))
                 fail_msg("help %s lacks '%s'", rows[i]->name, o->name);
         }
@@ -191,17 +191,24 @@ static void completion_is_of_the_rows(void **state)
     for (size_t i = 0; i < n; i++)
         len +=
             (size_t)snprintf(all + len, sizeof(all) - len, "%s%s", i > 0 ? " " : "", rows[i]->name);
-    (void)snprintf(want, sizeof(want), "%s -o -s --socket --wait --json --help --version\n", all);
+    (void)snprintf(want, sizeof(want), "%s -o -p -H -s --socket --wait --json --help --version\n",
+                   all);
     assert_completes(s.out, "''", want);
     (void)snprintf(want, sizeof(want), "%s\n", all);
     assert_completes(s.out, "help ''", want);
     assert_completes(s.out, "pi", "ping\n");
     assert_completes(s.out, "-o j", "json\n");
     assert_completes(s.out, "-o json st", "stat status\n");
+    assert_completes(s.out, "jobs -o own", "owner\n");
+    assert_completes(s.out, "jobs --output ta", "table\n");
+    assert_completes(s.out, "tiers -H -o name,budget,us", "name,budget,used\n");
+    assert_completes(s.out, "tiers -Hpo name,budg", "name,budget\n");
+    assert_completes(s.out, "-Ho name ti", "tier tiers\n");
+    assert_completes(s.out, "status -o n", "\n");
     assert_completes(s.out, "metrics --f", "--format\n");
     assert_completes(s.out, "completion b", "bash\n");
     assert_completes(s.out, "scrub st", "status start stop\n");
-    assert_completes(s.out, "scrub -", "--rate\n");
+    assert_completes(s.out, "scrub -", "--rate --until-done\n");
     assert_completes(s.out, "snapshot --", "--next --retain --timeout\n");
     assert_completes(s.out, "fsck --", "--data\n");
     assert_completes(s.out, "fsck --data /pro", "/proc\n");
@@ -218,8 +225,18 @@ static const struct {
     const char *err; /* a part of the error message */
 } usage_cases[] = {
     { "", 2, "no command is given" },
-    { "nothing", 2, "unknown command 'nothing'" },
-    { "help nothing", 2, "unknown command 'nothing'" },
+    { "nothing", 2, "unknown command 'nothing'; try: zctl help" },
+    { "help nothing", 2, "unknown command 'nothing'; try: zctl help" },
+    { "jbos", 2, "unknown command 'jbos'; did you mean 'jobs'?" },
+    { "help snapshto", 2, "unknown command 'snapshto'; did you mean 'snapshot'?" },
+    { "snapshto demo --next", 2, "unknown command 'snapshto'; did you mean 'snapshot'?" },
+    { "-s /nowhere snap demo", 2, "unknown command 'snap'; did you mean 'snapshot'?" },
+    { "jbos jobs", 2, "unknown command 'jbos'; did you mean 'jobs'?" },
+    { "snapshot a --nxt", 2, "unknown option '--nxt'; did you mean '--next'?" },
+    { "snapshot a --timeuot=3", 2, "unknown option '--timeuot'; did you mean '--timeout'?" },
+    { "ls --soket /nowhere", 2, "unknown option '--soket'; did you mean '--socket'?" },
+    { "ls -json", 2, "unknown option '-json'; did you mean '--json'?" },
+    { "ls --retain 3", 2, "unknown option '--retain'; try --help" }, /* of another command */
     { "destroy", 2, "usage: zctl destroy JOB[@SNAPSHOT]" },
     { "destroy a b", 2, "usage: zctl destroy JOB[@SNAPSHOT]" },
     { "destroy a@", 2, "'a@' is neither JOB nor JOB@SNAPSHOT" },
@@ -268,7 +285,21 @@ static const struct {
     { "-s /nowhere/there.sock df", 3, "Is zshardd running?" },
     { "ls a b", 2, "usage: zctl ls [JOB]" },
     { "ping a", 2, "usage: zctl ping" },
-    { "-o xml ls", 2, "--output must be table or json, not 'xml'" },
+    { "-o xml ls", 2, "ls has no column 'xml'; its columns: job, unit, rank," },
+    { "-o name,nvme_byte jobs", 2, "jobs has no column 'nvme_byte'; did you mean 'nvme_bytes'?" },
+    { "jobs -o name,,uid", 2, "jobs has no column ''" },
+    { "jobs -o=name", 2, "jobs has no column '=name'" },
+    { "jobs --json -o name", 2, "--json has all columns: leave out --output name" },
+    { "-o name status", 2, "--output must be table or json for status, not 'name'" },
+    { "-o list top", 2, "--output list is for commands that print rows: top does not" },
+    { "metrics -H", 2, "-H is for commands that print rows: metrics does not" },
+    { "plan --params 1M -p", 2, "-p is for commands that print rows: plan does not" },
+    { "destroy a -o jobb", 2, "destroy has no column 'jobb'; did you mean 'job'?" },
+    { "-s /nowhere/there.sock -HpoNAME,uid jobs", 3, "Is zshardd running?" },
+    { "-s /nowhere/there.sock -Hpo snapshots jobs", 3, "Is zshardd running?" },
+    { "-Hps /nowhere/there.sock -o snapshots jobs", 3, "Is zshardd running?" },
+    { "config check -o option " ZSHARD_SOURCE_DIR "/tests/configs/stage1.json", 2,
+      "--output 'option': not all of these are columns of this output" },
     { "-o", 2, "--output needs a value" },
     { "ls --socket", 2, "--socket needs a value" },
     { "--help=3", 2, "--help takes no value" },
