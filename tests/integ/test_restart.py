@@ -214,6 +214,17 @@ def nobody_comes():
         d.left_nothing()
 
 
+def no_daemon():
+    """No daemon comes back: the run ends with 3 when it has waited long enough."""
+    with Node() as d, KeptRun(FOREVER, ranks=1, commit_every=0, reconnect=1, job="run", uid=BOB) as run:
+        process = run.start(d, resume=None)
+        run.wait_for_lines(3, process)
+        check(d.stop() == 0, d.log())
+        status = process.wait(DEADLINE)
+        said = run.said()
+        check(status == 3 and "no daemon has answered for 1000 ms" in said, f"it ended with {status}: {said}")
+
+
 def no_room():
     """Without room for its image, or for a daemon without NVMe, the run is named beforehand, and ends with 3."""
     for flags, why in ((["--user-nvme-bytes", "1M"], "its user's limit"), (["--nvme-bytes", "2M"], "it needs"),
@@ -235,4 +246,4 @@ if __name__ == "__main__":
     if os.geteuid() != 0:
         skip("needs root, to be several users")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main({f.__name__: f for f in (planned, deaths, before_they_are_back, nobody_comes, no_room)}))
+    sys.exit(main({f.__name__: f for f in (planned, deaths, before_they_are_back, nobody_comes, no_daemon, no_room)}))
