@@ -278,6 +278,49 @@ static void nobody_comes(void **state)
     zn_sim_free(sim);
 }
 
+/* The first rank is back, and dies: the image goes with the job. If the daemon ends instead, the next
+ * one has the image. Nobody else gets the job meanwhile. */
+static void a_rank_is_lost(void **state)
+{
+    struct open_args args = {
+        .name = JOB, .world = WORLD, .groups = 2, .attach = true, .takeover = true, .returns = true
+    };
+    struct zb_err err = { 0 };
+    struct zs_world w;
+    struct zn_sim *sim;
+    struct marks m;
+
+    (void)state;
+    zs_context("a rank is lost");
+    assert_int_equal(
+        zn_sim_new(&sim, &(struct zn_sim_options){ .seed = base.seed, .record = true }, NULL), 0);
+    run(sim, 0, &m);
+    for (int ends = 0; ends < 2; ends++) {
+        struct zn_sim *left;
+
+        assert_int_equal(zn_sim_cut_at(&left, sim, m.saved, 0, NULL), 0);
+        assert_int_equal(zs_start(&w, left, base.seed, PAGE_ELEMS, &err), 0);
+        args.epoch = 0; /* of a run that was not attached */
+        assert_int_equal(job_open_with(&w.core, 0, &args), -ENOENT);
+        args.epoch = 1;
+        args.world = WORLD + 1;
+        assert_int_equal(job_open_with(&w.core, 0, &args), -EINVAL);
+        args.world = WORLD;
+        assert_int_equal(job_open_with(&w.core, 0, &args), 0);
+        assert_true(image_is(&w));
+        if (!ends) {
+            client_gone(&w.core, 0);
+            zs_settle(&w);
+            assert_false(image_is(&w));
+            assert_int_equal(zsd_account_used(&w.core.daemon.core->tiers.nvme), 0);
+        }
+        zs_stop(&w);
+        assert_int_equal(right(left, 0), ends);
+        zn_sim_free(left);
+    }
+    zn_sim_free(sim);
+}
+
 static int base_up(void **state)
 {
     (void)state;
@@ -299,7 +342,8 @@ static int base_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(cuts), cmocka_unit_test(faults),
-                                        cmocka_unit_test(nobody_comes) };
+                                        cmocka_unit_test(nobody_comes),
+                                        cmocka_unit_test(a_rank_is_lost) };
 
     zs_watch();
     return cmocka_run_group_tests(tests, base_up, base_down);
