@@ -176,12 +176,19 @@ def before_they_are_back():
     gets the job, and nobody sees it."""
     with Node() as d, Run(d, BOB, "run", kept=False) as run:
         run.goes_on(3)
+        with KeptRun(2, ranks=1, job="other", uid=BOB) as other:
+            other.good(d, False)
+        d.zctl("snapshot", "other", "one")
         check(d.stop() == 0, d.log())
         for end in (d.kill, d.stop):
             run.signal_ranks(run.life, signal.SIGSTOP)
             d.again()
             check("image-waits" in d.log(), d.log())
-            check(d.zctl("jobs") == [] and d.zctl("ls") == [], "the image is seen")
+            seen = {row["name"] for row in d.zctl("jobs")} | {row["job"] for row in d.zctl("ls")}
+            check(seen == {"other"}, f"seen: {seen}")
+            clone = subprocess.run([program("zctl"), "clone", "other@one", "run"], env=d.env(), text=True,
+                                   capture_output=True, timeout=DEADLINE, check=False, **run.who)
+            check(clone.returncode == 4 and "job 'run' exists already" in clone.stderr, f"a clone: {clone}")
             check(d.used()["nvme"] > 0 and d.zctl("fsck")[0]["problems"] == 0, "the image is there")
             for resume, why in ((None, "waits for its ranks"), (True, "there is no job 'run'")):
                 with KeptRun(2, ranks=1, job="run", uid=BOB) as thief:
@@ -194,6 +201,7 @@ def before_they_are_back():
         d.again()
         run.goes_on(3)
         run.finish()
+        d.zctl("destroy", "--force", "other")
         d.left_nothing()
 
 
