@@ -264,8 +264,10 @@ struct zc_job_options {
      * attached in epoch E names E + 1, to make sure that no other run has the job (-ESTALE) */
     uint64_t epoch;
     /* the rank attaches again when the daemon was restarted. So a daemon that is stopped sends
-     * ZC_EVENT_RESTART, and waits for the rank to close the job. Only if all ranks of a durable job
-     * on this node set it */
+     * ZC_EVENT_RESTART, and waits for the rank to close the job. Only if all ranks of the job on
+     * this node set it, and the job is durable or there is room on NVMe to save it for the restart.
+     * The rank attaches with takeover and its epoch + 1 (the first one), or with the new epoch, and
+     * otherwise with the same options */
     bool returns;
     /* share of drives and compute threads, relative to other jobs: 1 to 10000; 0: 100. An existing
      * job keeps its own */

@@ -12,6 +12,7 @@
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 #include "daemon/op/commit.h"
+#include "daemon/op/image.h"
 #include "daemon/op/leave.h"
 #include "daemon/op/open.h"
 #include "daemon/op/ops.h"
@@ -104,6 +105,8 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err)
     rc = core_build(core, err);
     if (rc < 0)
         zsd_core_free(daemon);
+    else if (!daemon->read_only)
+        zsd_images_wait(core);
     return rc;
 }
 
@@ -174,7 +177,8 @@ unsigned zsd_core_jobs(const struct zsd *daemon)
 bool zsd_core_ticks(const struct zsd *daemon)
 {
     return zsd_core_busy(daemon) > 0 || zsd_scrub_running(daemon->core) ||
-           !zb_list_empty(&daemon->core->planner->strands);
+           !zb_list_empty(&daemon->core->planner->strands) ||
+           (daemon->core->store && daemon->core->store->images > 0); /* they have a deadline */
 }
 
 void zsd_core_last(struct zsd *daemon)
@@ -231,6 +235,9 @@ void zsd_core_drain(struct zsd *daemon)
     daemon->core->draining = true;
     zb_list_each(pos, &daemon->core->jobs->list)
     {
-        zsd_commit_last(zb_container_of(pos, struct zsd_job, node));
+        struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        zsd_commit_last(job);
+        zsd_image_save(job);
     }
 }

@@ -49,7 +49,7 @@ static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
 
     if (rc < 0)
         return rc;
-    if (!z->options.durable) /* there is nothing to attach to again */
+    if (z->options.offload_optimizer == ZC_ZERO_NONE) /* there is no daemon */
         z->options.reconnect_ms = 0;
     rc = zcz_options_check(&z->options, z->world, &err);
     if (rc < 0)
@@ -145,6 +145,8 @@ static int open_introduce(struct zc_zero *z)
             s->node_ranks[s->node_world++] = r;
         }
     }
+    if (!z->options.durable && z->nodes > 1) /* the other nodes' jobs would end when ranks leave */
+        z->options.reconnect_ms = 0;
     if (rc == 0 && z->options.gather_alone && z->shards > 1 && z->nodes > 1)
         rc = zcz_fail(
             z, -ENOTSUP,

@@ -48,12 +48,13 @@
  * continue exactly. What the nodes (or groups of ranks) have must be from the same run; otherwise
  * the start fails (-EINVAL).
  *
- * RESTARTS. With options.reconnect_ms a durable job outlives its daemon within the same run.
+ * RESTARTS. With options.reconnect_ms a job outlives its daemon within the same run.
  *
  *   - A daemon that is stopped in good order waits until the ranks have finished their step. Then
  *     zc_zero_step() closes the job, waits for the next daemon, attaches, and returns as usual: all
- *     is as before.
- *   - If a daemon dies, the pass in progress goes on, but what it computes is lost: gathered
+ *     is as before. So does a job that is not durable, if it is on one node and that node's NVMe
+ *     has room for it; otherwise it ends.
+ *   - If the daemon of a durable job dies, the pass in progress goes on, but what it computes is lost: gathered
  *     parameters are NaN, gradients go nowhere. The next zc_zero_step(), zc_zero_norm(s)() or
  *     zc_zero_commit() waits for the next daemon, attaches, and returns ZC_ROLLED_BACK on all ranks. The job is then at the
  *     newest step that all nodes have committed, with the notes of that step (zc_zero_progress(),
@@ -388,8 +389,8 @@ struct zc_zero_options {
      * device's primary context (the default stream is cudaStreamLegacy, (void *)1).
      * zc_zero_stream() returns it. It must outlive the engine. NULL: the engine makes one */
     void *stream;
-    /* Of a durable job: how long to wait for another daemon, in milliseconds, if this one was lost
-     * or has restarted. RESTARTS at the top of this file. 0: its loss is final */
+    /* How long to wait for another daemon, in milliseconds, if this one has restarted or, of a
+     * durable job, was lost. RESTARTS at the top of this file. 0: its loss is final */
     uint32_t reconnect_ms;
 };
 

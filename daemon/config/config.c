@@ -141,7 +141,7 @@ static const struct zb_opt options[] = {
     { "restart-wait", ZB_OPT_COUNT, AT(restart_wait_s), .arg = "SECONDS", .def = "600",
       .min = 0, .max = 86400,
       .help = "How long a stop waits for ranks that attach again after a restart, until they have "
-              "finished their step." },
+              "finished their step; and the next start for those of jobs that are not durable." },
     { "stop-timeout", ZB_OPT_COUNT, AT(stop_timeout_s), .arg = "SECONDS", .def = "none",
       .min = 1, .max = 86400, .word = "none", .word_value = 0,
       .help = "How long the daemon may then take to stop; after that it exits with status 1, and steps since "

@@ -74,7 +74,7 @@ static void namesakes_find(const struct zsd_core *core, const char *name, struct
         {
             const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
 
-            if (zsd_saved_kept(s) && !s->gone && strcmp(s->name, name) == 0)
+            if (zsd_saved_kept(s) && !s->gone && !s->image && strcmp(s->name, name) == 0)
                 namesakes_add(ret, s->uid);
         }
 }

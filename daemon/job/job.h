@@ -239,6 +239,7 @@ struct zsd_job {
                                 else 0 */
     struct zsd_want want;    /* its request for that memory, which others free for it */
     struct zsd_saved *saved; /* durable: since placement; made again: from the start */
+    struct zsd_saved *image; /* not durable: made for a restart, or loaded from; plan/image.h */
     struct zsd_arena arena;  /* parameters: the resident ones, then the ring */
     uint64_t arena_bytes, ring_bytes;
     uint8_t *memory; /* resident gradients, then state: addresses for all of it, memory for the

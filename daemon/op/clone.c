@@ -116,6 +116,7 @@ ZSD_REQUEST(zsd_clone, Clone)
                       q->name, ZP_NAME_MAX);
     else if (zsd_job_by_name(core, req->conn->uid, q->name) ||
              zsd_saved_by_name(core, req->conn->uid, q->name) ||
+             zsd_image_by_name(core, req->conn->uid, q->name) ||
              zsd_job_name_coming(core, req->conn->uid, q->name))
         (void)zb_fail(&err, -EEXIST, "job '%s' exists already", q->name);
     else

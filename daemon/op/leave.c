@@ -120,7 +120,7 @@ ZSD_REQUEST(zsd_job_close, JobRef)
     struct zsd_member *m = req->conn->member;
     struct zb_err why = { 0 };
     struct zsd_job *job;
-    bool last;
+    bool last, stays;
 
     if (!m || m->job->number != q->job) {
         zsd_refuse(req, -ENOENT, "job %llu is not the one that this connection has opened",
@@ -134,10 +134,11 @@ ZSD_REQUEST(zsd_job_close, JobRef)
     }
     zsd_job_hold(job);
     last = zsd_job_attached(job) == 1;
-    if (!job->keep && job->state != ZSD_DEFINING) /* while DEFINING, the rank may open it again */
+    stays = job->keep || (job->image && job->core->leaving); /* until it is saved */
+    if (!stays && job->state != ZSD_DEFINING) /* while DEFINING, the rank may open it again */
         job->left++;
     (void)zb_fail(&why, -ECANCELED, "rank %u left job '%s'", m->rank, job->name);
-    if (last && job->state != ZSD_ENDED && (!job->keep || job->state == ZSD_DEFINING))
+    if (last && job->state != ZSD_ENDED && (!stays || job->state == ZSD_DEFINING))
         zsd_job_end(job, &why);
     zsd_member_detach(m, &why);
     zsd_reply(req, NULL, -1);

@@ -36,9 +36,11 @@ static bool load_adopt(struct zsd_load_op *op, struct zsd_shard *s)
         struct zsd_plane *plane = &s->planes[zsd_plane_of(p)];
         const struct zsd_row_plane *row = &r->planes[p];
 
-        if (plane->block_bytes == 0)
+        if (plane->block_bytes == 0 || !plane->extents)
             continue;
         for (uint32_t i = from; i < to; i++) {
+            if (!s->job->durable && !zsd_page_streamed(s, zsd_plane_of(p), i))
+                continue; /* it will be in memory only */
             zsd_extent_ref(core, row->extents[i].at);
             plane->extents[i] = row->extents[i];
         }

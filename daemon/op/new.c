@@ -14,6 +14,7 @@
 
 #include "daemon/disk/leaving.h"
 #include "daemon/op/early.h"
+#include "daemon/op/image.h"
 #include "daemon/op/step.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/replan.h"
@@ -128,7 +129,9 @@ struct zsd_job *zsd_job_again(struct zsd_core *core, const Zp__JobOpen *q, struc
     job->groups = saved->groups;
     job->optimizer = saved->optimizer;
     job->moments = saved->moments;
-    job->keep = job->durable = job->again = true;
+    job->again = true;
+    job->keep = !saved->image || q->keep;
+    job->durable = !saved->image;
     job->epoch = saved->epoch;
     job->iterations = v->iterations;
     job->applied = v->applied;
@@ -146,8 +149,12 @@ struct zsd_job *zsd_job_again(struct zsd_core *core, const Zp__JobOpen *q, struc
     }
     for (uint32_t u = 0; u < job->nunits; u++)
         zsd_limit_add(&job->quota, ZSD_LIMIT_DEFINITION_BYTES, zsd_unit_bytes(job->units[u]));
-    job->saved = saved;
-    job->promise = &saved->promise;
+    if (saved->image) {
+        job->image = saved;
+    } else {
+        job->saved = saved;
+        job->promise = &saved->promise;
+    }
     saved->job = job;
     zsd_saved_hold(saved);
     zb_list_push_back(&core->jobs->list, &job->node);
@@ -160,6 +167,9 @@ void zsd_job_let_go(struct zsd_job *job)
 
     zsd_version_unref(job->from); /* its places are promised to the saved job alone */
     job->from = NULL;
+    if (job->image && job->image != saved)
+        zsd_image_leave(job);
+    job->image = NULL;
     if (!saved)
         return;
     job->saved = NULL;

@@ -160,7 +160,7 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *e
 
     if (!forming && !q->attach)
         return zb_fail(err, -EEXIST, "job '%s' exists already", q->name);
-    if (q->attach && !job->keep)
+    if (q->attach && !job->keep && !job->image)
         return zb_fail(err, -EINVAL,
                        "job '%s' was not opened with `keep`: no process can attach to it", q->name);
     if (q->world != job->world)
@@ -250,6 +250,22 @@ static bool open_waits(const struct zsd_core *core, uid_t uid, struct zsd_job *j
     return job->state >= ZSD_READY; /* until it has retired */
 }
 
+/* Whether the rank may make a job again from its image: it was attached to that job. To any other
+ * client there is no such job. 0 or a negative errno. */
+static int open_image(const Zp__JobOpen *q, const struct zsd_saved *image, struct zb_err *err)
+{
+    if (!q->attach)
+        return zb_fail(err, -EEXIST,
+                       "job '%s' exists already: the daemon was restarted, and waits for its ranks",
+                       q->name);
+    if (q->epoch == 0 || q->durable)
+        return zb_fail(err, -ENOENT, "there is no job '%s' to attach to", q->name);
+    if (q->world != image->committed->world || q->groups != image->groups)
+        return zb_fail(err, -EINVAL, "job '%s' has %u ranks and %u parameter groups", q->name,
+                       image->committed->world, image->groups);
+    return 0;
+}
+
 /* The job that this rank opens: one in memory, a saved one that is made again, or a new one. */
 static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved *saved,
                      struct zsd_job **job, struct zb_err *err)
@@ -258,11 +274,13 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
 
     if (*job)
         return open_join(*job, q, err);
+    if (saved && saved->image && open_image(q, saved, err) < 0)
+        return err->code;
     if (saved && !q->attach)
         return zb_fail(err, -EEXIST, "job '%s' exists already: it is saved", q->name);
     if (!saved && q->attach)
         return zb_fail(err, -ENOENT, "there is no job '%s' to attach to", q->name);
-    if (saved && (!q->keep || !q->durable || q->groups != saved->groups))
+    if (saved && !saved->image && (!q->keep || !q->durable || q->groups != saved->groups))
         return zb_fail(err, -EINVAL, "job '%s' is kept, durable, and has %u parameter groups",
                        q->name, saved->groups);
     if (saved && open_trains(q, saved->optimizer, saved->moments, err) < 0)
@@ -312,6 +330,8 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     uint64_t lacks = 0;
     bool fresh = false, waits = false;
 
+    if (!saved)
+        saved = zsd_image_by_name(core, req->conn->uid, q->name);
     if (req->conn->member) {
         zsd_refuse(req, -EBUSY, "this connection has opened job '%s' already",
                    req->conn->member->job->name);

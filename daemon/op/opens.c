@@ -141,7 +141,7 @@ void zsd_open_answer(struct zsd_member *m)
 {
     struct zsd_job *job = m->job;
     Zp__JobOpenReply reply = ZP__JOB_OPEN_REPLY__INIT;
-    const struct zsd_saved *saved = job->saved;
+    const struct zsd_saved *saved = job->saved ? job->saved : job->image;
     Zp__Point points[3], *list[3];
     struct zsd_req *req = m->open_req;
 

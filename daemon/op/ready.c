@@ -9,6 +9,7 @@
 #include "daemon/disk/paths.h"
 #include "daemon/op/early.h"
 #include "daemon/op/end.h"
+#include "daemon/op/image.h"
 #include "daemon/op/load.h"
 #include "daemon/op/member.h"
 #include "daemon/op/note.h"
@@ -100,7 +101,8 @@ static bool ready_together(const struct zsd_job *job)
  * NULL: there is none. It may have been dropped since the ranks attached. */
 static struct zsd_version *ready_version(const struct zsd_job *job, struct zb_err *err)
 {
-    struct zsd_version *c = job->saved->committed, *p = job->saved->prepared;
+    const struct zsd_saved *saved = job->saved ? job->saved : job->image;
+    struct zsd_version *c = saved->committed, *p = saved->prepared;
 
     if (!c && !p) {
         (void)zb_fail(err, -ENOENT, "job '%s' has nothing to resume from: it was dropped",
@@ -118,25 +120,38 @@ static struct zsd_version *ready_version(const struct zsd_job *job, struct zb_er
     return NULL;
 }
 
+/* The job may continue. */
+static void ready_whole(struct zsd_job *job, const struct zb_err *err)
+{
+    if (err) {
+        zsd_job_end(job, err);
+        return;
+    }
+    zsd_job_to(job, ZSD_READY);
+    zb_log(ZB_LOG_INFO, "job-loaded", "job=\"%s\" uid=%u iterations=%llu applied=%llu", job->name,
+           (unsigned)job->uid, (unsigned long long)job->iterations,
+           (unsigned long long)job->applied);
+    ready_answer(job);
+    zsd_replan(job->core);
+}
+
 static void ready_loaded(struct zsd_job *job, const struct zb_err *err)
 {
     struct zsd_version *v = job->from;
 
     job->from = NULL;
-    if (job->state != ZSD_ENDED && err)
-        zsd_job_end(job, err);
-    if (job->state != ZSD_ENDED) {
+    if (job->state != ZSD_ENDED && !err) {
         job->iterations = v->iterations;
         job->applied = v->applied;
         job->rewritten = false;
-        zsd_job_to(job, ZSD_READY);
-        zb_log(ZB_LOG_INFO, "job-loaded", "job=\"%s\" uid=%u iterations=%llu applied=%llu",
-               job->name, (unsigned)job->uid, (unsigned long long)job->iterations,
-               (unsigned long long)job->applied);
-        ready_answer(job);
-        zsd_replan(job->core);
     }
     zsd_version_unref(v);
+    if (job->state == ZSD_ENDED)
+        return;
+    if (!err && job->image)
+        zsd_image_loaded(job, ready_whole); /* no rank is answered before that: I1 */
+    else
+        ready_whole(job, err);
 }
 
 static int ready_note(struct zsd_job *job, struct zsd_note *to, const struct zsd_note *from)

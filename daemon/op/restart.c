@@ -4,9 +4,11 @@
 #include "daemon/op/restart.h"
 
 #include <errno.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "daemon/op/image.h"
 #include "daemon/op/requests.h"
 #include "daemon/os/notify.h"
 #include "proto/codec.h"
@@ -14,12 +16,12 @@
 
 #define RESTART_ROWS 200u
 
-/* Whether the ranks of the job are told, and waited for. */
-static bool restart_of(const struct zsd_job *job)
+/* Whether ranks are attached, and all of them attach again; the job is whole. */
+static bool restart_comes(const struct zsd_job *job)
 {
     unsigned attached = 0;
 
-    if (!job->durable || (job->state != ZSD_READY && job->state != ZSD_STEPPING))
+    if (job->state != ZSD_READY && job->state != ZSD_STEPPING)
         return false;
     zb_list_each(pos, &job->members)
     {
@@ -32,41 +34,72 @@ static bool restart_of(const struct zsd_job *job)
     return attached > 0;
 }
 
-/* What a restart means for the job; *ret_why: the reason, or "". */
-static const char *restart_fate(const struct zsd_job *job, const char **ret_why)
+/* Whether the ranks of the job are told, and waited for. */
+static bool restart_of(const struct zsd_job *job)
 {
-    *ret_why = "";
-    if (restart_of(job))
-        return "continues";
-    if (job->state != ZSD_READY && job->state != ZSD_STEPPING)
-        *ret_why = "its ranks are still starting";
-    else if (!job->durable)
-        *ret_why = "it is not durable";
-    if (**ret_why)
-        return "ends";
-    *ret_why = zsd_job_attached(job) == 0 ? "it has no ranks"
-                                          : "its ranks do not wait for the next daemon";
-    return "saved";
+    return (job->durable || job->image) && restart_comes(job);
 }
 
-void zsd_restart_tell(struct zsd_core *core)
+/* What a restart means for the job; why->text: the reason, or "". *left: bytes on NVMe that are free
+ * for the images of jobs that are not durable. */
+static const char *restart_fate(const struct zsd_job *job, uint64_t *left, struct zb_err *why)
 {
-    const char *fate, *reason;
-    struct zb_err why = { 0 };
+    if (restart_of(job))
+        return "continues";
+    if (!zsd_job_live(job) || (job->state != ZSD_READY && job->state != ZSD_STEPPING))
+        (void)zb_fail(why, -EAGAIN, "its ranks are still starting");
+    else if (zsd_job_attached(job) == 0)
+        (void)zb_fail(why, -ENOENT, "it %shas no ranks",
+                      job->durable ? "" : "is not durable, and ");
+    else if (!restart_comes(job))
+        (void)zb_fail(why, -EINVAL, "%s",
+                      job->durable ? "its ranks do not wait for the next daemon"
+                                   : "it is not durable, and its ranks do not wait");
+    else if (zsd_image_fits(job, left, why) == 0)
+        return "continues";
+    return job->durable && why->code != -EAGAIN ? "saved" : "ends";
+}
 
-    (void)zb_fail(&why, -ECONNRESET, "the daemon is about to restart");
+/* The job with the smallest number, from `number` on, that ranks may still use; NULL: none. */
+static struct zsd_job *restart_next(const struct zsd_core *core, uint64_t number)
+{
+    struct zsd_job *found = NULL;
+
     zb_list_each(pos, &core->jobs->list)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
-        if (restart_of(job)) {
-            zsd_job_tell(job, ZP_EVENT_RESTART, 0, &why);
-        } else if (job->state != ZSD_ENDED && zsd_job_attached(job) > 0) {
-            fate = restart_fate(job, &reason);
-            zb_log(ZB_LOG_WARN, "run-ends", "job=\"%s\" uid=%u fate=%s why=\"%s\"", job->name,
-                   (unsigned)job->uid, fate, reason);
-        }
+        if (job->state != ZSD_ENDED && job->number >= number &&
+            (!found || job->number < found->number))
+            found = job;
     }
+    return found;
+}
+
+static void restart_tell_job(struct zsd_job *job)
+{
+    uint64_t left = UINT64_MAX; /* zsd_image_begin() knows better */
+    struct zb_err why = { 0 }, event = { 0 };
+    const char *fate = restart_fate(job, &left, &why);
+
+    if (strcmp(fate, "continues") == 0 && !job->durable && !job->image &&
+        zsd_image_begin(job, &why) < 0)
+        fate = "ends";
+    if (restart_of(job)) {
+        (void)zb_fail(&event, -ECONNRESET, "the daemon is about to restart");
+        zsd_job_tell(job, ZP_EVENT_RESTART, 0, &event);
+    } else if (zsd_job_attached(job) > 0) {
+        zb_log(ZB_LOG_WARN, "run-ends", "job=\"%s\" uid=%u fate=%s why=\"%s\"", job->name,
+               (unsigned)job->uid, fate, why.text);
+    }
+}
+
+void zsd_restart_tell(struct zsd_core *core)
+{
+    struct zsd_job *job;
+
+    for (uint64_t at = 0; (job = restart_next(core, at)) != NULL; at = (uint64_t)job->number + 1)
+        restart_tell_job(job);
 }
 
 const struct zsd_job *zsd_restart_waits(const struct zsd_core *core)
@@ -83,32 +116,16 @@ const struct zsd_job *zsd_restart_waits(const struct zsd_core *core)
 
 /* ---- by request */
 
-static void restart_row(const struct zsd_job *job, Zp__RestartRow *row)
+/* why: until the reply is sent. */
+static void restart_row(const struct zsd_job *job, uint64_t *left, struct zb_err *why,
+                        Zp__RestartRow *row)
 {
-    const char *why;
-
     zp__restart_row__init(row);
     row->job = zp_str(job->name);
     row->uid = job->uid;
     row->attached = zsd_job_attached(job);
-    row->fate = zp_str(restart_fate(job, &why));
-    row->why = zp_str(why);
-}
-
-/* The job with the smallest number, from `number` on, that ranks may still use; NULL: none. */
-static const struct zsd_job *restart_next(const struct zsd_core *core, uint64_t number)
-{
-    const struct zsd_job *found = NULL;
-
-    zb_list_each(pos, &core->jobs->list)
-    {
-        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
-
-        if (job->state != ZSD_ENDED && job->number >= number &&
-            (!found || job->number < found->number))
-            found = job;
-    }
-    return found;
+    row->fate = zp_str(restart_fate(job, left, why));
+    row->why = zp_str(why->text);
 }
 
 /* Asks the loop for the end. False: it is refused. */
@@ -137,6 +154,8 @@ ZSD_REQUEST(zsd_restart, RestartRequest)
 {
     Zp__RestartRow rows[RESTART_ROWS], *list[RESTART_ROWS];
     Zp__RestartReply reply = ZP__RESTART_REPLY__INIT;
+    struct zb_err whys[RESTART_ROWS] = { 0 };
+    uint64_t left = zsd_account_free(&req->daemon->core->tiers.nvme);
     const struct zsd_job *job;
 
     if (!zsd_admin(req->conn)) {
@@ -146,13 +165,14 @@ ZSD_REQUEST(zsd_restart, RestartRequest)
     if (q->start && !restart_start(req))
         return;
     for (uint64_t at = q->cursor; (job = restart_next(req->daemon->core, at)) != NULL;
-         at = job->number + 1) {
+         at = (uint64_t)job->number + 1) {
         if (reply.n_rows == RESTART_ROWS) {
             reply.cursor = job->number;
             break;
         }
         list[reply.n_rows] = &rows[reply.n_rows];
-        restart_row(job, &rows[reply.n_rows++]);
+        restart_row(job, &left, &whys[reply.n_rows], &rows[reply.n_rows]);
+        reply.n_rows++;
     }
     reply.rows = list;
     zsd_reply(req, &reply.base, -1);

@@ -140,7 +140,7 @@ static struct zb_place_job place_inputs(const struct zsd_placing *p)
                                   .state_resident = job->offload_optimizer == ZP_HOST,
                                   .durable = job->durable,
                                   /* places of saved versions are counted with their rows */
-                                  .times = job->again
+                                  .times = job->saved && job->again
                                                ? (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1)
                                                : 2,
                                   .host_bytes = place_host_free(job) };
@@ -156,7 +156,7 @@ int zsd_placing_look(struct zsd_placing *p)
     p->in = place_inputs(p);
     p->nvme_free = place_nvme_free(p->job);
     zb_needs_done(&p->held);
-    return p->job->again ? zb_needs_sum(&p->held, &p->job->saved->held, 1) : 0;
+    return p->job->again && p->job->saved ? zb_needs_sum(&p->held, &p->job->saved->held, 1) : 0;
 }
 
 /* Makes a plan, with or without room for early steps. 0, -ENOMEM, or -ENOSPC: too little host
@@ -200,7 +200,7 @@ bool zsd_placing_current(const struct zsd_placing *p)
     uint64_t nvme_free = place_nvme_free(job);
 
     if (now.params_on_gpu != p->in.params_on_gpu || now.times != p->in.times ||
-        (job->again && !needs_same(&p->held, &job->saved->held)))
+        (job->again && job->saved && !needs_same(&p->held, &job->saved->held)))
         return false;
     if (zsd_placing_refused(p))
         return now.host_bytes == p->in.host_bytes && nvme_free == p->nvme_free;
@@ -234,13 +234,12 @@ static int place_admit(const struct zsd_placing *p, struct zb_err *err)
                            needs - zb_min_u64(needs, place_promised(job)), err);
 }
 
-/* Makes the saved job of a durable job that is placed for the first time. 0 or -ENOMEM. */
-static int place_saved(struct zsd_job *job, struct zb_err *err)
+struct zsd_saved *zsd_place_saved(const struct zsd_job *job)
 {
     struct zsd_saved *s = zsd_saved_new(job->core->store, job->units, job->nunits);
 
     if (!s)
-        return zb_fail(err, -ENOMEM, "the manifest of job '%s': %m", job->name);
+        return NULL;
     s->number = job->number;
     memcpy(s->name, job->name, sizeof(s->name));
     s->uid = job->uid;
@@ -252,6 +251,16 @@ static int place_saved(struct zsd_job *job, struct zb_err *err)
     s->offload_optimizer = job->offload_optimizer;
     s->host_bytes_max = job->host_bytes_max;
     s->epoch = job->epoch;
+    return s;
+}
+
+/* Makes the saved job of a durable job that is placed for the first time. 0 or -ENOMEM. */
+static int place_saved(struct zsd_job *job, struct zb_err *err)
+{
+    struct zsd_saved *s = zsd_place_saved(job);
+
+    if (!s)
+        return zb_fail(err, -ENOMEM, "the manifest of job '%s': %m", job->name);
     s->job = job;
     job->saved = s;
     job->promise = &s->promise;
@@ -320,6 +329,8 @@ int zsd_placing_book(const struct zsd_placing *p, struct zb_err *err)
 
 void zsd_unplace(struct zsd_job *job)
 {
+    bool own = job->promise && !(job->saved && job->promise == &job->saved->promise);
+
     if (job->saved) {
         job->saved->needs = NULL;
         zsd_saved_planned(job->saved);
@@ -341,7 +352,8 @@ void zsd_unplace(struct zsd_job *job)
         /* shrinks the promise; that of a destroyed job may stay, because readers may use its
          * places */
         (void)zsd_saved_reserve(job->saved, &err);
-    } else if (job->promise) {
+    }
+    if (own) { /* also of a job with an image */
         zsd_nvme_unpromise(job->core, &job->nvme_held, job->promise);
         free(job->promise);
     }

@@ -36,4 +36,8 @@ bool zsd_placing_current(const struct zsd_placing *p);
 /** Books the plan. 0; else err, and nothing is booked. */
 int zsd_placing_book(const struct zsd_placing *p, struct zb_err *err);
 
+/** A saved job with the identity and the manifest of a job, held by its incarnation, and not linked
+ * with it. NULL: no memory. */
+struct zsd_saved *zsd_place_saved(const struct zsd_job *job);
+
 #endif

@@ -164,6 +164,30 @@ void zsd_tables_make(struct zsd_job *job, zsd_walked *done)
     tables_begin(job, done, make_part, ZB_PARAM);
 }
 
+static bool save_part(struct zsd_walk *walk)
+{
+    struct tables *t = zb_container_of(walk, struct tables, walk);
+    struct zsd_job *job = t->walk.job;
+
+    for (; t->shard < job->nshards; t->shard++, t->plane = ZB_PARAM) {
+        if (zsd_turn_left(job->core) == 0)
+            return false;
+        zsd_turn_count(job->core, 1);
+        for (; t->plane < ZB_PLANES; t->plane++) {
+            int rc = t->plane == ZB_GRAD ? 1 : make_plane(t, job->shards[t->shard]);
+
+            if (rc <= 0)
+                return rc < 0;
+        }
+    }
+    return true;
+}
+
+void zsd_tables_save(struct zsd_job *job, zsd_walked *done)
+{
+    tables_begin(job, done, save_part, ZB_PARAM);
+}
+
 void zsd_tables_again(struct zsd_job *job)
 {
     zb_slots_done(&job->ring);

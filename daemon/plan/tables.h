@@ -17,6 +17,9 @@ void zsd_tables_make(struct zsd_job *job, zsd_walked *done);
 void zsd_tables_attach(struct zsd_job *job, zsd_walked *done);
 /** Call before the job is placed once more, in another way, while none of it is on a data file. */
 void zsd_tables_again(struct zsd_job *job);
+/** Makes the tables that a job lacks which is about to be saved, and was not durable. done may get
+ * -ENOMEM. */
+void zsd_tables_save(struct zsd_job *job, zsd_walked *done);
 /** Call when the job has ended and its memory is freed: frees the places and tables of its shards,
  * in parts. Holds the job until they are freed. */
 void zsd_tables_leave(struct zsd_job *job);

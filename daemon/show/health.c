@@ -218,7 +218,7 @@ unsigned zsd_health_saved(const struct zsd_core *core)
     {
         const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
 
-        n += zsd_saved_kept(s) && !s->gone && !s->job;
+        n += zsd_saved_kept(s) && !s->gone && !s->image && !s->job;
     }
     return n;
 }

@@ -63,7 +63,7 @@ static bool inspect_sees_saved(const struct zsd_conn *conn, const struct zsd_sav
                                const struct zsd_named *named)
 {
     return zsd_may(conn, s->uid) && inspect_named(named, s->uid, s->name) && zsd_saved_kept(s) &&
-           !s->gone && (!s->job || s->job->state == ZSD_ENDED);
+           !s->gone && !s->image && (!s->job || s->job->state == ZSD_ENDED);
 }
 
 static const struct zsd_version *saved_newest(const struct zsd_saved *s)

@@ -100,7 +100,7 @@ static int take_job(struct zsd_survey *s, const struct zsd_job *job)
 {
     struct zsd_survey_job *j;
 
-    if (job->durable)
+    if (job->saved && job->promise == &job->saved->promise)
         return 0; /* its saved job is in the list */
     j = &s->jobs[s->njobs++];
     j->number = job->number;

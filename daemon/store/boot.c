@@ -12,14 +12,18 @@
 
 #define BOOT_SHIFT 40 /* T3: 2^40 pages per run of the daemon, 2^24 starts */
 
-struct zsd_store_record zsd_store_record(const struct zsd_store *store, int more)
+struct zsd_store_record zsd_store_record(const struct zsd_store *store, int namesakes, int images)
 {
-    bool namesakes = (int64_t)store->namesakes + more > 0;
+    uint32_t features = 0;
 
+    if ((int64_t)store->namesakes + namesakes > 0)
+        features |= ZSD_FEATURE_NAMES_PER_USER;
+    if ((int64_t)store->images + images > 0)
+        features |= ZSD_FEATURE_IMAGES;
     return (struct zsd_store_record){ .boot = store->boot,
                                       .next_id = store->next_id,
                                       .next_job = store->core->next_job,
-                                      .features = namesakes ? ZSD_FEATURE_NAMES_PER_USER : 0 };
+                                      .features = features };
 }
 
 static void store_on_io(struct zn_io *io, int rc)
@@ -74,7 +78,7 @@ int zsd_store_boot(struct zsd_store *store, struct zb_err *err)
         return rc;
     t = zn_txn_new();
     store->boot++;
-    record = zsd_store_record(store, 0);
+    record = zsd_store_record(store, 0, 0);
     rc = t ? zsd_record_put_store(t, &record) : -ENOMEM;
     if (rc < 0)
         (void)zb_fail(err, rc, "the first change of the catalog: %m");

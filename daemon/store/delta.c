@@ -260,7 +260,9 @@ static int delta_records(struct zsd_delta *d)
     d->run.manifest = !zsd_saved_kept(saved) && !d->destroy;
     if (zsd_store_namesake(saved))
         d->run.namesakes = d->run.manifest ? 1 : d->destroy && zsd_saved_kept(saved) ? -1 : 0;
-    record = zsd_store_record(saved->store, d->run.namesakes);
+    if (saved->image)
+        d->run.images = d->run.manifest ? 1 : d->destroy && zsd_saved_kept(saved) ? -1 : 0;
+    record = zsd_store_record(saved->store, d->run.namesakes, d->run.images);
     rc = zsd_record_put_store(t, &record);
     if (rc == 0 && d->destroy)
         rc = zsd_record_del_job(t, saved);
@@ -396,6 +398,7 @@ static void delta_apply(struct zsd_delta *d)
     }
     delta_hold(saved, &d->run.come, &d->run.go);
     saved->store->namesakes += (uint64_t)(int64_t)d->run.namesakes;
+    saved->store->images += (uint64_t)(int64_t)d->run.images;
     if (user)
         user->shared_bytes += d->run.share_come - d->run.share_go;
     saved->committed = d->committed ? zsd_version_ref(d->committed) : NULL;

@@ -17,7 +17,7 @@ struct zsd_delta_run {
     uint32_t nfresh, ndrops, nstays;
     uint64_t nputs, ndels;
     uint32_t list, row;            /* position of the count of rows: fresh, then drops */
-    int namesakes;                 /* how it changes store->namesakes */
+    int namesakes, images;         /* how it changes store->namesakes and store->images */
     uint64_t share_come, share_go; /* bytes of rows that other jobs of the user have, too */
     struct zb_needs come, go;   /* places that the saved job's rows will hold, and no longer hold */
     struct zsd_needs_walk walk; /* the count for the promise */

@@ -24,7 +24,7 @@
 #define FEATURES_MAX 64u
 
 /* The bits of features, by number. */
-static const char *const features[] = { "job_names_per_user" };
+static const char *const features[] = { "job_names_per_user", "restart_images" };
 
 static void write_store(struct zsd_pack *w, const void *object)
 {
@@ -97,6 +97,8 @@ int zsd_record_get_store(const void *bytes, size_t len_bytes, struct zsd_store_r
 
 /* ---- jobs */
 
+#define JOB_IS_IMAGE 1u /* the last field of an image's record */
+
 struct job_object {
     const struct zsd_saved *saved;
     uint64_t committed, prepared;
@@ -119,6 +121,8 @@ static void write_job(struct zsd_pack *w, const void *object)
     zsd_pack_u64(w, s->epoch);
     zsd_pack_u64(w, o->committed);
     zsd_pack_u64(w, o->prepared);
+    if (s->image) /* else the record ends here */
+        zsd_pack_u32(w, JOB_IS_IMAGE);
 }
 
 int zsd_record_put_job(struct zn_txn *t, const struct zsd_saved *saved, uint64_t committed,
@@ -150,6 +154,9 @@ int zsd_record_get_job(const struct zn_key *key, const void *bytes, size_t len_b
     ret->epoch = zsd_unpack_u64(&r);
     *ret_committed = zsd_unpack_u64(&r);
     *ret_prepared = zsd_unpack_u64(&r);
+    ret->image = !r.bad && r.left > 0;
+    if (ret->image)
+        zsd_unpack_check(&r, zsd_unpack_u32(&r) == JOB_IS_IMAGE && *ret_prepared == 0);
     zsd_unpack_check(&r, key->a <= UINT32_MAX && zp_name_valid(ret->name) && uid <= UINT32_MAX &&
                              ret->groups >= 1 && ret->groups <= ZP_GROUPS_MAX &&
                              zb_optimizer_name(ret->optimizer) && zb_moments_name(ret->moments) &&

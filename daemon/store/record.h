@@ -24,6 +24,7 @@ enum zsd_record {
 /* Bits of what a store has that a daemon must know, or it must not open the store. In the record they
  * are names; without any, the record is as it was before there were features. */
 #define ZSD_FEATURE_NAMES_PER_USER UINT32_C(1) /* two users have a job of the same name */
+#define ZSD_FEATURE_IMAGES         UINT32_C(2) /* there is an image of a restart (saved.h) */
 
 struct zsd_store_record {
     uint64_t boot, next_id, next_job;

@@ -294,6 +294,7 @@ static int recover_whole(struct recovery *r, struct zb_err *err)
                            j->saved->name);
         j->saved->committed = c ? zsd_version_ref(c) : NULL;
         j->saved->prepared = p ? zsd_version_ref(p) : NULL;
+        r->store->images += j->saved->image;
         zsd_saved_own(j->saved);
         zsd_snaps_recovered(j->saved);
         for (size_t k = 0; k < i; k++) {
@@ -437,6 +438,8 @@ static int store_reserve(struct zsd_store *store, struct zb_err *err)
         struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
         struct zb_err why = { 0 };
 
+        if (s->image)
+            continue; /* its promise is what it holds */
         zb_log(ZB_LOG_INFO, "job-saved", "job=\"%s\" uid=%u iterations=%llu prepared=%llu", s->name,
                (unsigned)s->uid, (unsigned long long)(s->committed ? s->committed->iterations : 0),
                (unsigned long long)(s->prepared ? s->prepared->iterations : 0));

@@ -133,7 +133,7 @@ static int needs_saved(const struct zsd_saved *saved, const struct zsd_version *
     if (rc != 0)
         return rc;
     rc = zb_needs_sum(ret, held, 1);
-    if (rc == 0 && v)
+    if (rc == 0 && v && !saved->image) /* an image has no next version */
         rc = saved->needs ? zb_needs_sum(ret, &w->sum, 1) : needs_like(saved, v, times, ret);
     return rc;
 }
@@ -254,7 +254,7 @@ int zsd_saved_raise_part(struct zsd_saved *saved, const struct zsd_version *comm
 
 /* ---- saved jobs */
 
-struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, uid_t uid, const char *name)
+static struct zsd_saved *saved_find(struct zsd_core *core, uid_t uid, const char *name, bool image)
 {
     if (!core->store)
         return NULL;
@@ -262,10 +262,21 @@ struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, uid_t uid, const char
     {
         struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
 
-        if (zsd_saved_kept(s) && !s->gone && s->uid == uid && strcmp(s->name, name) == 0)
+        if (zsd_saved_kept(s) && !s->gone && s->image == image && s->uid == uid &&
+            strcmp(s->name, name) == 0)
             return s;
     }
     return NULL;
+}
+
+struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, uid_t uid, const char *name)
+{
+    return saved_find(core, uid, name, false);
+}
+
+struct zsd_saved *zsd_image_by_name(struct zsd_core *core, uid_t uid, const char *name)
+{
+    return saved_find(core, uid, name, true);
 }
 
 struct zsd_snap *zsd_snap_by_name(const struct zsd_saved *saved, const char *name)
@@ -291,6 +302,7 @@ struct zsd_saved *zsd_saved_alloc(struct zsd_store *store, uint32_t nunits)
     zb_list_init(&s->snaps);
     zb_list_init(&s->snap_waiters);
     zb_list_init(&s->node);
+    zb_list_init(&s->image_timed.node);
     if (!s->units) {
         free(s);
         return NULL;
@@ -380,6 +392,7 @@ void zsd_saved_free(struct zsd_saved *s)
 
     assert(!s->job && s->pending == 0 && zb_list_empty(&s->snap_waiters));
     zb_list_remove(&s->node);
+    zsd_timed_disarm(&s->image_timed);
     zb_list_each(pos, &s->snaps)
     {
         struct zsd_snap *snap = zb_container_of(pos, struct zsd_snap, node);

@@ -5,6 +5,10 @@
  *                          versions, its snapshots. While the job is in memory, a struct zsd_job
  *                          (job/job.h) is its incarnation.
  *
+ * An IMAGE is a saved job of another kind: a job that is not durable, as it was when the daemon ended
+ * for a restart. Nobody sees it, and no request finds it, except the open of a rank that comes back
+ * (op/open.c). It is deleted before such a job continues: op/image.h has the model.
+ *
  * PROMISES. The promise of a job (struct zb_needs, base/place.h) has, for each class of places:
  * those that its distinct rows hold, those that its next version can need, and spares for pages in
  * flight. An extent that two jobs share counts in both promises.
@@ -58,7 +62,9 @@ struct zsd_saved {
     enum zp_offload offload_param, offload_optimizer; /* ZP_HOST, ZP_NVME */
     uint64_t host_bytes_max;
     uint64_t epoch;
-    struct zsd_unit **units; /* the manifest, without shards */
+    bool image;                   /* it is the image of a job that is not durable */
+    struct zsd_timed image_timed; /* when the daemon no longer waits for the ranks of an image */
+    struct zsd_unit **units;      /* the manifest, without shards */
     uint32_t nunits;
     /* both NULL before the first commit: the job is not in the catalog yet */
     struct zsd_version *committed, *prepared;
@@ -110,8 +116,10 @@ void zsd_snap_discharge(struct zsd_saved *saved, struct zsd_snap *snap);
 /** At the start: charges all snapshots, regardless of limits, because they were allowed before. */
 void zsd_snaps_recovered(struct zsd_saved *saved);
 
-/** Finds a saved job in the catalog. NULL: none. */
+/** Finds a saved job in the catalog. NULL: none. An image is not found. */
 struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, uid_t uid, const char *name);
+/** Finds an image. NULL: none. */
+struct zsd_saved *zsd_image_by_name(struct zsd_core *core, uid_t uid, const char *name);
 struct zsd_snap *zsd_snap_by_name(const struct zsd_saved *saved, const char *name);
 /** A saved job with a copy of this manifest, and nothing else: the caller fills in its identity.
  * Held by its incarnation. NULL: no memory. */

@@ -39,13 +39,14 @@ struct zsd_store {
     uint64_t next_id;           /* of rows, versions, snapshots */
     uint64_t sequence;          /* of the newest durable change */
     uint64_t namesakes;         /* saved jobs whose name an earlier one of another user has */
+    uint64_t images;            /* in the catalog */
     uint64_t stamp;             /* of the newest loop over rows or versions */
     struct zb_err poisoned;     /* code 0: it is not */
     struct zb_err full; /* the last change failed because the catalog had no space; code 0: no */
 };
 
-/** The record of the store, with `more` namesakes. */
-struct zsd_store_record zsd_store_record(const struct zsd_store *store, int more);
+/** The record of the store, with so many more namesakes and images. */
+struct zsd_store_record zsd_store_record(const struct zsd_store *store, int namesakes, int images);
 /** Whether another saved job has the same name. */
 bool zsd_store_namesake(const struct zsd_saved *saved);
 

@@ -136,7 +136,7 @@ static const struct zb_opt rows[] = {
       .help = "commit every N steps, with --keep; 0: only at the end", .max = UINT32_MAX,
       .def = "100" },
     { "reconnect", ZB_OPT_COUNT, AT(reconnect_s), .arg = "SECONDS",
-      .help = "with --keep: how long to wait for a daemon that was restarted or lost; 0: not",
+      .help = "how long to wait for a daemon that has restarted or, with --keep, was lost; 0: not",
       .max = 1000000, .def = "120" },
     { "init", ZB_OPT_TEXT, AT(init), .arg = "PATH",
       .help = "start with all weights of a .safetensors file, or of those in a folder" },

@@ -199,6 +199,8 @@ void job_open_ask(struct world *w, unsigned c, unsigned tag, const struct open_a
     q.attach = args->attach;
     q.takeover = args->takeover;
     q.early = args->early;
+    q.returns = args->returns;
+    q.epoch = args->epoch;
     q.groups = args->groups > 0 ? args->groups : 1;
     q.optimizer = 1;
     q.offload_param = q.offload_optimizer = 2;

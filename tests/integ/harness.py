@@ -51,6 +51,7 @@ class Daemon:
     def __init__(self, *flags, expect_exit=0, under=()):
         self.flags = flags
         self.under = under
+        self.program = program("zshardd")
         self.expect_exit = expect_exit
         self.folder = tempfile.mkdtemp(prefix="zshard-test-")
         self.socket = os.path.join(self.folder, "s")
@@ -62,7 +63,7 @@ class Daemon:
     def start(self):
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [*self.under, program("zshardd"), "--socket", self.socket, "--data", self.data, *self.flags],
+                [*self.under, self.program, "--socket", self.socket, "--data", self.data, *self.flags],
                 stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL)
         os.set_blocking(self.process.stdout.fileno(), False)
         line = b""

@@ -11,6 +11,7 @@ from harness import DEADLINE, check, mpi_env, program, ranks_command, wait_until
 
 MODEL = ("--seed 5 --batch 12 --micro-batch 1 --seq 16 --layers 3 --heads 2 --width 32 --lr 1e-3 "
          "--clip 1 --data LICENSE").split()
+SHARED = 100  # the group "users", which every system has
 PAGES = ["--page-elems", "4096", "--host-bytes", "64M", "--nvme-bytes", "64M"]
 
 
@@ -19,14 +20,21 @@ KEEP = {False: ["--keep"], True: ["--resume"], "if-there": ["--resume-if-there"]
 
 
 class KeptRun:
-    """One job and its files, whatever happens to the processes."""
+    """One job and its files, whatever happens to the processes. `uid`: of the user who runs it, a made-up one."""
 
-    def __init__(self, steps, ranks=2, commit_every=5, dtype="bf16", sockets=None, flags=(), reconnect=0, job="kept"):
+    def __init__(self, steps, ranks=2, commit_every=5, dtype="bf16", sockets=None, flags=(), reconnect=0, job="kept",
+                 uid=None):
         self.steps, self.ranks, self.commit_every, self.reconnect = steps, ranks, commit_every, reconnect
         self.sockets = sockets
         self.job = job
         self.model = [*MODEL, "--dtype", dtype, *flags]
         self.folder = tempfile.mkdtemp(prefix="zshard-resume-")
+        self.who, self.home = {}, {}
+        if uid is not None:
+            os.chown(self.folder, uid, uid)
+            shutil.copy("LICENSE", self.folder)  # the model's data
+            self.who = {"user": uid, "group": uid, "extra_groups": [SHARED], "cwd": self.folder}
+            self.home = {"HOME": self.folder, "OMPI_MCA_orte_tmpdir_base": self.folder}
         self.jsonl = os.path.join(self.folder, "jsonl")
         self.weights = os.path.join(self.folder, "weights")
         self.life = 0
@@ -55,7 +63,7 @@ class KeptRun:
         with open(self.log_path(), "wb") as log:
             process = subprocess.Popen(
                 ranks_command(ranks, ["bash", "-c", script, "rank", *command]), stdout=log,
-                stderr=log, stdin=subprocess.DEVNULL, env=daemon.env() | mpi_env())
+                stderr=log, stdin=subprocess.DEVNULL, env=daemon.env() | mpi_env() | self.home, **self.who)
         process.life = self.life
         self.processes.append(process)
         return process

@@ -84,7 +84,7 @@ def asked():
                 gone.wait_for_lines(2, lost)
                 rows = {tuple(row[key] for key in ("job", "attached", "fate", "why"))
                         for row in d.zctl("restart", "--dry-run")}
-                check(rows == {("kept", 2, "continues", ""), ("gone", 1, "ends", "it is not durable")}, f"{rows}")
+                check(rows == {("kept", 2, "continues", ""), ("gone", 1, "ends", "it is not durable, and its ranks do not wait")}, f"{rows}")
                 named = d.log().count('run-ends job="gone"')
                 asks = restart(d, "--wait", str(DEADLINE))
                 status = d.process.wait(DEADLINE)

@@ -333,10 +333,10 @@ static int run_told(struct zs_run *r, int rc)
 /* ---- what ranks do */
 
 /* Initial values: fp32 masters. */
-static int run_write(struct zs_run *r)
+int zs_write(struct zs_world *w, uint32_t world)
 {
-    for (unsigned rank = 0; rank < r->world; rank++) {
-        struct client *x = &r->w.core.clients[rank];
+    for (unsigned rank = 0; rank < world; rank++) {
+        struct client *x = &w->core.clients[rank];
 
         for (unsigned u = 0; u < ZS_UNITS; u++) {
             Zp__Write q = ZP__WRITE__INIT;
@@ -348,7 +348,7 @@ static int run_write(struct zs_run *r)
                 ((float *)(void *)x->staging)[i] = zs_initial(u, x->first[u] + i);
             q.shard = x->shards[u];
             q.count = x->count[u];
-            rc = call(&r->w.core, rank, zsd_write, &q);
+            rc = call(&w->core, rank, zsd_write, &q);
             if (rc < 0)
                 return rc;
         }
@@ -364,7 +364,7 @@ static void run_open(struct zs_run *r, uint32_t world, uint64_t place)
     if (run_told(r, zs_open(&r->w, &o)) < 0)
         return;
     for (unsigned i = 0; i < 3 && run_attached(r); i++) /* a failure is tried again */
-        if (run_told(r, run_write(r)) == 0) {
+        if (run_told(r, zs_write(&r->w, r->world)) == 0) {
             r->mem = zs_state_first();
             return;
         }
@@ -435,10 +435,10 @@ static bool run_ready(struct zs_run *r)
     return r->mem && run_attached(r);
 }
 
-static int run_push(struct zs_run *r, uint64_t n)
+int zs_push(struct zs_world *w, uint32_t world, uint64_t step, uint64_t n)
 {
-    for (unsigned rank = 0; rank < r->world; rank++) {
-        struct client *x = &r->w.core.clients[rank];
+    for (unsigned rank = 0; rank < world; rank++) {
+        struct client *x = &w->core.clients[rank];
 
         for (unsigned u = 0; u < ZS_UNITS; u++) {
             Zp__Push q = ZP__PUSH__INIT;
@@ -448,16 +448,21 @@ static int run_push(struct zs_run *r, uint64_t n)
                 continue;
             zs_gradient(n, u, x->first[u], x->count[u], x->staging);
             q.shard = x->shards[u];
-            q.step = r->mem->iterations + 1;
+            q.step = step;
             q.mode = 1;
             q.dtype = zs_units[u].grad_dtype;
             q.count = x->count[u];
-            rc = call(&r->w.core, rank, zsd_push, &q);
+            rc = call(&w->core, rank, zsd_push, &q);
             if (rc < 0)
                 return rc;
         }
     }
     return 0;
+}
+
+static int run_push(struct zs_run *r, uint64_t n)
+{
+    return zs_push(&r->w, r->world, r->mem->iterations + 1, n);
 }
 
 static int run_note(struct zs_run *r, unsigned rank, bool of_job, struct zs_note *note)
@@ -515,6 +520,29 @@ static void run_begin(struct zs_run *r, bool settle)
     r->begun = ++r->nsteps;
     if (settle)
         zs_settle(&r->w);
+}
+
+int zs_step(struct zs_world *w, uint32_t world, uint64_t step)
+{
+    Zp__GroupScalars groups[2], *list[2] = { &groups[0], &groups[1] };
+    Zp__Step q = ZP__STEP__INIT;
+    int rc = 0;
+
+    run_scalars(groups);
+    q.step = step;
+    q.scale = 1;
+    q.n_groups = 2;
+    q.groups = list;
+    for (unsigned rank = 0; rank < world; rank++) {
+        q.job = w->core.clients[rank].job;
+        ask(&w->core, rank, zsd_step, &q);
+    }
+    for (unsigned rank = 0; rank < world; rank++) {
+        int one = zs_answer(&w->core, rank);
+
+        rc = rc < 0 ? rc : one;
+    }
+    return rc;
 }
 
 /* Every rank asks; returns the worst answer. *ret_commit: the result of the commit. */

@@ -228,10 +228,12 @@ static int rank_open(struct zs_world *w, unsigned rank, const struct zs_open *o)
                                     .rank = rank,
                                     .world = o->world,
                                     .groups = 2,
-                                    .keep = true,
-                                    .durable = true,
+                                    .keep = !o->unkept,
+                                    .durable = !o->unkept,
+                                    .returns = o->unkept,
                                     .attach = o->attach,
                                     .takeover = o->attach && rank == 0,
+                                    .epoch = rank == 0 ? o->epoch : 0,
                                     .early = true,
                                     .host_bytes_max = o->host_bytes > 0
                                                           ? o->host_bytes + o->world * ZS_STAGING

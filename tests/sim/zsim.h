@@ -131,12 +131,20 @@ struct zs_open {
     uint64_t host_bytes; /* in addition to the staging; 0: what is free */
     bool attach;
     const uint64_t *at; /* the point to resume from */
+    bool unkept;        /* neither kept nor durable; its ranks come back after a restart */
+    uint64_t epoch;     /* with attach: of rank 0 */
 };
 /** All ranks open, define, register and are ready: 0, or the first refusal; then no rank is
  * connected. */
 int zs_open(struct zs_world *w, const struct zs_open *o);
 /** All ranks hang up. */
 void zs_hang_up(struct zs_world *w);
+
+/** What ranks do: initial values; the gradients of iteration `step`, as of the nth step; the step.
+ * 0, or the first refusal. */
+int zs_write(struct zs_world *w, uint32_t world);
+int zs_push(struct zs_world *w, uint32_t world, uint64_t step, uint64_t n);
+int zs_step(struct zs_world *w, uint32_t world, uint64_t step);
 
 /** Reads everything that the ranks have and compares it, notes too. Returns 0, or a failure that
  * was reported; a wrong byte fails the test. */

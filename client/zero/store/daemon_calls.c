@@ -52,7 +52,7 @@ void zcz_daemon_on_event(void *arg, const struct zc_event *event)
     if (event->job != d->job.id || d->gone || d->base.lost)
         return;
     if (event->kind == ZC_EVENT_RESTART) {
-        d->base.restarts = d->limbo != NULL;
+        d->base.restarts = d->returns;
         return;
     }
     if (zcz_daemon_lost(d, event->code)) /* it ends in good order, without having waited */

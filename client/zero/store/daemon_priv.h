@@ -36,6 +36,7 @@ struct zcz_daemon {
     struct zcz_store_stats stats; /* as last read */
     void *limbo; /* what views show when the daemon is lost; NULL: its loss is final */
     size_t limbo_bytes;
+    bool returns; /* attaches to the next daemon after a restart in good order */
 };
 
 static inline struct zcz_daemon *zcz_daemon_of(struct zcz_store *s)

@@ -166,8 +166,8 @@ int zcz_daemon_attach(struct zcz_store *s, uint64_t epoch)
     int rc = start_job(d, true, epoch);
 
     if (rc == -ENOENT && s->epoch_next > 0)
-        return zcz_refuse(s->z, rc, "job '%s' was lost with its daemon: it had no commit yet",
-                          s->z->job);
+        return zcz_refuse(s->z, rc, "job '%s' was lost with its daemon: it %s", s->z->job,
+                          s->z->options.durable ? "had no commit yet" : "was not saved");
     if (rc == -ENOENT)
         s->err.code = 0; /* the job may be created instead */
     if (rc < 0)
@@ -217,13 +217,15 @@ void zcz_daemon_let_go(struct zcz_daemon *d)
     d->params = NULL;
 }
 
-/* What views show if the daemon is lost: as large as the largest slice. Without it, which is no
- * failure, the loss is final. */
-static void place_limbo(struct zcz_daemon *d)
+/* Prepares for the end of the daemon. Of a durable job: what views show if the daemon is lost, as
+ * large as the largest slice. Without it, which is no failure, the loss is final. A job that is not
+ * durable outlives only a restart in good order, after which nothing is viewed. */
+static void place_end(struct zcz_daemon *d)
 {
     const struct zc_zero *z = d->base.z;
 
-    if (z->options.reconnect_ms == 0)
+    d->returns = z->options.reconnect_ms > 0;
+    if (!d->returns || !z->options.durable)
         return;
     for (uint32_t i = 0; i < z->nunits; i++)
         d->limbo_bytes =
@@ -231,6 +233,7 @@ static void place_limbo(struct zcz_daemon *d)
                                                       d->base.page_elems, z->units[i].slice));
     d->limbo_bytes = zb_round_up(zb_max_u64(d->limbo_bytes, 1), ZB_PAGE_ALIGN);
     d->limbo = zcz_limbo_map(d->limbo_bytes);
+    d->returns = d->limbo != NULL;
 }
 
 int zcz_daemon_place(struct zcz_store *s)
@@ -248,7 +251,7 @@ int zcz_daemon_place(struct zcz_store *s)
     if (rc == 0 && d->placement.gpu_params > 0)
         rc = place_import(d);
     else if (rc == 0)
-        place_limbo(d);
+        place_end(d);
     if (rc == 0) {
         zcz_device_pin(s->z, d->placement.arena, d->placement.arena_bytes);
         s->iterations = d->placement.iterations;

@@ -18,7 +18,8 @@
  * counts as progress. A fetch during a step has no timeout of its own.
  *
  * LOST. With reconnect_ms, the death of the daemon of a durable job is not final (store.h). Requests
- * in flight end as if they had succeeded, unless their result is needed; new ones begin nothing.
+ * in flight end as if they had succeeded, unless their result is needed; new ones begin nothing. A
+ * restart in good order is final for no job with reconnect_ms: all ranks leave before it.
  */
 #include <assert.h>
 #include <errno.h>

@@ -89,7 +89,7 @@ def init(
         resume: continue the job of that name. "auto": if it exists; otherwise start it.
         comm: "auto", "self", "tcp", "mpi", "nccl", or a Comm.
         timeout: seconds to wait for the daemon or a peer.
-        reconnect: of a durable job: seconds to wait for another daemon if this one restarts or dies. A restart in good
+        reconnect: seconds to wait for another daemon if this one restarts or, of a durable job, dies. A restart in good
             order shows nothing. If the daemon dies, optimizer.step() raises RolledBack, with the step that the job
             continues from. 0: the loss of the daemon ends the run. Not for a daemon that was started by the run.
 

@@ -387,6 +387,38 @@ static void round_trips(void **state)
     }
 }
 
+/* The record of an image is that of a job with one more number. */
+static void job_images(void **state)
+{
+    struct zsd_saved s = { .number = 7, .name = "j", .groups = 1, .optimizer = 1, .moments = 1 };
+    struct zsd_saved back = { 0 };
+    struct zn_txn *t = zn_txn_new();
+    uint64_t committed, prepared;
+    const struct zn_change *c;
+
+    (void)state;
+    s.offload_param = s.offload_optimizer = ZP_NVME;
+    for (int image = 0; image < 2; image++) {
+        s.image = image;
+        assert_int_equal(zsd_record_put_job(t, &s, 5, 0), 0);
+    }
+    c = t->changes;
+    assert_int_equal(c[1].len_bytes, c[0].len_bytes + 4);
+    for (int image = 0; image < 2; image++) {
+        assert_int_equal(zsd_record_get_job(&c[image].key, c[image].bytes, c[image].len_bytes,
+                                            &back, &committed, &prepared, &err),
+                         0);
+        assert_int_equal(back.image, image);
+        assert_int_equal(committed, 5);
+    }
+    ((uint8_t *)(uintptr_t)c[1].bytes)[c[0].len_bytes] = 2;
+    assert_int_equal(zsd_record_get_job(&c[1].key, c[1].bytes, c[1].len_bytes, &back, &committed,
+                                        &prepared, &err),
+                     -EBADMSG);
+    err = (struct zb_err){ 0 };
+    zn_txn_free(t);
+}
+
 /* A store without features has the bytes that older daemons know, and one with a feature has more. An
  * unknown feature is refused by its name. */
 static void store_features(void **state)
@@ -564,9 +596,10 @@ static void version_notes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trips), cmocka_unit_test(store_features),
-        cmocka_unit_test(truncations), cmocka_unit_test(hostile_bytes),
-        cmocka_unit_test(row_bytes),   cmocka_unit_test(version_notes),
+        cmocka_unit_test(round_trips),   cmocka_unit_test(store_features),
+        cmocka_unit_test(job_images),    cmocka_unit_test(truncations),
+        cmocka_unit_test(hostile_bytes), cmocka_unit_test(row_bytes),
+        cmocka_unit_test(version_notes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
