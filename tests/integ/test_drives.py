@@ -3,6 +3,8 @@
 
     ZSHARD_BUILD=build tests/integ/test_drives.py [NAME...]
 """
+import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -293,5 +295,78 @@ def no_room():
         d.stop()
 
 
+# A job whose description needs several pages of the catalog.
+WIDE = (("wide", 16000, "fp32", "fp32", False,
+         tuple((f"a_tensor_with_a_long_name.of_the_unit.{i}", 16 * i, [16], 0) for i in range(1000))),)
+
+
+@contextlib.contextmanager
+def mounted(*folders, size):
+    """A tmpfs of that size in each folder, in a mount namespace of our own; False: we may not mount."""
+    libc, CLONE_NEWNS = ctypes.CDLL(None, use_errno=True), 0x20000
+    may = libc.unshare(CLONE_NEWNS) == 0 and subprocess.run(["mount", "--make-rprivate", "/"], check=False).returncode == 0
+    done = []
+    try:
+        for folder in folders:
+            os.mkdir(folder)
+            if may and subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "none", folder],
+                                      check=False).returncode == 0:
+                done.append(folder)
+        yield len(done) == len(folders)
+    finally:
+        for folder in done:
+            subprocess.run(["umount", "-l", folder], check=False)
+
+
+def fill(folder):
+    """Takes all of its free space; the file that has it."""
+    path = os.path.join(folder, "ballast")
+    with open(path, "wb", buffering=0) as f, contextlib.suppress(OSError):
+        while True:
+            f.write(b"1" * 4096)
+    return path
+
+
+def full():
+    """No space for the catalog, or for a copy of it: what needs it is refused, nothing else; and the daemon goes on
+    when there is space again, without a restart."""
+    small = [w if w != "32M" else "8M" for w in FLAGS]
+    with Drives() as d, mounted(d.dir(1), d.dir(2), size="12m") as may:
+        if not may:
+            print("skipped: full may not mount")
+            return
+        d.start((2,), flags=small)
+        d.save("a")
+        write(d.folder + "/wide.in", *model(7, of=WIDE))
+
+        ballast = fill(d.dir(1))
+        said = d.zctl("import", "wide", d.folder + "/wide.in", status=4)
+        check("no space is left" in said and "catalog.zsd" in said, said)
+        said = d.zctl("status", status=8)
+        check("catalog-full" in said and "free space" in said, said)
+        d.same("a")
+        d.zctl("fsck")
+        check("wide" not in d.zctl("jobs"), "the job is saved")
+        os.unlink(ballast)
+        d.zctl("import", "wide", d.folder + "/wide.in")
+        check("catalog-full" not in d.zctl("status", status=None), "it is over")
+
+        ballast = fill(d.dir(2))
+        d.zctl("import", "wide2", d.folder + "/wide.in")
+        said = d.zctl("status", status=8)
+        check("catalog-copy-failed" in said and d.dir(2) in said, said)
+        os.unlink(ballast)
+        for i in range(8):  # it is tried with the next change, and ever more seldom
+            d.zctl("snapshot", "a", f"s{i}")
+        check("catalog-copy-failed" not in d.zctl("status", status=None), "the copy is made again")
+        d.stop()
+        os.unlink(d.dir(1) + "/catalog.zsd")
+        d.start((2,), flags=small)
+        check("s7" in d.zctl("snapshots", "a"), "the copy is the newest")
+        d.same("a")
+        d.stop()
+        check("problems   0" in d.run((2,), "--fsck", flags=small), "fsck")
+
+
 if __name__ == "__main__":
-    sys.exit(main({f.__name__: f for f in (order, missing, catalog, lost, retire, no_room)}))
+    sys.exit(main({f.__name__: f for f in (order, missing, catalog, lost, retire, no_room, full)}))
