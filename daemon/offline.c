@@ -186,35 +186,8 @@ static int retire_check(const struct zsd *daemon, unsigned path, struct zb_err *
 static int offline_up(struct zsd *daemon, const char *what, bool read_only, struct zb_err *err)
 {
     struct zsd_config *config = &daemon->config;
-    struct zn_options options = {
-        .io = config->io, .depth = config->io_depth, .read_only = read_only, .no_follow = true
-    };
-    int rc;
+    int rc = zsd_paths_open_found(daemon, what, read_only, err);
 
-    if (config->data[0] == '\0')
-        return zb_fail(err, -EINVAL, "%s needs --data: the data directory", what);
-    if (access(config->data, F_OK) < 0)
-        return zb_fail(err, -errno, "data directory '%s': %m", config->data);
-    rc = zsd_datadir_open(&daemon->datadir, config->data, err);
-    if (rc == 0 && !read_only)
-        rc = zsd_datadir_trusted(daemon->datadir, err);
-    if (rc == 0)
-        rc = zsd_datadir_holds(daemon->datadir, err);
-    if (rc < 0)
-        return rc;
-    daemon->read_only = read_only;
-    options.path = zsd_datadir_file(daemon->datadir);
-    /* a truncated file may have a size that zn_open() rejects; its superblock has the original
-     * size */
-    options.size_bytes =
-        zb_max_u64(zb_round_up(zsd_datadir_room(daemon->datadir), ALIGN), ZN_DATA_START + ALIGN);
-    config->more_bytes = ZSD_AUTO;
-    rc = zn_open(&daemon->engine, &options, err);
-    if (rc < 0)
-        return rc;
-    daemon->catalog_path = zsd_datadir_catalog(daemon->datadir);
-    daemon->engine_base = ZN_DATA_START;
-    rc = zsd_paths_open(daemon, err);
     if (rc == 0 && config->retire > 0)
         rc = retire_check(daemon, config->retire - 1, err);
     if (rc == 0)

@@ -187,7 +187,7 @@ static const struct zb_opt options[] = {
 
 /** Options of the command line only. */
 struct words {
-    bool help, version, check, fsck, embedded;
+    bool help, version, check, fsck, read_only, embedded;
     uint32_t ready_fd, linger_s, linger_kept_s, without, retire;
     const char *config;
 };
@@ -211,6 +211,11 @@ static const struct zb_opt words[] = {
       .max = ZN_PATHS_MAX, .word = "none", .word_value = 0,
       .help = "Start without data file number N, whose drive is lost. Jobs with pages there are "
               "named in the log, and cannot be opened; the others can. It cannot be used again." },
+    { "read-only", ZB_OPT_FLAG, WORD(read_only),
+      .help =
+          "Serve what is saved to zctl export, snapshots, df, fsck and scrub, and write nothing "
+          "to the data directories (--data, and --paths). For a store that cannot be written "
+          "any more. Jobs are refused." },
     { "embedded", ZB_OPT_FLAG, WORD(embedded),
       .help = "For a program that starts its own daemon (--socket): reports in one line of "
               "JSON that it is ready, or why not, and exits when it is no longer used." },
@@ -234,7 +239,7 @@ const struct zb_opt *zsd_options(void)
 static void config_help(FILE *out)
 {
     (void)fputs("usage: zshardd [--config FILE] [--OPTION VALUE]...\n"
-                "               [--check-config | --fsck | --retire N | --embedded]\n"
+                "               [--check-config | --fsck | --retire N | --read-only | --embedded]\n"
                 "\n"
                 "The daemon of zshard: owns the memory that training borrows, and runs the\n"
                 "optimizer where the state lives. Without options it serves its own user, with a\n"
@@ -283,6 +288,14 @@ static int config_embedded(struct zsd_config *config, const struct words *w,
             return zb_fail(err, -EINVAL, "--%s is an option of --embedded", own[i]);
     if (w->embedded && config->socket[0] == '\0')
         return zb_fail(err, -EINVAL, "--embedded needs --socket: a socket of its own");
+    if (w->read_only && (w->embedded || w->fsck || w->retire > 0))
+        return zb_fail(err, -EINVAL, "--read-only and --%s exclude each other",
+                       w->embedded ? "embedded"
+                       : w->fsck   ? "fsck"
+                                   : "retire");
+    if (w->read_only && config->data[0] == '\0')
+        return zb_fail(err, -EINVAL, "--read-only needs --data: the data directory");
+    config->read_only = w->read_only;
     config->embedded = w->embedded;
     config->without = w->without;
     config->retire = w->retire;

@@ -46,6 +46,11 @@ static inline bool zsd_place_lost(const struct zsd *daemon, uint64_t at)
 /** Opens the data files of `paths`, when the first one is open. Blocks: at the start only. A
  * failure leaves what is open to zsd_paths_close(). */
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err);
+/** Opens directories and data files of a store as they are, the first one too; read_only: changes
+ * nothing. `what`: the option that asks for it. The caller closes daemon->datadir and engine, and
+ * zsd_paths_close(), also after a failure. 0; -EINVAL: no --data; or a code of zsd_datadir_open(),
+ * zsd_datadir_trusted(), zsd_datadir_holds(), zn_open(). */
+int zsd_paths_open_found(struct zsd *daemon, const char *what, bool read_only, struct zb_err *err);
 void zsd_paths_close(struct zsd *daemon);
 
 /** Measures the speed of all data files: fills daemon->path_rates. It writes only to ranges that

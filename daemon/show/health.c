@@ -119,7 +119,9 @@ static void facts_fill(struct zsd *daemon, const struct zsd_conn *conn, struct z
 
     f->now_ns = zb_now_ns();
     if (core->store) {
-        f->poisoned = core->store->poisoned;
+        f->read_only = core->daemon->read_only;
+        if (!f->read_only)
+            f->poisoned = core->store->poisoned;
         f->catalog_full = core->store->full;
         f->copies_failed = zsd_copies_failing(core->store, &path, &f->copy_why);
         (void)snprintf(f->copy_path, sizeof(f->copy_path), "%s", zsd_path_folder(daemon, path));

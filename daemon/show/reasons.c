@@ -61,6 +61,12 @@ static void store_poisoned(const struct zsd_facts *f, struct zsd_reason *r)
         say(r, ZSD_REASON_ERROR, "%s", f->poisoned.text);
 }
 
+static void read_only(const struct zsd_facts *f, struct zsd_reason *r)
+{
+    if (f->read_only)
+        say(r, ZSD_REASON_ERROR, "the daemon was started with --read-only: jobs are refused");
+}
+
 static void catalog_full(const struct zsd_facts *f, struct zsd_reason *r)
 {
     if (f->catalog_full.code != 0)
@@ -246,7 +252,10 @@ static const struct rule {
 } rules[] = {
     { "store-poisoned", store_poisoned,
       "check the drive (dmesg, smartctl) and its file system, then restart the daemon: jobs "
-      "continue from their last commit" },
+      "continue from their last commit; if it cannot be written, start with --read-only to "
+      "export" },
+    { "read-only", read_only,
+      "export what matters, mend the drives, and start the daemon without --read-only" },
     { "catalog-full", catalog_full,
       "free space on the file system of the data directory, or raise the quota of the daemon's "
       "user; commits then continue without a restart" },

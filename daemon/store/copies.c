@@ -42,7 +42,8 @@ struct zsd_copies {
 static struct zn_catalog_options copy_options(const struct zsd *daemon, unsigned path)
 {
     return (struct zn_catalog_options){ .path = path > 0 ? daemon->more[path - 1].copy_path : NULL,
-                                        .vfs = daemon->catalog_vfs };
+                                        .vfs = daemon->catalog_vfs,
+                                        .read_only = daemon->read_only };
 }
 
 static bool slot_same(const struct zn_slot *a, const struct zn_slot *b)
@@ -266,6 +267,19 @@ static int copies_restore(struct zsd_store *store, const struct zn_catalog_optio
     return rc;
 }
 
+/* Reads the newest copy in place of the catalog, which does not open because of *why. */
+static int copies_read(struct zsd_store *store, const struct zn_slot *slots, unsigned n,
+                       const struct zb_err *why, struct zb_err *err)
+{
+    unsigned path = 0;
+
+    store->catalog = copies_newest(store->core->daemon, slots, n, &path);
+    if (!store->catalog)
+        return zb_fail(err, why->code, "%s", why->text);
+    zb_log(ZB_LOG_WARN, "catalog-copy-read", "number=%u why=\"%s\"", path + 1, why->text);
+    return 0;
+}
+
 int zsd_copies_open(struct zsd_store *store, const struct zn_catalog_options *options,
                     const struct zn_slot *slots, unsigned n, struct zb_err *err)
 {
@@ -273,7 +287,9 @@ int zsd_copies_open(struct zsd_store *store, const struct zn_catalog_options *op
     struct zb_err why = { 0 };
     int rc = zn_catalog_open(&store->catalog, options, slots, n, &why);
 
-    if ((rc == -ENOENT || rc == -EBADMSG || rc == -EIO) && !options->read_only)
+    if ((rc == -ENOENT || rc == -EBADMSG || rc == -EIO) && daemon->config.read_only)
+        rc = copies_read(store, slots, n, &why, err);
+    else if ((rc == -ENOENT || rc == -EBADMSG || rc == -EIO) && !options->read_only)
         rc = copies_restore(store, options, slots, n, &why, err);
     else if (rc < 0)
         (void)zb_fail(err, rc, "%s", why.text);

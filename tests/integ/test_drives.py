@@ -5,8 +5,10 @@
 """
 import contextlib
 import ctypes
+import hashlib
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -90,6 +92,11 @@ class Drives:
             if self.has_pages(n):
                 return f"on{n}-{i}"
         check(False, f"no page on drive {n}")
+
+    def sums(self):
+        """A checksum of each file on the drives."""
+        files = [os.path.join(where, name) for n in (1, 2, 3) for where, _, names in os.walk(self.dir(n)) for name in names]
+        return {path: hashlib.sha256(open(path, "rb").read()).hexdigest() for path in files}
 
     def same(self, *names):
         """Each of these jobs is what save() made, in every byte."""
@@ -368,5 +375,69 @@ def full():
         check("problems   0" in d.run((2,), "--fsck", flags=small), "fsck")
 
 
+def read_only():
+    """What is saved can be read, whatever happened to the store, and not a byte of it changes."""
+    with Drives() as d:
+        d.start((2, 3))
+        d.save("a", "b")
+        d.zctl("snapshot", "a", "s")
+        at, most = d.process.pid, resource.prlimit(d.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(at, resource.RLIMIT_FSIZE, (4096, most[1]))  # the catalog cannot be written
+        d.zctl("snapshot", "a", "t", status=None)
+        check("store-poisoned" in d.zctl("status", status=8), "poisoned")
+        resource.prlimit(at, resource.RLIMIT_FSIZE, most)
+        d.same("a", "b")  # also now
+        d.process.kill()
+        d.process.wait(30)
+        check("exclude each other" in d.run((2, 3), "--read-only", "--fsck", status=2), "--fsck")
+        d.run((2, 3), "--read-only", "--data", d.dir("none"), status=1)
+        check(not os.path.exists(d.dir("none")), "it made a directory")
+
+        for catalog in "whole", "lost":
+            before = d.sums()
+            d.start((2, 3), "--read-only")
+            d.same("a", "b")
+            d.zctl("export", "a@s", d.folder + "/s-" + catalog)
+            check("s" in d.zctl("snapshots", "a"), "the snapshot")
+            d.zctl("df")
+            d.zctl("fsck")
+            d.zctl("scrub", "start")
+            wait_until("the scrub", lambda: "done" in d.zctl("scrub", status=None), 30)
+            said = d.zctl("status", status=8)
+            check("read-only" in said and "store-poisoned" not in said, said)
+            for words in (("import", "c", d.folder + "/a.in"), ("snapshot", "a", "u"), ("rollback", "a", "s"),
+                          ("clone", "a@s", "c"), ("destroy", "a@s"), ("destroy", "a", "--force")):
+                said = d.zctl(*words, status=4)
+                check("--read-only" in said, f"{words}: {said}")
+            d.stop()
+            check(d.sums() == before, f"{catalog}: changed: {set(d.sums().items()) ^ set(before.items())}")
+            if catalog == "whole":
+                os.unlink(d.dir(1) + "/catalog.zsd")
+        check(d.log().count("catalog-copy-read") == 1, "the copy is read")
+        d.start((2, 3))
+        d.same("a", "b")
+        d.zctl("snapshot", "a", "u")
+        d.stop()
+
+
+def read_only_mounts():
+    """Drives that the kernel has mounted read-only."""
+    small = [w if w != "32M" else "8M" for w in FLAGS]
+    with Drives() as d, mounted(d.dir(1), d.dir(2), size="12m") as may:
+        if not may:
+            print("skipped: read_only_mounts may not mount")
+            return
+        d.start((2,), flags=small)
+        d.save("a")
+        d.stop()
+        for n in 1, 2:
+            subprocess.run(["mount", "-o", "remount,ro", d.dir(n)], check=True)
+        said = d.run((2,), status=1, flags=small)
+        check("read-only" in said, said)
+        d.start((2,), "--read-only", flags=small)
+        d.same("a")
+        d.stop()
+
+
 if __name__ == "__main__":
-    sys.exit(main({f.__name__: f for f in (order, missing, catalog, lost, retire, no_room, full)}))
+    sys.exit(main({f.__name__: f for f in (order, missing, catalog, lost, retire, no_room, full, read_only, read_only_mounts)}))

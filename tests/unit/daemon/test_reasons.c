@@ -36,6 +36,7 @@ static const struct row {
     struct zsd_facts facts;
 } rows[] = {
     { "store-poisoned", ERROR, "a flush of", { .poisoned = { -EIO, "a flush of the data file" } } },
+    { "read-only", ERROR, "--read-only", { .read_only = true } },
     { "catalog-full", ERROR, "no space", { .catalog_full = { -ENOSPC, "no space" } } },
     { "catalog-copy-failed",
       ERROR,
