@@ -86,8 +86,8 @@ void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes);
 /** Gives n ranges of `bytes` back. Faster than one by one if neighbours are close in at[]. */
 void zsd_map_give_many(struct zsd_core *core, uint64_t bytes, uint64_t n, const uint64_t *at);
 
-/** Takes all that is free on a data file: nothing new is placed there. */
-void zsd_map_close(struct zsd_core *core, unsigned path);
+/** Takes all that is free on a data file from an offset on: nothing new is placed there. */
+void zsd_map_close(struct zsd_core *core, unsigned path, uint64_t from);
 uint64_t zsd_map_free_bytes(const struct zsd_core *core);
 uint64_t zsd_map_total_bytes(const struct zsd_core *core);
 /** Weight of a path when pages are spread; never 0. */

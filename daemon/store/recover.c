@@ -466,6 +466,7 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
                                                 .vfs = core->daemon->catalog_vfs,
                                                 .may_create = !core->daemon->read_only,
                                                 .read_only = core->daemon->read_only };
+    const struct zsd_config *config = &core->daemon->config;
     struct zsd_store *store;
     struct zn_slot slots[ZN_PATHS_MAX];
     unsigned nslots = 0;
@@ -498,9 +499,10 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
     if (rc == 0 && core->daemon->measures)
         rc = zsd_paths_measure(core, err); /* the result decides how new places are spread */
     if (rc < 0)
-        return rc;                         /* zsd_store_close() frees it */
-    if (core->daemon->config.retire > 0) { /* no job comes, and each page needs one place */
-        zsd_map_close(core, core->daemon->config.retire - 1);
+        return rc;                                  /* zsd_store_close() frees it */
+    if (config->retire > 0 || config->shrink > 0) { /* no job comes: each page needs one place */
+        zsd_map_close(core, (unsigned)zb_max_u64(config->retire, config->shrink) - 1,
+                      config->shrink > 0 ? config->shrink_bytes - core->daemon->engine_base : 0);
         return 0;
     }
     return store_reserve(store, err);
