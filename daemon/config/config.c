@@ -176,10 +176,11 @@ static const struct zb_opt options[] = {
     { "user-gpu-bytes", ZB_OPT_SIZE, AT(user_gpu_bytes), .arg = "SIZE", .def = "none",
       .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .word = "none", .word_value = 0,
       .help = "The same of the GPU tier." },
-    { "quotas", ZB_OPT_CHARS, AT(quotas), .arg = "USER LIMIT...,USER...", .def = "",
+    { "quotas", ZB_OPT_CHARS, AT(quotas), .arg = "USER LIMIT...,@GROUP...", .def = "",
       .check = zsd_quotas_check, .list = ",",
       .help = "Limits of single users, which replace those above: USER is a name or a number, "
-              "LIMIT is host=SIZE, nvme=SIZE, gpu=SIZE or jobs=N, each also none." },
+              "LIMIT is host=SIZE, nvme=SIZE, gpu=SIZE or jobs=N, each also none. @GROUP: of each "
+              "member. The user's own limit comes first, then that of the first group." },
     { "log-level", ZB_OPT_CHOICE, AT(log_level), .def = "info",
       .choices = "error warn info debug",
       .help = "Lowest level that is logged on standard error." },
