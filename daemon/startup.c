@@ -111,7 +111,7 @@ static int data_up_read_only(struct zsd *daemon, struct zb_err *err)
     config->nvme_bytes = zn_info(daemon->engine)->size_bytes;
     config->gpu_bytes = 0; /* no job comes */
     zsd_path_log(zn_info(daemon->engine), zsd_datadir_file(daemon->datadir));
-    zb_log(ZB_LOG_WARN, "read-only", "data=\"%s\" why=\"--read-only: jobs are refused\"",
+    zb_log(ZB_LOG_WARN, "read-only", "directory=\"%s\" why=\"--read-only: jobs are refused\"",
            config->data);
     return 0;
 }

@@ -55,7 +55,8 @@ static bool slot_same(const struct zn_slot *a, const struct zn_slot *b)
 static void copy_failed(struct copy *y, const struct zb_err *why)
 {
     if (strcmp(y->why.text, why->text) != 0)
-        zb_log(ZB_LOG_WARN, "catalog-copy-failed", "number=%u why=\"%s\"", y->path + 1, why->text);
+        zb_log(ZB_LOG_WARN, "catalog-copy-failed", "number=%u directory=\"%s\" why=\"%s\"",
+               y->path + 1, zsd_path_folder(y->all->core->daemon, y->path), why->text);
     y->why = *why;
 }
 
@@ -63,7 +64,8 @@ static void copy_made(struct copy *y)
 {
     y->why = (struct zb_err){ 0 };
     y->missed = 0;
-    zb_log(ZB_LOG_INFO, "catalog-copied", "number=%u sequence=%llu", y->path + 1,
+    zb_log(ZB_LOG_INFO, "catalog-copied", "number=%u directory=\"%s\" sequence=%llu", y->path + 1,
+           zsd_path_folder(y->all->core->daemon, y->path),
            (unsigned long long)zn_catalog_slot(y->catalog).sequence);
 }
 
@@ -276,7 +278,8 @@ static int copies_read(struct zsd_store *store, const struct zn_slot *slots, uns
     store->catalog = copies_newest(store->core->daemon, slots, n, &path);
     if (!store->catalog)
         return zb_fail(err, why->code, "%s", why->text);
-    zb_log(ZB_LOG_WARN, "catalog-copy-read", "number=%u why=\"%s\"", path + 1, why->text);
+    zb_log(ZB_LOG_WARN, "catalog-copy-read", "number=%u directory=\"%s\" why=\"%s\"", path + 1,
+           zsd_path_folder(store->core->daemon, path), why->text);
     return 0;
 }
 
