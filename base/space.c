@@ -113,6 +113,17 @@ uint64_t zb_space_take_some(struct zb_space *s, uint64_t count, uint64_t most, u
     return most;
 }
 
+void zb_space_take_rest(struct zb_space *s, uint64_t first)
+{
+    while ((first = space_find(s, first, s->units, false)) < s->units) {
+        uint64_t end = space_find(s, first, s->units, true);
+
+        space_mark(s, first, end - first, true);
+        s->free_units -= end - first;
+        first = end;
+    }
+}
+
 int zb_space_take(struct zb_space *s, uint64_t count, uint64_t *ret_first)
 {
     return zb_space_take_some(s, count, 1, ret_first) == 1 ? 0 : -ENOSPC;

@@ -27,6 +27,9 @@ uint64_t zb_space_take_some(struct zb_space *s, uint64_t count, uint64_t most, u
 /** Takes exactly these units: 0; -ERANGE: not all are inside; -EBUSY: one is already taken. */
 int zb_space_take_at(struct zb_space *s, uint64_t first, uint64_t count);
 
+/** Takes all free units from `first` to the end. */
+void zb_space_take_rest(struct zb_space *s, uint64_t first);
+
 /** Gives a taken range back; all of it must be taken (asserted). */
 void zb_space_give(struct zb_space *s, uint64_t first, uint64_t count);
 

@@ -22,10 +22,11 @@ typedef void zsd_oneway(struct zsd_conn *conn, const ProtobufCMessage *message);
 static const struct row {
     zsd_handler *handler; /* of a request */
     zsd_oneway *oneway;   /* of a one-way message */
+    bool changes;         /* what is saved, or leads to it: refused if that is read-only */
 } rows[ZP_METHOD_END] = {
     [ZP_HELLO] = { .handler = dispatch_hello },
     [ZP_PING] = { .handler = dispatch_ping },
-    [ZP_JOB_OPEN] = { .handler = zsd_job_open },
+    [ZP_JOB_OPEN] = { .handler = zsd_job_open, .changes = true },
     [ZP_UNIT_DEFINE] = { .handler = zsd_unit_define },
     [ZP_SHARD_REGISTER] = { .handler = zsd_shard_register },
     [ZP_READY] = { .handler = zsd_ready },
@@ -40,18 +41,18 @@ static const struct row {
     [ZP_STEP] = { .handler = zsd_step },
     [ZP_SKIP] = { .handler = zsd_skip },
     [ZP_JOB_CLOSE] = { .handler = zsd_job_close },
-    [ZP_JOB_DESTROY] = { .handler = zsd_job_destroy },
+    [ZP_JOB_DESTROY] = { .handler = zsd_job_destroy, .changes = true },
     [ZP_LIST] = { .handler = zsd_list },
     [ZP_JOBS] = { .handler = zsd_jobs },
     [ZP_TIERS] = { .handler = zsd_tiers },
     [ZP_STAT] = { .handler = zsd_stat },
-    [ZP_COMMIT] = { .handler = zsd_commit },
+    [ZP_COMMIT] = { .handler = zsd_commit, .changes = true },
     [ZP_PROGRESS] = { .handler = zsd_progress },
-    [ZP_SNAPSHOT] = { .handler = zsd_snapshot },
+    [ZP_SNAPSHOT] = { .handler = zsd_snapshot, .changes = true },
     [ZP_SNAPSHOTS] = { .handler = zsd_snapshots },
-    [ZP_ROLLBACK] = { .handler = zsd_rollback },
-    [ZP_CLONE] = { .handler = zsd_clone },
-    [ZP_SNAPSHOT_DESTROY] = { .handler = zsd_snapshot_destroy },
+    [ZP_ROLLBACK] = { .handler = zsd_rollback, .changes = true },
+    [ZP_CLONE] = { .handler = zsd_clone, .changes = true },
+    [ZP_SNAPSHOT_DESTROY] = { .handler = zsd_snapshot_destroy, .changes = true },
     [ZP_READER_OPEN] = { .handler = zsd_reader_open },
     [ZP_READER_UNIT] = { .handler = zsd_reader_unit },
     [ZP_READER_READ] = { .handler = zsd_reader_read },
@@ -190,6 +191,13 @@ static int dispatch_request(struct zsd_req *req, struct zp_arena *arena, const u
                       "this daemon serves %u clients already (clients_max); the few places beyond "
                       "are for its administrator, and %s is refused there",
                       req->daemon->config.clients_max, info->name);
+        return refuse(req, &err);
+    }
+    if (req->daemon->read_only && rows[req->method].changes) {
+        (void)zb_fail(&err, -EROFS,
+                      "the daemon was started with --read-only: it serves what is saved, and %s is "
+                      "refused",
+                      info->name);
         return refuse(req, &err);
     }
     if (decode(req->daemon, arena, info, body, body_bytes, &message, &err) < 0)

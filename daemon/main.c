@@ -11,7 +11,7 @@
  *        a symbolic link
  *     6  --fsck found damage, for example a missing file
  *     7  a data file is missing
- *     8  --retire: the other data files have no room
+ *     8  --retire, --shrink: there is no room for the pages that move
  *     9  --retire: the first data file cannot be retired
  *     75 ended in good order, to be started again: an administrator asked for a restart
  */
@@ -120,8 +120,9 @@ static int serve(struct zsd *daemon, struct zb_err *err)
 /** Works on data directories that no daemon uses. Returns the exit status. */
 static int offline(struct zsd *daemon, struct zb_err *err)
 {
-    int rc = daemon->config.retire > 0 ? zsd_offline_retire(daemon, err)
-                                       : zsd_offline_fsck(daemon, err);
+    int rc = daemon->config.retire > 0   ? zsd_offline_retire(daemon, err)
+             : daemon->config.shrink > 0 ? zsd_offline_shrink(daemon, err)
+                                         : zsd_offline_fsck(daemon, err);
 
     return rc == 0                                ? EXIT_GOOD
            : rc == -EBADMSG || rc == -EMEDIUMTYPE ? EXIT_DAMAGED

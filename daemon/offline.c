@@ -173,50 +173,44 @@ static int offline_read(struct offline *o)
 
 /* ---- up, down */
 
-static int retire_check(const struct zsd *daemon, unsigned path, struct zb_err *err)
+/* Whether there is that data file, from 0, in what was opened. */
+static int path_check(const struct zsd *daemon, unsigned path, struct zb_err *err)
 {
-    if (path == 0)
-        return zb_fail(err, -EPERM,
-                       "data file number 1 cannot be retired: the catalog is next to it");
     if (path >= zsd_paths(daemon) || zn_is_absent(zsd_path_engine(daemon, path)))
         return zb_fail(err, -EINVAL, "there is no data file number %u in --paths", path + 1);
     return 0;
 }
 
+static int retire_check(const struct zsd *daemon, unsigned path, struct zb_err *err)
+{
+    if (path == 0)
+        return zb_fail(err, -EPERM,
+                       "data file number 1 cannot be retired: the catalog is next to it");
+    return path_check(daemon, path, err);
+}
+
+static int shrink_check(const struct zsd *daemon, unsigned path, struct zb_err *err)
+{
+    uint64_t want = daemon->config.shrink_bytes, has;
+
+    if (path_check(daemon, path, err) < 0)
+        return -EINVAL;
+    has = zn_info(zsd_path_engine(daemon, path))->size_bytes;
+    return want <= has
+               ? 0
+               : zb_fail(err, -EINVAL, "data file number %u has %s, less than the %s asked for",
+                         path + 1, zb_size_text(has).s, zb_size_text(want).s);
+}
+
 static int offline_up(struct zsd *daemon, const char *what, bool read_only, struct zb_err *err)
 {
     struct zsd_config *config = &daemon->config;
-    struct zn_options options = {
-        .io = config->io, .depth = config->io_depth, .read_only = read_only, .no_follow = true
-    };
-    int rc;
+    int rc = zsd_paths_open_found(daemon, what, read_only, err);
 
-    if (config->data[0] == '\0')
-        return zb_fail(err, -EINVAL, "%s needs --data: the data directory", what);
-    if (access(config->data, F_OK) < 0)
-        return zb_fail(err, -errno, "data directory '%s': %m", config->data);
-    rc = zsd_datadir_open(&daemon->datadir, config->data, err);
-    if (rc == 0 && !read_only)
-        rc = zsd_datadir_trusted(daemon->datadir, err);
-    if (rc == 0)
-        rc = zsd_datadir_holds(daemon->datadir, err);
-    if (rc < 0)
-        return rc;
-    daemon->read_only = read_only;
-    options.path = zsd_datadir_file(daemon->datadir);
-    /* a truncated file may have a size that zn_open() rejects; its superblock has the original
-     * size */
-    options.size_bytes =
-        zb_max_u64(zb_round_up(zsd_datadir_room(daemon->datadir), ALIGN), ZN_DATA_START + ALIGN);
-    config->more_bytes = ZSD_AUTO;
-    rc = zn_open(&daemon->engine, &options, err);
-    if (rc < 0)
-        return rc;
-    daemon->catalog_path = zsd_datadir_catalog(daemon->datadir);
-    daemon->engine_base = ZN_DATA_START;
-    rc = zsd_paths_open(daemon, err);
     if (rc == 0 && config->retire > 0)
         rc = retire_check(daemon, config->retire - 1, err);
+    if (rc == 0 && config->shrink > 0)
+        rc = shrink_check(daemon, config->shrink - 1, err);
     if (rc == 0)
         rc = zsd_compute_new(&daemon->compute, config->threads, config->cpus, err);
     if (rc < 0)
@@ -281,6 +275,20 @@ int zsd_offline_fsck(struct zsd *daemon, struct zb_err *err)
 
 /* ---- retire */
 
+/* Moves the pages, as *r says. */
+static int offline_move(struct zsd *daemon, struct zsd_retire *r, struct zb_err *err)
+{
+    int rc;
+
+    r->core = daemon->core;
+    rc = zsd_retire_start(r, err);
+    zsd_core_settle(daemon);
+    if (rc == 0 && r->err.code < 0)
+        rc = zb_fail(err, r->err.code, "%s", r->err.text);
+    zsd_retire_done(r);
+    return rc;
+}
+
 int zsd_offline_retire(struct zsd *daemon, struct zb_err *err)
 {
     unsigned path = daemon->config.retire - 1;
@@ -288,20 +296,35 @@ int zsd_offline_retire(struct zsd *daemon, struct zb_err *err)
     int rc = path == 0 ? retire_check(daemon, path, err)
                        : offline_up(daemon, "--retire", false, err);
 
-    if (rc == 0) {
-        r.core = daemon->core;
-        rc = zsd_retire_start(&r, err);
-        zsd_core_settle(daemon);
-        if (rc == 0 && r.err.code < 0)
-            rc = zb_fail(err, r.err.code, "%s", r.err.text);
-        zsd_retire_done(&r);
-    }
+    if (rc == 0)
+        rc = offline_move(daemon, &r, err);
     if (rc == 0) { /* the catalog names nothing there any more */
         (void)printf("data file number %u is retired: %" PRIu64 " pages, %s, were moved\n"
                      "remove '%s' from paths\n",
                      path + 1, r.pages, zb_size_text(r.bytes).s, zsd_path_folder(daemon, path));
         zsd_datadir_forget(daemon->more[path - 1].datadir);
     }
+    offline_down(daemon);
+    return rc;
+}
+
+/* ---- shrink */
+
+int zsd_offline_shrink(struct zsd *daemon, struct zb_err *err)
+{
+    uint64_t size = daemon->config.shrink_bytes;
+    unsigned path = daemon->config.shrink - 1;
+    struct zsd_retire r = { .path = path, .stay_bytes = size - ZN_DATA_START };
+    int rc = offline_up(daemon, "--shrink", false, err);
+
+    if (rc == 0)
+        rc = offline_move(daemon, &r, err);
+    if (rc == 0) /* the catalog names nothing beyond the new size any more */
+        rc = zn_cut(zsd_path_engine(daemon, path), zsd_path_folder(daemon, path), size, err);
+    if (rc == 0)
+        (void)printf("data file number %u has %s: %" PRIu64 " pages, %s, were moved\n"
+                     "set nvme_bytes = auto: otherwise the next start gives it that size\n",
+                     path + 1, zb_size_text(size).s, r.pages, zb_size_text(r.bytes).s);
     offline_down(daemon);
     return rc;
 }

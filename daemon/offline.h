@@ -1,4 +1,4 @@
-/* offline.h - zshardd --fsck and --retire: work on data directories that no daemon uses. */
+/* offline.h - zshardd --fsck, --retire and --shrink: work on data directories that no daemon uses. */
 #ifndef ZSD_OFFLINE_H
 #define ZSD_OFFLINE_H
 
@@ -14,5 +14,10 @@ int zsd_offline_fsck(struct zsd *daemon, struct zb_err *err);
  * 0; -ENOSPC there is no room: nothing was moved; -EPERM: it is number 1; -EINVAL: there is no such
  * file, or no --data; another code: what was moved stays moved, and the next call goes on. */
 int zsd_offline_retire(struct zsd *daemon, struct zb_err *err);
+
+/** Moves what lies beyond config.shrink_bytes in data file config.shrink to free places, then cuts
+ * the file. 0, also if it has that size already; -ENOSPC there is no room: nothing was moved; -EINVAL:
+ * there is no such file, it is smaller, or no --data; another code: the next call goes on. */
+int zsd_offline_shrink(struct zsd *daemon, struct zb_err *err);
 
 #endif

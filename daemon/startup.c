@@ -99,10 +99,30 @@ static void numa_down(struct zsd *daemon)
 
 /* ---- data: the directory */
 
+/* Opens directories and data files as they are. */
+static int data_up_read_only(struct zsd *daemon, struct zb_err *err)
+{
+    struct zsd_config *config = &daemon->config;
+    int rc = zsd_paths_open_found(daemon, "--read-only", true, err);
+
+    if (rc < 0)
+        return rc;
+    (void)snprintf(config->data, sizeof(config->data), "%s", zsd_datadir_path(daemon->datadir));
+    config->nvme_bytes = zn_info(daemon->engine)->size_bytes;
+    config->gpu_bytes = 0; /* no job comes */
+    zsd_path_log(zn_info(daemon->engine), zsd_datadir_file(daemon->datadir));
+    zb_log(ZB_LOG_WARN, "read-only", "directory=\"%s\" why=\"--read-only: jobs are refused\"",
+           config->data);
+    return 0;
+}
+
 static int data_up(struct zsd *daemon, struct zb_err *err)
 {
     struct zsd_config *config = &daemon->config;
-    int rc = zsd_datadir_open(&daemon->datadir, config->data, err);
+    int rc = config->read_only ? 0 : zsd_datadir_open(&daemon->datadir, config->data, err);
+
+    if (config->read_only)
+        return data_up_read_only(daemon, err);
 
     if (rc == 0)
         rc = zsd_datadir_trusted(daemon->datadir, err);
@@ -182,6 +202,8 @@ static int engine_up(struct zsd *daemon, struct zb_err *err)
     };
     int rc;
 
+    if (config->read_only) /* data_up() has opened it */
+        return 0;
     if (config->nvme_bytes == 0 && config->paths[0] != '\0')
         return zb_fail(err, -EINVAL, "paths are given, and nvme_bytes is 0: no data file at all");
     if (config->nvme_bytes == 0)

@@ -416,6 +416,7 @@ static int catalog_reserve(struct zn_catalog *c, struct zb_err *err)
     struct zn_catalog_size size;
     sqlite3_int64 was, at;
     sqlite3_file *f;
+    bool full;
     int rc = zn_catalog_size(c, &size, err);
 
     if (rc < 0)
@@ -431,9 +432,13 @@ static int catalog_reserve(struct zn_catalog *c, struct zb_err *err)
     }
     if (rc == SQLITE_OK)
         return 0;
+    full = zn_catalog_write_full(c, rc);
     (void)f->pMethods->xTruncate(f, was); /* if it fails, only space is lost */
-    return zb_fail(err, (rc & 0xff) == SQLITE_FULL ? -ENOSPC : -EIO,
-                   "catalog '%s': make room for %" PRIu64 " bytes of it: %m", c->path,
+    if (full)
+        return zb_fail(err, -ENOSPC,
+                       "catalog '%s': make it %" PRIu64 " bytes long: " ZN_CATALOG_NO_SPACE,
+                       c->path, size.file_bytes);
+    return zb_fail(err, -EIO, "catalog '%s': make it %" PRIu64 " bytes long: %m", c->path,
                    size.file_bytes);
 }
 

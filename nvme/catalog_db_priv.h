@@ -11,6 +11,9 @@
 
 #define CATALOG_VERSION 1u
 
+/* -ENOSPC and -EDQUOT, in messages */
+#define ZN_CATALOG_NO_SPACE "no space is left on its file system, or in the user's quota there"
+
 enum stmt {
     STMT_FIND,
     STMT_FIND_ALL,
@@ -52,6 +55,9 @@ uint64_t zn_record_mix(const struct zn_key *key, uint32_t crc);
 
 /** Records the message of SQLite's last failure; rc is SQLite's code. Returns a negative errno. */
 int zn_catalog_fail(struct zn_catalog *c, int rc, const char *what, struct zb_err *err);
+/** Whether a write of the file, which just returned rc, found no space: the file system is full, or
+ * the user's quota of it. */
+bool zn_catalog_write_full(struct zn_catalog *c, int rc);
 /** Calls fn for each row, as text; fn returns 0. */
 int zn_catalog_query(struct zn_catalog *c, const char *sql, sqlite3_callback fn, void *arg,
                      const char *what, struct zb_err *err);

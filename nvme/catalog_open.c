@@ -450,6 +450,11 @@ int zn_catalog_copy(struct zn_catalog **ret, const struct zn_catalog_options *op
     struct zn_catalog_options o = *options;
     int rc = copy_clear(&o, err);
 
+    if (rc < 0)
+        return rc;
     o.may_create = true;
-    return rc < 0 ? rc : open_new(ret, &o, &from->state.slot, 1, from, err);
+    rc = open_new(ret, &o, &from->state.slot, 1, from, err);
+    if (rc < 0)
+        (void)copy_clear(&o, NULL); /* a part of it holds space, and is of no use */
+    return rc;
 }

@@ -79,12 +79,28 @@ static int sql_errno(sqlite3 *db, int rc)
     }
 }
 
+/* SQLite has a code for ENOSPC, but none for EDQUOT. Its own record of the system's error is not set
+ * by a failed COMMIT, so the VFS is asked. */
+bool zn_catalog_write_full(struct zn_catalog *c, int rc)
+{
+    sqlite3_vfs *vfs = NULL;
+
+    if ((rc & 0xff) == SQLITE_FULL)
+        return true;
+    return rc == SQLITE_IOERR_WRITE &&
+           sqlite3_file_control(c->db, "main", SQLITE_FCNTL_VFS_POINTER, (void *)&vfs) ==
+               SQLITE_OK &&
+           vfs->xGetLastError && vfs->xGetLastError(vfs, 0, NULL) == EDQUOT;
+}
+
 int zn_catalog_fail(struct zn_catalog *c, int rc, const char *what, struct zb_err *err)
 {
-    int code = sql_errno(c->db, rc);
+    int code = zn_catalog_write_full(c, rc) ? -ENOSPC : sql_errno(c->db, rc);
 
     if (code == -EBUSY)
         return zb_fail(err, code, "catalog '%s' is in use by another process", c->path);
+    if (code == -ENOSPC)
+        return zb_fail(err, code, "catalog '%s': %s: " ZN_CATALOG_NO_SPACE, c->path, what);
     return zb_fail(err, code, "catalog '%s': %s: %s%s", c->path, what, sqlite3_errmsg(c->db),
                    code == -EBADMSG ? " (it is damaged)" : "");
 }

@@ -169,6 +169,16 @@ int zn_open(struct zn_engine **ret, const struct zn_options *options, struct zb_
     return zn_open_at(ret, &zn_kernel_place, NULL, options, err);
 }
 
+int zn_cut(struct zn_engine *e, const char *path, uint64_t size_bytes, struct zb_err *err)
+{
+    assert(e->stats.inflight == 0);
+    if (e->file.read_only || size_bytes % ZN_SUPER_BYTES != 0 || size_bytes <= ZN_DATA_START ||
+        size_bytes > e->file.super.size_bytes)
+        return zb_fail(err, -EINVAL, "data file '%s' cannot be cut to %llu bytes", path,
+                       (unsigned long long)size_bytes);
+    return zn_file_cut(&e->file, path, size_bytes, err);
+}
+
 void zn_close(struct zn_engine *e)
 {
     if (!e)

@@ -119,6 +119,9 @@ int zn_file_open(struct zn_file *f, const struct zn_options *o, struct zn_info *
 int zn_file_prepare(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
                     struct zb_err *err);
 
+/** Makes the file shorter. */
+int zn_file_cut(struct zn_file *f, const char *path, uint64_t size_bytes, struct zb_err *err);
+
 /** Unlocks and closes the file. The backend is already closed. */
 void zn_file_close(struct zn_file *f);
 

@@ -159,8 +159,8 @@ static int file_check(struct zn_file *f, const struct zn_options *o, struct zb_e
     there = !f->block ? f->was_bytes : f->ours ? f->super.size_bytes : 0;
     if (there > o->size_bytes)
         return zb_fail(err, -EINVAL,
-                       "'%s' has %s, more than the %s asked for, and a data file is never cut: ask "
-                       "for as much, or remove it",
+                       "'%s' has %s, more than the %s asked for, and a data file is never cut at a "
+                       "start: ask for as much, or see zshardd --shrink",
                        o->path, zb_size_text(there).s, zb_size_text(o->size_bytes).s);
     return 0;
 }
@@ -338,6 +338,21 @@ int zn_file_prepare(struct zn_file *f, const struct zn_options *o, struct zn_inf
     }
     if (rc < 0 && f->place->cut)
         f->place->cut(f, f->was_bytes);
+    return rc;
+}
+
+/* A crash after the first flush leaves a file that is longer than its superblock says: as one that
+ * is about to grow. */
+int zn_file_cut(struct zn_file *f, const char *path, uint64_t size_bytes, struct zb_err *err)
+{
+    int rc;
+
+    f->super.size_bytes = size_bytes;
+    rc = zn_layout_write(f->medium, path, &f->super, err);
+    if (rc == 0 && f->place->cut) {
+        f->place->cut(f, size_bytes);
+        rc = file_flush_length(f, path, err);
+    }
     return rc;
 }
 

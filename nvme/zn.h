@@ -142,6 +142,16 @@ int zn_peek(const char *path, struct zn_peek *ret, struct zb_err *err);
 void zn_close(struct zn_engine *e);
 
 /**
+ * Makes the data file shorter, to a multiple of 4096 above ZN_DATA_START; what is beyond is lost.
+ * Nothing may be in flight, and nothing is submitted afterwards: the engine is closed. `path` is for
+ * the message. Blocks.
+ *
+ * @return 0; -EINVAL the size, or a file that is read_only; a device's error: the file is
+ *         whole, with the old length or the new one
+ */
+int zn_cut(struct zn_engine *e, const char *path, uint64_t size_bytes, struct zb_err *err);
+
+/**
  * Queues io. It may reach the kernel only at zn_kick(), so call that once a turn.
  *
  * @return 0: done will run; -EAGAIN: `depth` requests are in flight already; -EBUSY: a ZN_SLOT, and

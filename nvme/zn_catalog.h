@@ -74,7 +74,7 @@ void zn_catalog_close(struct zn_catalog *c); /* NULL is fine */
  * of what is there; and opens it. The same transactions keep it a copy. A crash leaves nothing
  * there, or an empty catalog, or the copy.
  *
- * @return 0; a failure as of zn_catalog_open(), or of reading `from`
+ * @return 0; a failure as of zn_catalog_open(), or of reading `from`: then there is no file there
  */
 int zn_catalog_copy(struct zn_catalog **ret, const struct zn_catalog_options *options,
                     struct zn_catalog *from, struct zb_err *err);

@@ -22,6 +22,7 @@ static const struct {
     CODE(EPERM, "not allowed"),
     CODE(ENOSPC, "it does not fit"),
     CODE(EDQUOT, "a limit of this user is reached"),
+    CODE(EROFS, "what is saved is read-only"),
     CODE(EBUSY, "in use, or not possible now"),
     CODE(EAGAIN, "it was not written yet"),
     CODE(ETIMEDOUT, "the deadline passed"),

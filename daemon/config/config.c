@@ -10,8 +10,10 @@
 #include <errno.h>
 #include <grp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "daemon/os/cpus.h"
 #include "daemon/os/numa.h"
 #include "daemon/run/quotas.h"
@@ -174,10 +176,11 @@ static const struct zb_opt options[] = {
     { "user-gpu-bytes", ZB_OPT_SIZE, AT(user_gpu_bytes), .arg = "SIZE", .def = "none",
       .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .word = "none", .word_value = 0,
       .help = "The same of the GPU tier." },
-    { "quotas", ZB_OPT_CHARS, AT(quotas), .arg = "USER LIMIT...,USER...", .def = "",
+    { "quotas", ZB_OPT_CHARS, AT(quotas), .arg = "USER LIMIT...,@GROUP...", .def = "",
       .check = zsd_quotas_check, .list = ",",
       .help = "Limits of single users, which replace those above: USER is a name or a number, "
-              "LIMIT is host=SIZE, nvme=SIZE, gpu=SIZE or jobs=N, each also none." },
+              "LIMIT is host=SIZE, nvme=SIZE, gpu=SIZE or jobs=N, each also none. @GROUP: of each "
+              "member. The user's own limit comes first, then that of the first group." },
     { "log-level", ZB_OPT_CHOICE, AT(log_level), .def = "info",
       .choices = "error warn info debug",
       .help = "Lowest level that is logged." },
@@ -193,11 +196,40 @@ static const struct zb_opt options[] = {
 };
 /* clang-format on */
 
+/* "N:SIZE", of --shrink. */
+static int shrink_parse(const char *text, uint32_t *ret_number, uint64_t *ret_bytes,
+                        struct zb_err *err)
+{
+    const char *size = strchr(text, ':');
+    char *end = NULL;
+    unsigned long n = strtoul(text, &end, 10);
+
+    if (!size || end != size || n < 1 || n > ZN_PATHS_MAX || *text < '0' || *text > '9')
+        return zb_fail(err, -EINVAL, "'%s' must be N:SIZE, with a data file's number from 1 to %u",
+                       text, ZN_PATHS_MAX);
+    if (zb_size_parse(size + 1, ret_bytes, err) < 0)
+        return -EINVAL;
+    if (*ret_bytes < SIZE_MIN_BYTES || *ret_bytes > SIZE_MAX_BYTES)
+        return zb_fail(err, -EINVAL, "a data file has 1M to 1P, not %s", size + 1);
+    *ret_bytes -= *ret_bytes % PAGE_BYTES;
+    *ret_number = (uint32_t)n;
+    return 0;
+}
+
+static int check_shrink(const char *text, struct zb_err *err)
+{
+    uint64_t bytes;
+    uint32_t n;
+
+    return shrink_parse(text, &n, &bytes, err);
+}
+
 /** Options of the command line only. */
 struct words {
-    bool help, version, check, fsck, embedded;
+    bool help, version, check, fsck, read_only, embedded;
     uint32_t ready_fd, linger_s, linger_kept_s, without, retire;
     const char *config;
+    char shrink[64];
 };
 
 #define WORD(member) ZB_OPT_AT(struct words, member)
@@ -215,10 +247,19 @@ static const struct zb_opt words[] = {
       .max = ZN_PATHS_MAX, .word = "none", .word_value = 0,
       .help = "Move all saved pages off data file number N to the others, remove it, and exit: "
               "status 0; 8 if there is no room, or 9 for number 1. No daemon may be running." },
+    { "shrink", ZB_OPT_CHARS, WORD(shrink), .arg = "N:SIZE", .def = "", .check = check_shrink,
+      .help =
+          "Move what lies beyond SIZE in data file number N to free places, cut the file to SIZE, "
+          "and exit: status 0, or 8 if there is no room. No daemon may be running." },
     { "without", ZB_OPT_COUNT, WORD(without), .arg = "N", .def = "none", .min = 1,
       .max = ZN_PATHS_MAX, .word = "none", .word_value = 0,
       .help = "Start without data file number N, whose drive is lost. Jobs with pages there are "
               "named in the log, and cannot be opened; the others can. It cannot be used again." },
+    { "read-only", ZB_OPT_FLAG, WORD(read_only),
+      .help =
+          "Serve what is saved to zctl export, snapshots, df, fsck and scrub, and write nothing "
+          "to the data directories (--data, and --paths). For a store that cannot be written "
+          "any more. Jobs are refused." },
     { "embedded", ZB_OPT_FLAG, WORD(embedded),
       .help = "For a program that starts its own daemon (--socket): reports in one line of "
               "JSON that it is ready, or why not, and exits when it is no longer used." },
@@ -242,7 +283,8 @@ const struct zb_opt *zsd_options(void)
 static void config_help(FILE *out)
 {
     (void)fputs("usage: zshardd [--config FILE] [--OPTION VALUE]...\n"
-                "               [--check-config | --fsck | --retire N | --embedded]\n"
+                "               [--check-config | --fsck | --retire N | --shrink N:SIZE |\n"
+                "                --read-only | --embedded]\n"
                 "\n"
                 "The daemon of zshard: owns the memory that training borrows, and runs the\n"
                 "optimizer where the state lives. Without options it serves its own user, with a\n"
@@ -259,7 +301,7 @@ static void config_help(FILE *out)
                 "3 the socket or the data directory belongs to another daemon; 4 there is no\n"
                 "such GPU; 5 the data directory is another user's, or others may write to it;\n"
                 "6 --fsck found damage; 7 a data file is missing;\n"
-                "8 no room to retire a data file; 9 it is number 1;\n"
+                "8 no room to retire or shrink a data file; 9 it is number 1;\n"
                 "75 ended for zctl restart; 1 anything else.\n",
                 out);
 }
@@ -285,15 +327,26 @@ static int config_embedded(struct zsd_config *config, const struct words *w,
                            const struct zb_opts *line, struct zb_err *err)
 {
     static const char *const own[] = { "ready-fd", "linger", "linger-kept" };
+    static const char *const modes[] = { "fsck", "retire", "shrink", "read-only", "embedded" };
 
     for (size_t i = 0; i < ZB_COUNT(own) && !w->embedded; i++)
         if (zb_opt_given(line, own[i]))
             return zb_fail(err, -EINVAL, "--%s is an option of --embedded", own[i]);
     if (w->embedded && config->socket[0] == '\0')
         return zb_fail(err, -EINVAL, "--embedded needs --socket: a socket of its own");
+    for (size_t i = 0, n = 0; i < ZB_COUNT(modes); i++)
+        if (zb_opt_given(line, modes[i]) && n++ > 0)
+            return zb_fail(err, -EINVAL,
+                           "--%s: one of --fsck, --retire, --shrink, --read-only and --embedded",
+                           modes[i]);
+    if (w->read_only && config->data[0] == '\0')
+        return zb_fail(err, -EINVAL, "--read-only needs --data: the data directory");
+    config->read_only = w->read_only;
     config->embedded = w->embedded;
     config->without = w->without;
     config->retire = w->retire;
+    if (w->shrink[0] != '\0') /* it was checked */
+        (void)shrink_parse(w->shrink, &config->shrink, &config->shrink_bytes, err);
     config->ready_fd = w->ready_fd;
     config->linger_s = w->linger_s;
     config->linger_kept_s = w->linger_kept_s > w->linger_s ? w->linger_kept_s : w->linger_s;
@@ -332,5 +385,5 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
     config->file = w.config;
     config->argc = argc;
     config->argv = argv;
-    return w.check ? 2 : w.fsck ? 3 : w.retire > 0 ? 4 : 0;
+    return w.check ? 2 : w.fsck ? 3 : w.retire > 0 ? 4 : config->shrink > 0 ? 5 : 0;
 }

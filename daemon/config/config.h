@@ -24,7 +24,7 @@ const struct zb_opt *zsd_options(void);
  * @return 0; -EINVAL, or the error of opening the file (-ENOENT, -EACCES ...): err has the message,
  *         with file and line if there is one
  *         1: --help or --version was asked for: *ret_text has what to print (a static buffer)
- *         2: --check-config, and all options are right; 3: --fsck, the same; 4: --retire, the same
+ *         2: --check-config, and all options are right; 3: --fsck, the same; 4: --retire, 5: --shrink, the same
  */
 int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char **ret_text,
                     struct zb_err *err);

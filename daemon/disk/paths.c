@@ -410,13 +410,9 @@ void zsd_map_give_many(struct zsd_core *core, uint64_t bytes, uint64_t n, const 
             zsd_map_give(core, runs[p].at, runs[p].bytes);
 }
 
-void zsd_map_close(struct zsd_core *core, unsigned path)
+void zsd_map_close(struct zsd_core *core, unsigned path, uint64_t from)
 {
-    struct zb_space *map = core->disk->maps[path];
-    uint64_t first;
-
-    while (zb_space_free_units(map) > 0)
-        (void)zb_space_take_some(map, 1, zb_space_free_units(map), &first);
+    zb_space_take_rest(core->disk->maps[path], from / ZB_PAGE_ALIGN);
 }
 
 uint64_t zsd_map_free_bytes(const struct zsd_core *core)

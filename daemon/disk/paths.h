@@ -46,6 +46,11 @@ static inline bool zsd_place_lost(const struct zsd *daemon, uint64_t at)
 /** Opens the data files of `paths`, when the first one is open. Blocks: at the start only. A
  * failure leaves what is open to zsd_paths_close(). */
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err);
+/** Opens directories and data files of a store as they are, the first one too; read_only: changes
+ * nothing. `what`: the option that asks for it. The caller closes daemon->datadir and engine, and
+ * zsd_paths_close(), also after a failure. 0; -EINVAL: no --data; or a code of zsd_datadir_open(),
+ * zsd_datadir_trusted(), zsd_datadir_holds(), zn_open(). */
+int zsd_paths_open_found(struct zsd *daemon, const char *what, bool read_only, struct zb_err *err);
 void zsd_paths_close(struct zsd *daemon);
 
 /** Measures the speed of all data files: fills daemon->path_rates. It writes only to ranges that
@@ -81,8 +86,8 @@ void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes);
 /** Gives n ranges of `bytes` back. Faster than one by one if neighbours are close in at[]. */
 void zsd_map_give_many(struct zsd_core *core, uint64_t bytes, uint64_t n, const uint64_t *at);
 
-/** Takes all that is free on a data file: nothing new is placed there. */
-void zsd_map_close(struct zsd_core *core, unsigned path);
+/** Takes all that is free on a data file from an offset on: nothing new is placed there. */
+void zsd_map_close(struct zsd_core *core, unsigned path, uint64_t from);
 uint64_t zsd_map_free_bytes(const struct zsd_core *core);
 uint64_t zsd_map_total_bytes(const struct zsd_core *core);
 /** Weight of a path when pages are spread; never 0. */

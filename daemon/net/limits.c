@@ -130,6 +130,19 @@ static uint64_t row_max(const struct zsd_limits *l, enum zsd_level level, enum z
 
 static struct zsd_quota *user_of(struct zsd_limits *l, uid_t uid);
 
+/* Asks the system for the groups of a user, if a quota is about a group. 0 or -ENOMEM. */
+static int user_groups(const struct zsd_quotas *q, struct zsd_quota *quota)
+{
+    struct zsd_user *user = zb_container_of(quota, struct zsd_user, quota);
+
+    free(user->groups);
+    user->groups = NULL;
+    user->ngroups = 0;
+    return zsd_quotas_have_groups(q)
+               ? zsd_quotas_user_groups(quota->uid, &user->groups, &user->ngroups)
+               : 0;
+}
+
 int zsd_limits_quotas(struct zsd *daemon, const char *text, struct zb_err *err)
 {
     struct zsd_limits *l = daemon->limits;
@@ -139,8 +152,13 @@ int zsd_limits_quotas(struct zsd *daemon, const char *text, struct zb_err *err)
     if (rc < 0)
         return rc;
     for (size_t i = 0; i < fresh.n && rc == 0; i++) /* zctl quota lists them from now on */
-        rc = user_of(l, fresh.rows[i].uid) ? 0 : zb_fail(err, -ENOMEM, "the limits: %m");
+        rc = fresh.rows[i].is_group || user_of(l, fresh.rows[i].uid) ? 0 : -ENOMEM;
+    zb_list_each(pos, &l->users)
+    {
+        rc = rc == 0 ? user_groups(&fresh, zb_container_of(pos, struct zsd_quota, node)) : rc;
+    }
     if (rc < 0) {
+        (void)zb_fail(err, rc, "the limits: %m");
         zsd_quotas_done(&fresh);
         return rc;
     }
@@ -171,8 +189,12 @@ void zsd_limits_close(struct zsd *daemon)
         return;
     for (int i = 0; i < ZSD_LIMITS; i++)
         assert(l->node.used[i] == 0); /* all quotas except those of users have left */
-    while ((node = zb_list_pop_front(&l->users)) != NULL)
-        free(zb_container_of(node, struct zsd_user, quota.node));
+    while ((node = zb_list_pop_front(&l->users)) != NULL) {
+        struct zsd_user *user = zb_container_of(node, struct zsd_user, quota.node);
+
+        free(user->groups);
+        free(user);
+    }
     zsd_quotas_done(&l->quotas);
     free(l);
     daemon->limits = NULL;
@@ -220,6 +242,10 @@ static struct zsd_quota *user_of(struct zsd_limits *l, uid_t uid)
     user->limits = l;
     user->level = ZSD_LEVEL_USER;
     user->uid = uid;
+    if (user_groups(&l->quotas, user) < 0) {
+        free(fresh);
+        return NULL;
+    }
     zb_list_push_back(&l->users, &user->node);
     return user;
 }
@@ -248,17 +274,27 @@ void zsd_quota_leave(struct zsd_quota *q)
 
 /* ---- charges */
 
+/* The row of `quotas` that sets this limit of a user; NULL: none does. */
+static const struct zsd_user_quota *user_row(const struct zsd_quota *q, enum zsd_holding what)
+{
+    const struct zsd_user *user = zb_container_of(q, struct zsd_user, quota);
+
+    return zsd_quotas_find(&q->limits->quotas, q->uid, user->groups, user->ngroups, what);
+}
+
 /** The limit of this quota. Trusted users have no limit per user, and may use the node's
  * reserve. */
 static uint64_t quota_max(const struct zsd_quota *q, enum zsd_limit what, bool trusted)
 {
-    const struct zsd_user_quota *own = zsd_quotas_of(&q->limits->quotas, q->uid);
+    const struct zsd_user_quota *row = NULL;
     uint64_t max = row_max(q->limits, q->level, what);
 
     if (trusted && q->level == ZSD_LEVEL_USER)
         return NONE;
-    if (q->level == ZSD_LEVEL_USER && what == ZSD_LIMIT_JOBS && own && own->set[ZSD_HELD_JOBS])
-        return own->max[ZSD_HELD_JOBS];
+    if (q->level == ZSD_LEVEL_USER && what == ZSD_LIMIT_JOBS)
+        row = user_row(q, ZSD_HELD_JOBS);
+    if (row)
+        return row->max[ZSD_HELD_JOBS];
     if (trusted && q->level == ZSD_LEVEL_NODE && max != NONE)
         max += rows[what].reserve;
     return max;
@@ -362,16 +398,16 @@ uint64_t zsd_user_used(const struct zsd_user *user, enum zsd_holding what)
 uint64_t zsd_user_max(const struct zsd_user *user, enum zsd_holding what, bool *ret_own)
 {
     const struct zsd_limits *l = user->quota.limits;
-    const struct zsd_user_quota *own = zsd_quotas_of(&l->quotas, user->quota.uid);
+    const struct zsd_user_quota *row = user_row(&user->quota, what);
     const struct zsd_config *c = l->config;
     uint64_t max = what == ZSD_HELD_HOST   ? c->user_host_bytes
                    : what == ZSD_HELD_NVME ? c->user_nvme_bytes
                    : what == ZSD_HELD_GPU  ? c->user_gpu_bytes
                                            : row_max(l, ZSD_LEVEL_USER, ZSD_LIMIT_JOBS);
 
-    *ret_own = own && own->set[what];
-    if (*ret_own)
-        return own->max[what];
+    *ret_own = row != NULL;
+    if (row)
+        return row->max[what];
     return max > 0 ? max : ZSD_NO_MAX;
 }
 

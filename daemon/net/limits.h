@@ -99,6 +99,8 @@ struct zsd_user {
     struct zsd_account held[ZSD_HELD_TIERS];
     uint64_t shared_bytes; /* of held[ZSD_HELD_NVME]: counted more than once */
     bool shared_known;     /* the start has counted them */
+    gid_t *groups;         /* the user's, if a quota is about a group; as of the last reload */
+    size_t ngroups;
 };
 
 /** The limits of a daemon: daemon->limits. */
@@ -153,7 +155,7 @@ struct zsd_user *zsd_user_of(const struct zsd_quota *q);
 struct zsd_account *zsd_user_held(const struct zsd_quota *q, enum zsd_holding tier);
 /** What the user holds of a tier, and of jobs. */
 uint64_t zsd_user_used(const struct zsd_user *user, enum zsd_holding what);
-/** The user's limit, ZSD_NO_MAX: none. *ret_own: it is the user's own, not the default. */
+/** The user's limit, ZSD_NO_MAX: none. *ret_own: it is the user's own or a group's, not the default. */
 uint64_t zsd_user_max(const struct zsd_user *user, enum zsd_holding what, bool *ret_own);
 /** Bytes of a tier that the user may still take; UINT64_MAX: no limit applies. */
 uint64_t zsd_limit_bytes_left(const struct zsd_quota *q, enum zsd_holding tier);

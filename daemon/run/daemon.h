@@ -60,8 +60,8 @@ struct zsd {
     bool measures;                             /* measure the data files when the store opens */
     struct zsd_rates path_rates[ZN_PATHS_MAX]; /* measured at the start; 0: not measured */
     const char *catalog_path;                  /* NULL: nothing survives the daemon */
-    bool read_only;                            /* saved data must not be changed: offline.c */
-    const char *catalog_vfs;                   /* of SQLite; NULL: the system's */
+    bool read_only;          /* saved data must not be changed: offline.c, --read-only */
+    const char *catalog_vfs; /* of SQLite; NULL: the system's */
     struct zsd_compute
         *catalog_thread; /* the store's pool, a worker for each data file; NULL: no store */
     struct zsd_core *core;

@@ -4,6 +4,7 @@
 #include "daemon/run/quotas.h"
 
 #include <errno.h>
+#include <grp.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,9 +26,57 @@ const char *zsd_holding_name(enum zsd_holding what)
 struct zsd_user_quota *zsd_quotas_of(const struct zsd_quotas *q, uid_t uid)
 {
     for (size_t i = 0; i < q->n; i++)
-        if (q->rows[i].uid == uid)
+        if (!q->rows[i].is_group && q->rows[i].uid == uid)
             return &q->rows[i];
     return NULL;
+}
+
+bool zsd_quotas_have_groups(const struct zsd_quotas *q)
+{
+    for (size_t i = 0; i < q->n; i++)
+        if (q->rows[i].is_group)
+            return true;
+    return false;
+}
+
+const struct zsd_user_quota *zsd_quotas_find(const struct zsd_quotas *q, uid_t uid,
+                                             const gid_t *groups, size_t ngroups,
+                                             enum zsd_holding what)
+{
+    const struct zsd_user_quota *own = zsd_quotas_of(q, uid);
+
+    if (own && own->set[what])
+        return own;
+    for (size_t i = 0; i < q->n; i++)
+        for (size_t k = 0; k < ngroups && q->rows[i].is_group && q->rows[i].set[what]; k++)
+            if (groups[k] == q->rows[i].gid)
+                return &q->rows[i];
+    return NULL;
+}
+
+int zsd_quotas_user_groups(uid_t uid, gid_t **ret, size_t *ret_n)
+{
+    const struct passwd *p = getpwuid(uid);
+    int room = 64, n = room;
+    gid_t *groups = NULL, *more;
+
+    *ret = NULL;
+    *ret_n = 0;
+    while (p) {
+        more = realloc(groups, (size_t)room * sizeof(*groups));
+        if (!more) {
+            free(groups);
+            return -ENOMEM;
+        }
+        groups = more;
+        n = room;
+        if (getgrouplist(p->pw_name, p->pw_gid, groups, &n) >= 0)
+            break;
+        room = n > room ? n : 2 * room;
+    }
+    *ret = groups;
+    *ret_n = p ? (size_t)n : 0;
+    return 0;
 }
 
 struct zsd_user_quota *zsd_quotas_add(struct zsd_quotas *q, uid_t uid)
@@ -70,6 +119,47 @@ static int quota_user(const char *word, uid_t *ret, struct zb_err *err)
     return 0;
 }
 
+static int quota_group(const char *word, gid_t *ret, struct zb_err *err)
+{
+    const struct group *g;
+    unsigned long long n;
+    char *end;
+
+    if (*word >= '0' && *word <= '9') {
+        errno = 0;
+        n = strtoull(word, &end, 10);
+        if (*end || errno != 0 || n >= UINT32_MAX)
+            return zb_fail(err, -EINVAL, "'@%s' is not a gid", word);
+        *ret = (gid_t)n;
+        return 0;
+    }
+    g = getgrnam(word);
+    if (!g)
+        return zb_fail(err, -EINVAL, "there is no group '%s'", word);
+    *ret = g->gr_gid;
+    return 0;
+}
+
+/* Adds the row of a user, or of a group: the word begins with '@'. */
+static int quota_holder(const char *word, struct zsd_quotas *q, struct zsd_user_quota **ret,
+                        struct zb_err *err)
+{
+    struct zsd_user_quota row = { .is_group = *word == '@' };
+    int rc = row.is_group ? quota_group(word + 1, &row.gid, err) : quota_user(word, &row.uid, err);
+
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < q->n; i++)
+        if (q->rows[i].is_group == row.is_group && q->rows[i].uid == row.uid)
+            return zb_fail(err, -EINVAL, "%s '%s' is there twice", row.is_group ? "group" : "user",
+                           word);
+    if (zb_grow(&q->rows, &q->room, q->n, 1) < 0)
+        return zb_fail(err, -ENOMEM, "quotas: %m");
+    q->rows[q->n] = row;
+    *ret = &q->rows[q->n++];
+    return 0;
+}
+
 static int quota_value(enum zsd_holding what, const char *text, uint64_t *ret, struct zb_err *err)
 {
     int rc;
@@ -100,24 +190,19 @@ static int quota_limit(const char *word, struct zsd_user_quota *row, struct zb_e
                    word);
 }
 
-/* One user: its name, and its limits. */
+/* One user, or one group: its name, and its limits. */
 static int quota_row(char *text, struct zsd_quotas *q, struct zb_err *err)
 {
-    struct zsd_user_quota *row;
-    char *save, *word = strtok_r(text, " \t", &save);
-    uid_t uid = 0;
-    int rc = word ? quota_user(word, &uid, err) : zb_fail(err, -EINVAL, "a user has no name");
+    struct zsd_user_quota *row = NULL;
+    char *save, *name = strtok_r(text, " \t", &save), *word;
+    int rc = name ? quota_holder(name, q, &row, err) : zb_fail(err, -EINVAL, "a user has no name");
 
     if (rc < 0)
         return rc;
-    if (zsd_quotas_of(q, uid))
-        return zb_fail(err, -EINVAL, "user '%s' is there twice", word);
-    row = zsd_quotas_add(q, uid);
-    if (!row)
-        return zb_fail(err, -ENOMEM, "quotas: %m");
     word = strtok_r(NULL, " \t", &save);
     if (!word)
-        return zb_fail(err, -EINVAL, "user %u has no limits", (unsigned)uid);
+        return zb_fail(err, -EINVAL, "%s '%s' has no limits", row->is_group ? "group" : "user",
+                       name);
     for (; word && rc == 0; word = strtok_r(NULL, " \t", &save))
         rc = quota_limit(word, row, err);
     return rc;
@@ -156,7 +241,8 @@ void zsd_quotas_text(const struct zsd_quotas *q, char *text, size_t size)
     if (!out)
         return;
     for (size_t i = 0; i < q->n; i++) {
-        (void)fprintf(out, "%s%u", i > 0 ? "," : "", (unsigned)q->rows[i].uid);
+        (void)fprintf(out, "%s%s%u", i > 0 ? "," : "", q->rows[i].is_group ? "@" : "",
+                      (unsigned)q->rows[i].uid);
         for (enum zsd_holding what = 0; what < ZSD_HELDS; what++)
             if (q->rows[i].set[what] && q->rows[i].max[what] == ZSD_NO_MAX)
                 (void)fprintf(out, " %s=none", names[what]);

@@ -54,7 +54,10 @@ struct zsd_config {
     enum zb_log_format log_format;
     /* of the command line alone */
     uint32_t retire;        /* the data file whose pages are moved off, from 1; 0: none */
+    uint32_t shrink;        /* the data file that is made shorter, from 1; 0: none */
+    uint64_t shrink_bytes;  /* its new size */
     uint32_t without;       /* the data file that is lost, from 1; 0: none */
+    bool read_only;         /* serves what is saved, and changes nothing */
     bool embedded;          /* a trainer started it: daemon/config/embedded.h */
     uint32_t ready_fd;      /* descriptor for its line */
     uint32_t linger_s;      /* seconds after the last client has left until it exits */

@@ -24,6 +24,7 @@
 #include "daemon/show/requests.h"
 #include "daemon/show/scans.h"
 #include "daemon/show/scrub.h"
+#include "daemon/store/copies.h"
 #include "daemon/store/store.h"
 #include "nvme/zn_fixed.h"
 #include "proto/codec.h"
@@ -114,11 +115,16 @@ static void facts_fill(struct zsd *daemon, const struct zsd_conn *conn, struct z
 {
     struct zsd_core *core = daemon->core;
     const struct zsd_scrubbed *scrubbed = &core->scans->scrubbed;
+    unsigned path = 0;
 
     f->now_ns = zb_now_ns();
     if (core->store) {
-        f->poisoned = core->store->poisoned;
+        f->read_only = core->daemon->read_only;
+        if (!f->read_only)
+            f->poisoned = core->store->poisoned;
         f->catalog_full = core->store->full;
+        f->copies_failed = zsd_copies_failing(core->store, &path, &f->copy_why);
+        (void)snprintf(f->copy_path, sizeof(f->copy_path), "%s", zsd_path_folder(daemon, path));
     }
     f->gpu_failed = core->tiers.gpu_err;
     f->gpu_unpinned = core->tiers.gpu_unpinned;

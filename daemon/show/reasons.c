@@ -61,10 +61,28 @@ static void store_poisoned(const struct zsd_facts *f, struct zsd_reason *r)
         say(r, ZSD_REASON_ERROR, "%s", f->poisoned.text);
 }
 
+static void read_only(const struct zsd_facts *f, struct zsd_reason *r)
+{
+    if (f->read_only)
+        say(r, ZSD_REASON_ERROR, "the daemon was started with --read-only: jobs are refused");
+}
+
 static void catalog_full(const struct zsd_facts *f, struct zsd_reason *r)
 {
     if (f->catalog_full.code != 0)
         say(r, ZSD_REASON_ERROR, "the last change was not saved: %s", f->catalog_full.text);
+}
+
+static void copies_failed(const struct zsd_facts *f, struct zsd_reason *r)
+{
+    char more[48] = "";
+
+    if (f->copies_failed == 0)
+        return;
+    if (f->copies_failed > 1)
+        (void)snprintf(more, sizeof(more), ", nor on %u other drives", f->copies_failed - 1);
+    say(r, ZSD_REASON_ERROR, "there is no copy of the catalog in '%s'%s: %s", f->copy_path, more,
+        f->copy_why.text);
 }
 
 static void gpu_failed(const struct zsd_facts *f, struct zsd_reason *r)
@@ -234,8 +252,16 @@ static const struct rule {
 } rules[] = {
     { "store-poisoned", store_poisoned,
       "check the drive (dmesg, smartctl) and its file system, then restart the daemon: jobs "
-      "continue from their last commit" },
-    { "catalog-full", catalog_full, "free space on the file system of the data directory" },
+      "continue from their last commit; if it cannot be written, start with --read-only to "
+      "export" },
+    { "read-only", read_only,
+      "export what matters, mend the drives, and start the daemon without --read-only" },
+    { "catalog-full", catalog_full,
+      "free space on the file system of the data directory, or raise the quota of the daemon's "
+      "user; commits then continue without a restart" },
+    { "catalog-copy-failed", copies_failed,
+      "if there is no space, free some: a later commit makes the copy again; otherwise check the "
+      "drive, and restart the daemon" },
     { "gpu-failed", gpu_failed,
       "check the GPU (dmesg, nvidia-smi -q), then restart the daemon; until then it uses host "
       "memory and NVMe only" },

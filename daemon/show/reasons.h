@@ -40,6 +40,10 @@ struct zsd_drive_facts {
 struct zsd_facts {
     uint64_t now_ns;
     struct zb_err poisoned, catalog_full, gpu_failed, gpu_unpinned;
+    bool read_only;         /* the store is open read-only */
+    unsigned copies_failed; /* copies of the catalog; the first of them: */
+    struct zb_err copy_why;
+    char copy_path[256]; /* its directory */
     struct zsd_drive_facts drives[ZN_PATHS_MAX];
     unsigned ndrives;
     bool fixed; /* the NVMe tier is memory */
@@ -66,7 +70,7 @@ struct zsd_facts {
 
 enum zsd_reason_level { ZSD_REASON_NONE, ZSD_REASON_ADVICE, ZSD_REASON_ERROR };
 
-#define ZSD_REASONS 18u
+#define ZSD_REASONS 20u
 
 struct zsd_reason {
     const char *id, *fix; /* fix: what to do */

@@ -1,5 +1,9 @@
 /*
  * copies.c - copies of the catalog: see copies.h.
+ *
+ * A copy that has failed is closed. If its drive had no space, it is made again with a later change:
+ * the next one, then after 2, 4 ... 64 more. One copy at a time is made: they are read from the
+ * catalog.
  */
 #include "daemon/store/copies.h"
 
@@ -12,10 +16,15 @@
 #include "daemon/disk/paths.h"
 #include "daemon/store/store.h"
 
+#define RETRY_MAX 64u /* changes */
+
 struct copy {
     struct zsd_copies *all;
     unsigned path;
     struct zn_catalog *catalog; /* NULL: there is none, or it has failed */
+    struct zb_err why;          /* why it has failed; code 0: it has not */
+    unsigned missed;            /* changes since then */
+    bool takes_part;            /* in the change that is being committed */
     struct zsd_task task;
     struct zb_err err;
 };
@@ -33,7 +42,8 @@ struct zsd_copies {
 static struct zn_catalog_options copy_options(const struct zsd *daemon, unsigned path)
 {
     return (struct zn_catalog_options){ .path = path > 0 ? daemon->more[path - 1].copy_path : NULL,
-                                        .vfs = daemon->catalog_vfs };
+                                        .vfs = daemon->catalog_vfs,
+                                        .read_only = daemon->read_only };
 }
 
 static bool slot_same(const struct zn_slot *a, const struct zn_slot *b)
@@ -42,19 +52,39 @@ static bool slot_same(const struct zn_slot *a, const struct zn_slot *b)
            memcmp(a->catalog, b->catalog, sizeof(a->catalog)) == 0;
 }
 
-static void copy_failed(const struct copy *y, const struct zb_err *why)
+static void copy_failed(struct copy *y, const struct zb_err *why)
 {
-    zb_log(ZB_LOG_WARN, "catalog-copy-failed", "number=%u directory=\"%s\" why=\"%s\"", y->path + 1,
-           zsd_path_folder(y->all->core->daemon, y->path), why->text);
+    if (strcmp(y->why.text, why->text) != 0)
+        zb_log(ZB_LOG_WARN, "catalog-copy-failed", "number=%u directory=\"%s\" why=\"%s\"",
+               y->path + 1, zsd_path_folder(y->all->core->daemon, y->path), why->text);
+    y->why = *why;
+}
+
+static void copy_made(struct copy *y)
+{
+    y->why = (struct zb_err){ 0 };
+    y->missed = 0;
+    zb_log(ZB_LOG_INFO, "catalog-copied", "number=%u directory=\"%s\" sequence=%llu", y->path + 1,
+           zsd_path_folder(y->all->core->daemon, y->path),
+           (unsigned long long)zn_catalog_slot(y->catalog).sequence);
 }
 
 /* ---- changes */
 
 static void copy_commit(struct copy *y)
 {
+    const struct zsd_store *store = y->all->core->store;
+    const struct zn_catalog_options o = copy_options(store->core->daemon, y->path);
     struct zn_slot slot = { 0 };
-    int rc = zn_catalog_commit(y->catalog, y->all->txn, &slot, &y->err);
+    int rc;
 
+    if (y->catalog) {
+        rc = zn_catalog_commit(y->catalog, y->all->txn, &slot, &y->err);
+    } else {
+        rc = zn_catalog_copy(&y->catalog, &o, store->catalog, &y->err);
+        if (rc == 0)
+            slot = zn_catalog_slot(y->catalog);
+    }
     if (rc == 0 && !slot_same(&slot, &y->all->slot))
         (void)zb_fail(&y->err, -EBADMSG, "the copy of the catalog differs from it");
 }
@@ -62,9 +92,13 @@ static void copy_commit(struct copy *y)
 /* Gives up a copy that has failed. */
 static void copy_committed(struct copy *y)
 {
-    if (y->err.code == 0)
+    if (y->err.code == 0) {
+        if (y->why.code != 0)
+            copy_made(y);
         return;
+    }
     copy_failed(y, &y->err);
+    y->err = (struct zb_err){ 0 };
     zn_catalog_close(y->catalog);
     y->catalog = NULL;
 }
@@ -83,6 +117,31 @@ static void copy_on_task(struct zsd_task *task)
         zsd_defer(y->all->core, y->all->work);
 }
 
+/* Whether a copy that found no space is made again with this change. */
+static bool copy_again(struct copy *y)
+{
+    if (y->catalog || y->why.code != -ENOSPC)
+        return false;
+    y->missed++;
+    return (y->missed < RETRY_MAX && (y->missed & (y->missed - 1)) == 0) ||
+           y->missed % RETRY_MAX == 0;
+}
+
+static void copies_choose(struct zsd_copies *all)
+{
+    bool makes = false;
+
+    all->left = 0;
+    for (unsigned i = 0; i < ZN_PATHS_MAX; i++) {
+        struct copy *y = &all->list[i];
+        bool again = copy_again(y) && !makes;
+
+        makes |= again;
+        y->takes_part = y->catalog || again;
+        all->left += y->takes_part;
+    }
+}
+
 bool zsd_copies_commit(struct zsd_store *store, const struct zn_txn *t, const struct zn_slot *slot,
                        struct zsd_work *work)
 {
@@ -93,14 +152,13 @@ bool zsd_copies_commit(struct zsd_store *store, const struct zn_txn *t, const st
     all->txn = t;
     all->slot = *slot;
     all->work = work;
-    for (unsigned i = 0; i < ZN_PATHS_MAX; i++)
-        all->left += all->list[i].catalog != NULL;
+    copies_choose(all);
     if (all->left == 0)
         return false;
     for (unsigned i = 0; i < ZN_PATHS_MAX; i++) {
         struct copy *y = &all->list[i];
 
-        if (!y->catalog)
+        if (!y->takes_part)
             continue;
         y->task = (struct zsd_task){ .run = copy_run_task, .done = copy_on_task };
         zsd_compute_post(store->core->daemon->catalog_thread, &y->task);
@@ -148,9 +206,7 @@ static void copy_open(struct zsd_store *store, struct copy *y)
     if (rc < 0)
         copy_failed(y, &why);
     else
-        zb_log(ZB_LOG_INFO, "catalog-copied", "number=%u directory=\"%s\" sequence=%llu",
-               y->path + 1, zsd_path_folder(store->core->daemon, y->path),
-               (unsigned long long)slot.sequence);
+        copy_made(y);
 }
 
 /* The newest copy that is right, and its path; NULL: there is none. */
@@ -214,6 +270,20 @@ static int copies_restore(struct zsd_store *store, const struct zn_catalog_optio
     return rc;
 }
 
+/* Reads the newest copy in place of the catalog, which does not open because of *why. */
+static int copies_read(struct zsd_store *store, const struct zn_slot *slots, unsigned n,
+                       const struct zb_err *why, struct zb_err *err)
+{
+    unsigned path = 0;
+
+    store->catalog = copies_newest(store->core->daemon, slots, n, &path);
+    if (!store->catalog)
+        return zb_fail(err, why->code, "%s", why->text);
+    zb_log(ZB_LOG_WARN, "catalog-copy-read", "number=%u directory=\"%s\" why=\"%s\"", path + 1,
+           zsd_path_folder(store->core->daemon, path), why->text);
+    return 0;
+}
+
 int zsd_copies_open(struct zsd_store *store, const struct zn_catalog_options *options,
                     const struct zn_slot *slots, unsigned n, struct zb_err *err)
 {
@@ -221,7 +291,9 @@ int zsd_copies_open(struct zsd_store *store, const struct zn_catalog_options *op
     struct zb_err why = { 0 };
     int rc = zn_catalog_open(&store->catalog, options, slots, n, &why);
 
-    if ((rc == -ENOENT || rc == -EBADMSG || rc == -EIO) && !options->read_only)
+    if ((rc == -ENOENT || rc == -EBADMSG || rc == -EIO) && daemon->config.read_only)
+        rc = copies_read(store, slots, n, &why, err);
+    else if ((rc == -ENOENT || rc == -EBADMSG || rc == -EIO) && !options->read_only)
         rc = copies_restore(store, options, slots, n, &why, err);
     else if (rc < 0)
         (void)zb_fail(err, rc, "%s", why.text);
@@ -238,6 +310,23 @@ int zsd_copies_open(struct zsd_store *store, const struct zn_catalog_options *op
             copy_open(store, &store->copies->list[i]);
     }
     return 0;
+}
+
+unsigned zsd_copies_failing(const struct zsd_store *store, unsigned *ret_path, struct zb_err *ret)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; store->copies && i < ZN_PATHS_MAX; i++) {
+        const struct copy *y = &store->copies->list[i];
+
+        if (y->why.code == 0)
+            continue;
+        if (n++ == 0) {
+            *ret_path = i;
+            *ret = y->why;
+        }
+    }
+    return n;
 }
 
 void zsd_copies_close(struct zsd_store *store)

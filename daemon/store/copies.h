@@ -7,8 +7,9 @@
  * slots. So after a crash the catalog and the copies are at the sequence number of the slots, or one
  * ahead, and each of them has all that was acknowledged.
  *
- * A copy that fails is given up, with a log event. No change fails because of it. The next start
- * makes it again, and each copy that is not at the catalog's sequence number.
+ * A copy that fails is given up, with a log event. No change fails because of it. If there was no
+ * space for it, later changes make it again; otherwise the next start does. The start makes each copy
+ * that is not at the catalog's sequence number.
  *
  * Loop thread only; the copies' own work is done by threads of daemon->catalog_thread.
  */
@@ -30,7 +31,9 @@ void zsd_copies_close(struct zsd_store *store);
  * all have it, or have failed. False: there are no copies, and nothing is deferred. */
 bool zsd_copies_commit(struct zsd_store *store, const struct zn_txn *t, const struct zn_slot *slot,
                        struct zsd_work *work);
-/** The same at the start: blocks. */
+/** How many copies have failed; *ret_path and *ret: the first of them, and why. */
+unsigned zsd_copies_failing(const struct zsd_store *store, unsigned *ret_path, struct zb_err *ret);
+/** Commits to all copies, as above, at the start: blocks. */
 void zsd_copies_commit_now(struct zsd_store *store, const struct zn_txn *t,
                            const struct zn_slot *slot);
 

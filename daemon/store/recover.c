@@ -470,6 +470,7 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
                                                 .vfs = core->daemon->catalog_vfs,
                                                 .may_create = !core->daemon->read_only,
                                                 .read_only = core->daemon->read_only };
+    const struct zsd_config *config = &core->daemon->config;
     struct zsd_store *store;
     struct zn_slot slots[ZN_PATHS_MAX];
     unsigned nslots = 0;
@@ -494,16 +495,18 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
         rc = zsd_copies_open(store, &options, slots, nslots, err);
     if (rc == 0)
         rc = store_recover(store, err);
-    if (rc == 0 && core->daemon->read_only)
+    if (rc == 0 && core->daemon->read_only) {
         store->sequence = zn_catalog_slot(store->catalog).sequence;
-    else if (rc == 0)
+        (void)zb_fail(&store->poisoned, -EROFS, "the store is open read-only");
+    } else if (rc == 0)
         rc = zsd_store_boot(store, err);
     if (rc == 0 && core->daemon->measures)
         rc = zsd_paths_measure(core, err); /* the result decides how new places are spread */
     if (rc < 0)
-        return rc;                         /* zsd_store_close() frees it */
-    if (core->daemon->config.retire > 0) { /* no job comes, and each page needs one place */
-        zsd_map_close(core, core->daemon->config.retire - 1);
+        return rc;                                  /* zsd_store_close() frees it */
+    if (config->retire > 0 || config->shrink > 0) { /* no job comes: each page needs one place */
+        zsd_map_close(core, (unsigned)zb_max_u64(config->retire, config->shrink) - 1,
+                      config->shrink > 0 ? config->shrink_bytes - core->daemon->engine_base : 0);
         return 0;
     }
     return store_reserve(store, err);

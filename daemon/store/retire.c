@@ -98,6 +98,11 @@ static void retire_commit(struct zsd_retire *r)
 
 /* ---- the walk */
 
+static bool retire_moves(const struct zsd_retire *r, uint64_t at, uint32_t bytes)
+{
+    return ZN_AT_PATH(at) == r->path && ZN_AT_OFFSET(at) + bytes > r->stay_bytes;
+}
+
 /* Goes on to the next page of the row that is on the file; false: there is none. */
 static bool retire_page(struct zsd_retire *r, struct zsd_row *row)
 {
@@ -105,7 +110,7 @@ static bool retire_page(struct zsd_retire *r, struct zsd_row *row)
         const struct zsd_row_plane *p = &row->planes[r->plane];
 
         for (; p->block_bytes > 0 && r->page < row->npages; r->page++)
-            if (ZN_AT_PATH(p->extents[r->page].at) == r->path)
+            if (retire_moves(r, p->extents[r->page].at, zsd_row_page_bytes(row, r->plane, r->page)))
                 return true;
     }
     return false;
@@ -154,7 +159,7 @@ static int retire_promise(struct zsd_retire *r, uint32_t *ret_longest, struct zb
             for (uint32_t i = 0; row->planes[p].block_bytes > 0 && i < row->npages; i++) {
                 uint32_t len = zsd_row_page_bytes(row, p, i);
 
-                if (ZN_AT_PATH(row->planes[p].extents[i].at) != r->path)
+                if (!retire_moves(r, row->planes[p].extents[i].at, len))
                     continue;
                 bytes += len;
                 *ret_longest = (uint32_t)zb_max_u64(*ret_longest, len);
@@ -164,11 +169,13 @@ static int retire_promise(struct zsd_retire *r, uint32_t *ret_longest, struct zb
     if (rc < 0)
         (void)zb_fail(err, rc, "places of pages: %m");
     else if (bytes > zsd_map_free_bytes(r->core))
-        rc = zb_fail(
-            err, -ENOSPC,
-            "data file number %u has %s of saved pages, and the other data files have %s free: "
-            "destroy what is not needed, or add a drive",
-            r->path + 1, zb_size_text(bytes).s, zb_size_text(zsd_map_free_bytes(r->core)).s);
+        rc = zb_fail(err, -ENOSPC,
+                     "data file number %u has %s of saved pages%s, and %s %s free: "
+                     "destroy what is not needed, or add a drive",
+                     r->path + 1, zb_size_text(bytes).s,
+                     r->stay_bytes > 0 ? " beyond its new size" : "",
+                     r->stay_bytes > 0 ? "what remains has" : "the other data files have",
+                     zb_size_text(zsd_map_free_bytes(r->core)).s);
     else
         rc = zsd_promise_set(r->core, &r->promise, &want, err);
     zb_needs_done(&want);

@@ -1,11 +1,11 @@
 /*
- * retire.h - moves all saved pages off one data file, so that it is no longer needed. Offline: no
- * job is in memory, and the store was opened with core->daemon->config.retire, so that nothing new
- * is placed on that file.
+ * retire.h - moves all saved pages off one data file, so that it is no longer needed; or those beyond
+ * an offset, so that it can be made shorter. Offline: no job is in memory, and the store was opened
+ * with core->daemon->config.retire, or shrink, so that nothing new is placed there.
  *
  * Each step is a change of the catalog: a row names its page at the new place only when the page
- * there was flushed. So it may stop at any moment; the next run moves what is left. No byte of the
- * file is written.
+ * there was flushed. So it may stop at any moment; the next run moves what is left. No byte is
+ * written there.
  */
 #ifndef ZSD_RETIRE_H
 #define ZSD_RETIRE_H
@@ -19,6 +19,7 @@
 struct zsd_retire {
     struct zsd_core *core;
     unsigned path;
+    uint64_t stay_bytes;   /* pages that end within so many bytes of the file stay; 0: all move */
     uint64_t pages, bytes; /* moved */
     struct zb_err err;     /* why it stopped; code 0: all are moved */
     /* its own */

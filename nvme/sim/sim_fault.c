@@ -13,7 +13,7 @@ static const char *const fault_names[] = {
     [ZN_FAULT_EIO] = "eio",           [ZN_FAULT_ENOSPC] = "enospc", [ZN_FAULT_SHORT] = "short",
     [ZN_FAULT_FLUSH] = "flush",       [ZN_FAULT_LOST] = "lost",     [ZN_FAULT_STALE] = "stale",
     [ZN_FAULT_MISPLACE] = "misplace", [ZN_FAULT_FLIP] = "flip",     [ZN_FAULT_DELAY] = "delay",
-    [ZN_FAULT_DEAD] = "dead",
+    [ZN_FAULT_EDQUOT] = "edquot",     [ZN_FAULT_DEAD] = "dead",
 };
 _Static_assert(ZB_COUNT(fault_names) == ZN_FAULTS, "a name for each");
 
@@ -73,6 +73,7 @@ static bool sim_applies(const struct zn_sim *s, const struct sim_doing *d, enum 
     case ZN_FAULT_DEAD:
         return true;
     case ZN_FAULT_ENOSPC:
+    case ZN_FAULT_EDQUOT:
         return op->kind == SIM_WRITE || (op->kind == SIM_RESIZE && op->off > s->now[op->file].size);
     case ZN_FAULT_SHORT:
         return transfer && d->len > SIM_SECTOR;
@@ -104,6 +105,9 @@ static void sim_strike(struct zn_sim *s, struct sim_doing *d, enum zn_fault faul
         break;
     case ZN_FAULT_ENOSPC:
         d->rc = -ENOSPC;
+        break;
+    case ZN_FAULT_EDQUOT:
+        d->rc = -EDQUOT;
         break;
     case ZN_FAULT_SHORT:
         d->len = (size_t)(SIM_SECTOR * (1 + sim_draw(&seed) % ((d->len - 1) / SIM_SECTOR)));

@@ -34,6 +34,7 @@ struct sim_vfs {
     sqlite3_vfs vfs;
     struct zn_sim *sim;
     char name[40];
+    int last_errno; /* of the newest write that failed */
 };
 
 struct vfs_file {
@@ -116,8 +117,10 @@ static int file_write(sqlite3_file *f, const void *bytes, int len, sqlite3_int64
                              .bytes = (const char *)bytes + put };
         ssize_t n = vfs_do(vf->v, &op);
 
-        if (n <= 0)
+        if (n <= 0) {
+            vf->v->last_errno = n < 0 ? (int)-n : EIO;
             return n == -ENOSPC ? SQLITE_FULL : SQLITE_IOERR_WRITE;
+        }
         put += (int)n;
     }
     return SQLITE_OK;
@@ -349,10 +352,9 @@ static int vfs_time(sqlite3_vfs *vfs, double *ret)
 
 static int vfs_error(sqlite3_vfs *vfs, int len, char *ret)
 {
-    (void)vfs;
     (void)len;
     (void)ret;
-    return 0;
+    return vfs_of(vfs)->last_errno;
 }
 
 int sim_vfs_new(struct sim_vfs **ret, struct zn_sim *s, struct zb_err *err)

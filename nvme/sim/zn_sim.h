@@ -17,8 +17,8 @@
  * themselves. Variant 0 loses all of them, variant 1 keeps all of them, 2 keeps a prefix in order;
  * the others choose freely. The write that was operation n itself may be torn too.
  *
- * FAULTS are rules: from operation n on, once or permanently, of one kind. ENOSPC hits writes, and
- * truncates that grow; a short transfer moves a part of the bytes, a multiple of 512; a failed
+ * FAULTS are rules: from operation n on, once or permanently, of one kind. ENOSPC and EDQUOT
+ * hit writes, and truncates that grow; a short transfer moves a part of the bytes, a multiple of 512; a failed
  * flush returns -EIO and drops the unflushed writes of that file from the cache at random, as a
  * kernel does. A lost write reports success and never happens; a misdirected one goes to another 4
  * KiB-aligned place of the same file; a stale one is undone at the next restart although a flush
@@ -89,6 +89,7 @@ enum zn_fault {
     ZN_FAULT_STALE,    /* writes vanish at the next restart, flushed or not */
     ZN_FAULT_FLIP,     /* one bit of a read or write */
     ZN_FAULT_DELAY,    /* the operation is the last of those in flight to finish */
+    ZN_FAULT_EDQUOT,   /* the same, at a user's quota */
     ZN_FAULT_DEAD,     /* this and every later operation fail with -EIO */
     ZN_FAULTS
 };

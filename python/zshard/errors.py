@@ -125,6 +125,7 @@ _CLASSES: dict[int, type[ZshardError]] = {
             errno.EAGAIN,
             errno.EUSERS,
             errno.EDQUOT,
+            errno.EROFS,
             errno.EMFILE,
             errno.EADDRINUSE,
             errno.ERANGE,

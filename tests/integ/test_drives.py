@@ -3,8 +3,12 @@
 
     ZSHARD_BUILD=build tests/integ/test_drives.py [NAME...]
 """
+import contextlib
+import ctypes
+import hashlib
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -88,6 +92,11 @@ class Drives:
             if self.has_pages(n):
                 return f"on{n}-{i}"
         check(False, f"no page on drive {n}")
+
+    def sums(self):
+        """A checksum of each file on the drives."""
+        files = [os.path.join(where, name) for n in (1, 2, 3) for where, _, names in os.walk(self.dir(n)) for name in names]
+        return {path: hashlib.sha256(open(path, "rb").read()).hexdigest() for path in files}
 
     def same(self, *names):
         """Each of these jobs is what save() made, in every byte."""
@@ -272,6 +281,54 @@ def retire():
         d.stop()
 
 
+def shrink():
+    """A data file becomes shorter, whatever happens meanwhile; nothing is lost."""
+    auto = [w if w != "32M" else "auto" for w in FLAGS]
+
+    def size(n):
+        return os.path.getsize(d.dir(n) + "/pages.zsd")
+
+    with Drives() as d:
+        d.start((2,))
+        d.save(*"abcdef")
+        d.zctl("snapshot", "a", "s")
+        check("in use" in d.run((2,), "--shrink", "2:4M", status=3), "a daemon runs")
+        d.stop()
+        for text, says in ("2", "N:SIZE"), ("0:8M", "N:SIZE"), ("9:8M", "N:SIZE"), ("2:1K", "1M to 1P"), ("2:x", "size"):
+            check(says in d.run((2,), "--shrink", text, status=2), f"--shrink {text}")
+        check("no data file number 3" in d.run((2,), "--shrink", "3:4M", status=2), "number 3")
+        check("less than the 64.0 MiB" in d.run((2,), "--shrink", "2:64M", status=2), "it grows")
+        before = d.sums()
+        d.run((2,), "--shrink", "1:5M")  # the others have room
+        check(size(1) == 5 << 20 and size(2) == 32 << 20, "the first one")
+        said = d.run((2,), "--shrink", "2:1M", status=8)
+        check("beyond its new size" in said and "free" in said, said)
+        check(size(2) == 32 << 20, "nothing is cut")
+        check(before != d.sums() and "problems   0" in d.run((2,), "--fsck"), "fsck")
+        for after_ms in range(0, 60, 2 if LONG else 10):  # kill -9 at any moment: the next run goes on
+            process = subprocess.Popen(d.words((2,), "--shrink", "2:12M"), stdout=subprocess.DEVNULL)
+            try:
+                process.wait(after_ms / 1000)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(30)
+            check("problems   0" in d.run((2,), "--fsck"), "fsck")
+        said = d.run((2,), "--shrink", "2:12M")
+        check("nvme_bytes = auto" in said and size(2) == 12 << 20, said)
+        d.run((2,), "--shrink", "2:12M")  # again: nothing to do
+        check("problems   0" in d.run((2,), "--fsck"), "fsck")
+        d.start((2,), flags=auto)
+        check((size(1), size(2)) == (5 << 20, 12 << 20), "the sizes stay")
+        d.same(*"abcdef")
+        check("s" in d.zctl("snapshots", "a"), "the snapshot")
+        d.zctl("fsck")
+        d.zctl("destroy", "b", "--force")
+        d.save_as("b", 1)
+        d.stop()
+        said = d.run((2,), "--nvme-bytes", "8M", status=1)
+        check("never cut" in said and "--shrink" in said, said)
+
+
 def no_room():
     """Pages that fit nowhere else stay where they are."""
     with Drives() as d:
@@ -293,5 +350,142 @@ def no_room():
         d.stop()
 
 
+# A job whose description needs several pages of the catalog.
+WIDE = (("wide", 16000, "fp32", "fp32", False,
+         tuple((f"a_tensor_with_a_long_name.of_the_unit.{i}", 16 * i, [16], 0) for i in range(1000))),)
+
+
+@contextlib.contextmanager
+def mounted(*folders, size):
+    """A tmpfs of that size in each folder, in a mount namespace of our own; False: we may not mount."""
+    libc, CLONE_NEWNS = ctypes.CDLL(None, use_errno=True), 0x20000
+    may = libc.unshare(CLONE_NEWNS) == 0 and subprocess.run(["mount", "--make-rprivate", "/"], check=False).returncode == 0
+    done = []
+    try:
+        for folder in folders:
+            os.mkdir(folder)
+            if may and subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "none", folder],
+                                      check=False).returncode == 0:
+                done.append(folder)
+        yield len(done) == len(folders)
+    finally:
+        for folder in done:
+            subprocess.run(["umount", "-l", folder], check=False)
+
+
+def fill(folder):
+    """Takes all of its free space; the file that has it."""
+    path = os.path.join(folder, "ballast")
+    with open(path, "wb", buffering=0) as f, contextlib.suppress(OSError):
+        while True:
+            f.write(b"1" * 4096)
+    return path
+
+
+def full():
+    """No space for the catalog, or for a copy of it: what needs it is refused, nothing else; and the daemon goes on
+    when there is space again, without a restart."""
+    small = [w if w != "32M" else "8M" for w in FLAGS]
+    with Drives() as d, mounted(d.dir(1), d.dir(2), size="12m") as may:
+        if not may:
+            print("skipped: full may not mount")
+            return
+        d.start((2,), flags=small)
+        d.save("a")
+        write(d.folder + "/wide.in", *model(7, of=WIDE))
+
+        ballast = fill(d.dir(1))
+        said = d.zctl("import", "wide", d.folder + "/wide.in", status=4)
+        check("no space is left" in said and "catalog.zsd" in said, said)
+        said = d.zctl("status", status=8)
+        check("catalog-full" in said and "free space" in said, said)
+        d.same("a")
+        d.zctl("fsck")
+        check("wide" not in d.zctl("jobs"), "the job is saved")
+        os.unlink(ballast)
+        d.zctl("import", "wide", d.folder + "/wide.in")
+        check("catalog-full" not in d.zctl("status", status=None), "it is over")
+
+        ballast = fill(d.dir(2))
+        d.zctl("import", "wide2", d.folder + "/wide.in")
+        said = d.zctl("status", status=8)
+        check("catalog-copy-failed" in said and d.dir(2) in said, said)
+        os.unlink(ballast)
+        for i in range(8):  # it is tried with the next change, and ever more seldom
+            d.zctl("snapshot", "a", f"s{i}")
+        check("catalog-copy-failed" not in d.zctl("status", status=None), "the copy is made again")
+        d.stop()
+        os.unlink(d.dir(1) + "/catalog.zsd")
+        d.start((2,), flags=small)
+        check("s7" in d.zctl("snapshots", "a"), "the copy is the newest")
+        d.same("a")
+        d.stop()
+        check("problems   0" in d.run((2,), "--fsck", flags=small), "fsck")
+
+
+def read_only():
+    """What is saved can be read, whatever happened to the store, and not a byte of it changes."""
+    with Drives() as d:
+        d.start((2, 3))
+        d.save("a", "b")
+        d.zctl("snapshot", "a", "s")
+        at, most = d.process.pid, resource.prlimit(d.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(at, resource.RLIMIT_FSIZE, (4096, most[1]))  # the catalog cannot be written
+        d.zctl("snapshot", "a", "t", status=None)
+        check("store-poisoned" in d.zctl("status", status=8), "poisoned")
+        resource.prlimit(at, resource.RLIMIT_FSIZE, most)
+        d.same("a", "b")  # also now
+        d.process.kill()
+        d.process.wait(30)
+        check("one of --fsck" in d.run((2, 3), "--read-only", "--fsck", status=2), "--fsck")
+        d.run((2, 3), "--read-only", "--data", d.dir("none"), status=1)
+        check(not os.path.exists(d.dir("none")), "it made a directory")
+
+        for catalog in "whole", "lost":
+            before = d.sums()
+            d.start((2, 3), "--read-only")
+            d.same("a", "b")
+            d.zctl("export", "a@s", d.folder + "/s-" + catalog)
+            check("s" in d.zctl("snapshots", "a"), "the snapshot")
+            d.zctl("df")
+            d.zctl("fsck")
+            d.zctl("scrub", "start")
+            wait_until("the scrub", lambda: "done" in d.zctl("scrub", status=None), 30)
+            said = d.zctl("status", status=8)
+            check("read-only" in said and "store-poisoned" not in said, said)
+            for words in (("import", "c", d.folder + "/a.in"), ("snapshot", "a", "u"), ("rollback", "a", "s"),
+                          ("clone", "a@s", "c"), ("destroy", "a@s"), ("destroy", "a", "--force")):
+                said = d.zctl(*words, status=4)
+                check("--read-only" in said, f"{words}: {said}")
+            d.stop()
+            check(d.sums() == before, f"{catalog}: changed: {set(d.sums().items()) ^ set(before.items())}")
+            if catalog == "whole":
+                os.unlink(d.dir(1) + "/catalog.zsd")
+        check(d.log().count("catalog-copy-read") == 1, "the copy is read")
+        d.start((2, 3))
+        d.same("a", "b")
+        d.zctl("snapshot", "a", "u")
+        d.stop()
+
+
+def read_only_mounts():
+    """Drives that the kernel has mounted read-only."""
+    small = [w if w != "32M" else "8M" for w in FLAGS]
+    with Drives() as d, mounted(d.dir(1), d.dir(2), size="12m") as may:
+        if not may:
+            print("skipped: read_only_mounts may not mount")
+            return
+        d.start((2,), flags=small)
+        d.save("a")
+        d.stop()
+        for n in 1, 2:
+            subprocess.run(["mount", "-o", "remount,ro", d.dir(n)], check=True)
+        said = d.run((2,), status=1, flags=small)
+        check("read-only" in said, said)
+        d.start((2,), "--read-only", flags=small)
+        d.same("a")
+        d.stop()
+
+
 if __name__ == "__main__":
-    sys.exit(main({f.__name__: f for f in (order, missing, catalog, lost, retire, no_room)}))
+    sys.exit(main({f.__name__: f for f in (order, missing, catalog, lost, retire, shrink, no_room, full, read_only, read_only_mounts)}))

@@ -6,6 +6,7 @@
 
 import json
 import os
+import pwd
 import re
 import struct
 import subprocess
@@ -150,6 +151,18 @@ def limits():
         check(d.quota(ALICE)["nvme_bytes"] == 0, f"{d.quota(ALICE)} after everything was destroyed")
 
 
+def groups():
+    """A limit of a group is one of each member, unless a user has one of its own."""
+    gid = pwd.getpwuid(1).pw_gid
+    with Node("--user-nvme-bytes", "40M", "--quotas", f"@{gid} nvme=1M") as d:
+        d.refused(1, 4, "quotas: nvme", "import", "a", d.file)
+        check(d.quota(1)["nvme_max"] == MIB and d.quota(1)["own"], f"{d.quota(1)}")
+        d.done(ALICE, "import", "a", d.file)
+        check(d.quota(ALICE)["nvme_max"] == 40 * MIB, f"{d.quota(ALICE)}")
+        d.done(0, "quota", "set", "1", "nvme=30M")
+        d.done(1, "import", "a", d.file)
+
+
 def host():
     """Host memory of a user: streamed to NVMe as far as it goes, then refused."""
     with Node("--quotas", f"{ALICE} host=1M,{BOB} host=4M") as d:
@@ -206,4 +219,4 @@ def permissions():
 if __name__ == "__main__":
     if os.geteuid() != 0:
         skip("made-up users need root")
-    sys.exit(main({f.__name__: f for f in (names, limits, host, roots, permissions)}))
+    sys.exit(main({f.__name__: f for f in (names, limits, groups, host, roots, permissions)}))

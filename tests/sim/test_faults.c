@@ -28,7 +28,7 @@ static const struct {
 } kinds[] = {
     { ZN_FAULT_EIO, false },   { ZN_FAULT_ENOSPC, false }, { ZN_FAULT_SHORT, false },
     { ZN_FAULT_FLUSH, false }, { ZN_FAULT_LOST, true },    { ZN_FAULT_MISPLACE, true },
-    { ZN_FAULT_STALE, true },  { ZN_FAULT_FLIP, true },
+    { ZN_FAULT_STALE, true },  { ZN_FAULT_FLIP, true },    { ZN_FAULT_EDQUOT, false },
 };
 
 struct campaign {

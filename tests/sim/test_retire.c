@@ -1,27 +1,31 @@
 /*
- * A data file is retired, and the power fails, or the device, at any operation of it. The store then
- * holds the same bytes, with both data files; and after another, whole run with the first one alone.
+ * A data file is retired, or made shorter, and the power fails, or the device, at any operation of it.
+ * The store then holds the same bytes, with both data files; and after another, whole run with the
+ * first one alone, or with a second one of that size.
  *
  * ZSHARD_SEED=N     the run before (1)
  * ZSHARD_RETIRE=N   the stride through the operations (2; 1: all of them)
  */
 #include "tests/sim/zsim.h"
 
+#include "daemon/disk/paths.h"
 #include "daemon/store/retire.h"
 
-#define VARIANTS 8u
+#define VARIANTS    8u
+#define SHORT_BYTES (UINT64_C(1) << 20) /* of the second file, when it is made shorter */
 
 static struct {
     struct zs_run run;
     struct zn_sim *sim;
-    uint64_t seed, begin, end; /* operations of the whole run that retires */
+    bool shrinks;
+    uint64_t seed, begin, end; /* operations of the whole run that retires, or shrinks */
     uint32_t page_elems;
     const struct zs_model *models[2];
     unsigned nmodels;
     uint64_t bytes;
 } base;
 
-/* Retires the second data file: 0, or why not. *ret_pages: how many pages it moved; or NULL. */
+/* Retires the second data file, or makes it shorter: 0, or why not. *ret_pages: how many pages it moved; or NULL. */
 static int retire(struct zn_sim *sim, uint64_t *ret_pages, struct zb_err *err)
 {
     struct zs_world w;
@@ -29,8 +33,11 @@ static int retire(struct zn_sim *sim, uint64_t *ret_pages, struct zb_err *err)
     int rc;
 
     zs_retire = 2;
+    zs_shrink_bytes = base.shrinks ? SHORT_BYTES : 0;
+    r.stay_bytes = base.shrinks ? SHORT_BYTES - ZN_DATA_START : 0;
     rc = zs_start(&w, sim, base.seed, base.page_elems, err);
     zs_retire = 0;
+    zs_shrink_bytes = 0;
     if (rc < 0)
         return rc;
     r.core = w.core.daemon.core;
@@ -38,6 +45,8 @@ static int retire(struct zn_sim *sim, uint64_t *ret_pages, struct zb_err *err)
     zs_settle(&w);
     if (rc == 0 && r.err.code < 0)
         rc = zb_fail(err, r.err.code, "%s", r.err.text);
+    if (rc == 0 && base.shrinks)
+        rc = zn_cut(zsd_path_engine(&w.core.daemon, 1), ZS_MORE, SHORT_BYTES, err);
     if (ret_pages)
         *ret_pages = r.pages;
     zsd_retire_done(&r);
@@ -72,7 +81,9 @@ static void goes_on(const struct zn_sim *left)
     assert_int_equal(zn_sim_copy(&sim, left, NULL), 0);
     if (retire(sim, NULL, &err) < 0)
         zs_fail("the next run: %s", err.text);
-    right(sim, 1, true);
+    if (base.shrinks)
+        assert_int_equal(zn_sim_size(sim, ZS_MORE), SHORT_BYTES);
+    right(sim, base.shrinks ? 2 : 1, true);
     zn_sim_free(sim);
 }
 
@@ -156,8 +167,11 @@ static void faults(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(cuts), cmocka_unit_test(faults) };
+    int failed;
 
     zs_watch();
     zs_paths = 2;
-    return cmocka_run_group_tests(tests, base_up, base_down);
+    failed = cmocka_run_group_tests_name("retire", tests, base_up, base_down);
+    base.shrinks = true;
+    return failed + cmocka_run_group_tests_name("shrink", tests, base_up, base_down);
 }

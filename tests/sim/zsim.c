@@ -169,6 +169,7 @@ void zs_hang_up(struct zs_world *w)
 
 bool zs_measures;
 unsigned zs_paths = 1, zs_retire;
+uint64_t zs_shrink_bytes;
 
 static int start_second(struct zsd *daemon, struct zn_sim *sim, struct zb_err *err)
 {
@@ -200,7 +201,9 @@ int zs_start(struct zs_world *w, struct zn_sim *sim, uint64_t seed, uint32_t pag
     daemon->engine_base = ZN_DATA_START;
     daemon->catalog_path = ZS_CATALOG;
     daemon->measures = zs_measures;
-    daemon->config.retire = zs_retire;
+    daemon->config.retire = zs_shrink_bytes > 0 ? 0 : zs_retire;
+    daemon->config.shrink = zs_shrink_bytes > 0 ? zs_retire : 0;
+    daemon->config.shrink_bytes = zs_shrink_bytes;
     rc = zn_sim_vfs(sim, &daemon->catalog_vfs, err);
     if (rc == 0)
         rc = zn_sim_engine(&daemon->engine, sim, ZS_DATA, ZS_DATA_BYTES, 0, err);

@@ -112,6 +112,8 @@ extern bool zs_measures;
 extern unsigned zs_paths;
 /** The data file that a start retires, from 1; 0: none. */
 extern unsigned zs_retire;
+/** If set: that file is not retired, but made so short. */
+extern uint64_t zs_shrink_bytes;
 
 /** Starts a core with the contents of the device: 0, or why it does not start. Then nothing is left
  * running. */

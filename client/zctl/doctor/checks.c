@@ -10,8 +10,9 @@ static const struct doctor_check checks[] = {
       "Set data to a directory on a local drive with ext4 or xfs." },
     { "space", doctor_space, "Lower nvme_bytes, or use another drive (data, paths)." },
     { "data-file", doctor_data_file,
-      "A data file is never cut: set nvme_bytes to at least its size, or export the jobs and "
-      "remove it." },
+      "A data file is never cut at a start: set nvme_bytes to at least its size, or make it "
+      "smaller "
+      "with zshardd --shrink N:SIZE." },
     { "o-direct", doctor_direct,
       "Use a file system with O_DIRECT, such as ext4 or xfs: otherwise pages pass through the page "
       "cache, which takes memory and time." },

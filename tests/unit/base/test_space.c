@@ -153,13 +153,34 @@ static void space_at(void **state)
     }
 }
 
+/* The rest is taken, and what was taken or free before it stays so. */
+static void space_rest(void **state)
+{
+    (void)state;
+    for (uint64_t from = 0; from <= 300; from += 7) {
+        struct zb_space *s;
+        uint64_t n = 0, first;
+
+        assert_int_equal(zb_space_new(&s, 300), 0);
+        assert_int_equal(zb_space_take_at(s, 60, 10), 0);
+        assert_int_equal(zb_space_take_at(s, 290, 10), 0);
+        zb_space_take_rest(s, from);
+        while (zb_space_take(s, 1, &first) == 0) {
+            assert_true(first < from && (first < 60 || first >= 70));
+            n++;
+        }
+        assert_int_equal(n, from <= 60 ? from : from < 70 ? 60 : from < 290 ? from - 10 : 280);
+        assert_int_equal(zb_space_free_units(s), 0);
+        zb_space_free(s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(space_against_model),
-        cmocka_unit_test(space_some),
-        cmocka_unit_test(space_whole),
-        cmocka_unit_test(space_at),
+        cmocka_unit_test(space_against_model), cmocka_unit_test(space_some),
+        cmocka_unit_test(space_whole),         cmocka_unit_test(space_at),
+        cmocka_unit_test(space_rest),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

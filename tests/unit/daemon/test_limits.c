@@ -3,6 +3,7 @@
 #include "daemon/net/limits.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -276,6 +277,12 @@ static void quotas_are_parsed(void **state)
         { "no-such-user nvme=1G", "there is no user" },
         { "1000 nvme=1G,", "no name" },
         { "10x nvme=1G", "not a uid" },
+        { "@root nvme=1G,root nvme=2G,@7 jobs=1", NULL },
+        { "@root", "group '@root' has no limits" },
+        { "@root nvme=1G,@0 host=1G", "there twice" },
+        { "@no-such-group nvme=1G", "there is no group 'no-such-group'" },
+        { "@ nvme=1G", "there is no group ''" },
+        { "@10x nvme=1G", "not a gid" },
     };
     struct zsd_quotas q;
 
@@ -332,6 +339,47 @@ static void bytes_of_a_user(void **state)
     zsd_quota_leave(&root);
 }
 
+/* The user's own limit, then that of the first group, then the default. */
+static void limits_of_groups(void **state)
+{
+    static const gid_t groups[] = { 50, 60 };
+    struct zsd_quotas q;
+    struct zsd_quota job;
+    struct zsd_user *user;
+    char text[200];
+    bool own;
+
+    (void)state;
+    assert_int_equal(
+        zsd_quotas_parse("@70 gpu=7,@60 host=6 nvme=6,@50 host=5 jobs=5,1000 jobs=1", &q, &err), 0);
+    assert_true(zsd_quotas_have_groups(&q));
+    assert_true(zsd_quotas_find(&q, 1000, groups, 2, ZSD_HELD_JOBS)->max[ZSD_HELD_JOBS] == 1);
+    assert_true(zsd_quotas_find(&q, 1001, groups, 2, ZSD_HELD_JOBS)->max[ZSD_HELD_JOBS] == 5);
+    assert_true(zsd_quotas_find(&q, 1000, groups, 2, ZSD_HELD_HOST)->max[ZSD_HELD_HOST] == 6);
+    assert_true(zsd_quotas_find(&q, 1000, groups, 1, ZSD_HELD_HOST)->max[ZSD_HELD_HOST] == 5);
+    assert_null(zsd_quotas_find(&q, 1000, groups, 2, ZSD_HELD_GPU));
+    assert_null(zsd_quotas_find(&q, 60, NULL, 0, ZSD_HELD_HOST)); /* a gid is no uid */
+    assert_null(zsd_quotas_of(&q, 60));
+    zsd_quotas_text(&q, text, sizeof(text));
+    assert_string_equal(text, "@70 gpu=7,@60 host=6 nvme=6,@50 host=5 jobs=5,1000 jobs=1");
+    zsd_quotas_done(&q);
+
+    /* groups of the system: those of the user with uid 1 */
+    job = joined(ZSD_LEVEL_JOB, 1);
+    user = zsd_user_of(&job);
+    assert_int_equal(zsd_quotas_user_groups(1, &user->groups, &user->ngroups), 0);
+    assert_true(user->ngroups > 0); /* every system has that user: daemon, bin */
+    (void)snprintf(text, sizeof(text), "@%u nvme=5 jobs=2", (unsigned)user->groups[0]);
+    assert_int_equal(zsd_limits_quotas(&d, text, &err), 0);
+    assert_true(zsd_user_max(user, ZSD_HELD_NVME, &own) == 5 && own);
+    assert_true(zsd_user_max(user, ZSD_HELD_HOST, &own) == ZSD_NO_MAX && !own);
+    assert_int_equal(zsd_limit_take(&job, ZSD_LIMIT_JOBS, 2, &err), 0);
+    assert_int_equal(zsd_limit_take(&job, ZSD_LIMIT_JOBS, 1, &err), -EDQUOT);
+    assert_int_equal(zsd_limits_quotas(&d, "", &err), 0); /* as after a reload */
+    assert_true(zsd_user_max(user, ZSD_HELD_NVME, &own) == ZSD_NO_MAX && user->ngroups == 0);
+    zsd_quota_leave(&job);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -340,6 +388,7 @@ int main(void)
         TEST(a_charge_goes_up_the_tree),
         TEST(quotas_are_parsed),
         TEST(bytes_of_a_user),
+        TEST(limits_of_groups),
         TEST(each_level_refuses),
         TEST(limits_are_where_charges_are),
         TEST(bytes_of_one_job),

@@ -36,7 +36,16 @@ static const struct row {
     struct zsd_facts facts;
 } rows[] = {
     { "store-poisoned", ERROR, "a flush of", { .poisoned = { -EIO, "a flush of the data file" } } },
+    { "read-only", ERROR, "--read-only", { .read_only = true } },
     { "catalog-full", ERROR, "no space", { .catalog_full = { -ENOSPC, "no space" } } },
+    { "catalog-copy-failed",
+      ERROR,
+      "no copy of the catalog in '/mnt/c': no space",
+      { .copies_failed = 1, .copy_path = "/mnt/c", .copy_why = { -ENOSPC, "no space" } } },
+    { "catalog-copy-failed",
+      ERROR,
+      "'/mnt/c', nor on 2 other drives: cut",
+      { .copies_failed = 3, .copy_path = "/mnt/c", .copy_why = { -EBADMSG, "cut" } } },
     { "gpu-failed", ERROR, "has failed: lost", { .gpu_failed = { -EIO, "lost" } } },
 
     { "drive-errors", ERROR, "3 transfers", { FAILED(0) } },

@@ -1161,6 +1161,67 @@ static void commit_full(void **state)
     assert_int_equal(rmdir(mnt), 0);
 }
 
+/* ---- a full quota: what takes no new block of the file system succeeds, as a write to a place that
+ * was written before */
+
+static bool quota_is_full;
+static unsigned quota_struck;
+static ssize_t (*quota_pwrite)(int fd, const void *bytes, size_t len, off_t off);
+
+static ssize_t pwrite_at_quota(int fd, const void *bytes, size_t len, off_t off)
+{
+    struct stat st;
+
+    if (quota_is_full && fstat(fd, &st) == 0 && off + (off_t)len > st.st_size) {
+        quota_struck++;
+        errno = EDQUOT;
+        return -1;
+    }
+    return quota_pwrite(fd, bytes, len, off);
+}
+
+/* SQLite's own files, and a quota that is full at once, or after the reserve of the database. */
+static void commit_quota(void **state)
+{
+    static const char *const calls[] = { "pwrite", "pwrite64" };
+    static const uint8_t large[300000] = { 7 };
+    sqlite3_vfs *vfs = sqlite3_vfs_find(NULL);
+    struct zn_slot slot = never;
+    struct zn_catalog *c = open_at(&never);
+    struct model m = { 0 };
+    uint64_t seed = 5;
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(calls); i++) {
+        sqlite3_syscall_ptr was = vfs->xGetSystemCall(vfs, calls[i]);
+
+        if (was)
+            memcpy(&quota_pwrite, &was, sizeof(quota_pwrite));
+        (void)vfs->xSetSystemCall(vfs, calls[i], (sqlite3_syscall_ptr)pwrite_at_quota);
+    }
+    assert_non_null(quota_pwrite);
+    for (unsigned i = 0; i < 20; i++) {
+        struct zn_txn *t = zn_txn_new();
+        struct zn_slot told = slot;
+
+        commit_random(c, &m, &seed, 9000, &slot);
+        assert_int_equal(
+            txn_put_bytes(t, &(struct zn_key){ 1, i, 0 }, large, sizeof(large) - i * 10000), 0);
+        quota_is_full = true;
+        assert_int_equal(commit_rc(c, t, &told), -ENOSPC);
+        assert_non_null(strstr(err.text, "quota"));
+        quota_is_full = false;
+        assert_true(same(c, &m));
+    }
+    commit_random(c, &m, &seed, 9000, &slot);
+    assert_true(same(c, &m));
+    assert_true(quota_struck >= 20);
+    for (size_t i = 0; i < ZB_COUNT(calls); i++)
+        (void)vfs->xSetSystemCall(vfs, calls[i], NULL);
+    zn_catalog_close(c);
+    assert_int_equal(open_rc(&slot), 0);
+}
+
 #define CATALOG_TEST(f) cmocka_unit_test_setup(f, files_gone)
 
 int main(void)
@@ -1183,6 +1244,7 @@ int main(void)
         CATALOG_TEST(open_read_only),
         CATALOG_TEST(open_not_allowed),
         CATALOG_TEST(commit_full),
+        CATALOG_TEST(commit_quota),
     };
 
     memory_wrap();

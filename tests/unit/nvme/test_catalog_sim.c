@@ -225,7 +225,8 @@ static const struct fault {
     { ZN_FAULT_FLUSH, false, false },   { ZN_FAULT_FLUSH, true, false },
     { ZN_FAULT_DEAD, true, false },     { ZN_FAULT_LOST, false, true },
     { ZN_FAULT_MISPLACE, false, true }, { ZN_FAULT_STALE, false, true },
-    { ZN_FAULT_FLIP, false, true },
+    { ZN_FAULT_FLIP, false, true },     { ZN_FAULT_EDQUOT, false, false },
+    { ZN_FAULT_EDQUOT, true, false },
 };
 
 /* Makes all transactions on a device with one fault; a full device is tried again. Sets s->told to
@@ -249,7 +250,7 @@ static int faulty_run(struct store *s, struct zn_sim *sim, const struct fault *f
 
 static void every_fault(void **state)
 {
-    unsigned runs = 0, failed = 0, refused = 0;
+    unsigned runs = 0, failed = 0, refused = 0, full[ZN_FAULTS][2] = { 0 };
     uint64_t told[TXNS + 1], ops;
     struct zn_sim *recorded = record(33, told);
 
@@ -268,6 +269,7 @@ static void every_fault(void **state)
             assert_int_equal(zn_sim_fault(sim, f->fault, n, f->forever), 0);
             rc = faulty_run(&s, sim, f);
             failed += rc < 0;
+            full[f->fault][f->forever] += rc < 0;
             before = s.told;
             if (rc == 0 && before != TXNS)
                 fail_msg("%s at %u: silent", zn_fault_name(f->fault), (unsigned)n);
@@ -283,6 +285,10 @@ static void every_fault(void **state)
             zn_sim_free(sim);
         }
     }
+    /* a full quota is as a full file system: what can be tried again, is */
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(full[ZN_FAULT_EDQUOT][i], full[ZN_FAULT_ENOSPC][i]);
+    assert_true(full[ZN_FAULT_EDQUOT][0] < full[ZN_FAULT_EDQUOT][1]);
     print_message("%u faults: %u runs failed, and said so; %u stores were refused afterwards\n",
                   runs, failed, refused);
 }

@@ -93,6 +93,8 @@ static const struct {
     { "delay, write", ZN_FAULT_DELAY, ZN_WRITE, 0, true, NEW, NEW },
     { "dead, write", ZN_FAULT_DEAD, ZN_WRITE, -EIO, true, OLD, OLD },
     { "dead, read", ZN_FAULT_DEAD, ZN_READ, -EIO, true, OLD, OLD },
+    { "edquot, write", ZN_FAULT_EDQUOT, ZN_WRITE, -EDQUOT, true, OLD, OLD },
+    { "edquot, read", ZN_FAULT_EDQUOT, ZN_READ, 0, false, OLD, OLD },
 };
 
 /* The number of different bits. */
