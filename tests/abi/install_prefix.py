@@ -38,12 +38,14 @@ def programs(bin_folder):
 
 
 def pages(prefix):
-    """A man page is installed only with the program that it is of: section 1 in bin/, 8 in bin/ or sbin/."""
+    """A man page is installed only with the program that it is of: section 1 in bin/, 8 in bin/ or sbin/.
+    zctl-jobs(1) is of zctl."""
     found = [f for _, _, names in os.walk(os.path.join(prefix, "share", "man")) for f in names]
     check("zctl.1" in found and "zshardd.8" in found, f"man pages: {found}")
-    for name, section in (f.rsplit(".", 1) for f in found):
+    for page, section in (f.rsplit(".", 1) for f in found):
+        name = "zctl" if page.startswith("zctl-") else page
         there = any(os.path.exists(os.path.join(prefix, folder, name)) for folder in ("bin", "sbin"))
-        check(section == "5" or there, f"{name}({section}) is installed, and {name} is not")
+        check(section == "5" or there, f"{page}({section}) is installed, and {name} is not")
 
 
 def main():
