@@ -35,6 +35,7 @@ void zsd_jobs_end_all(struct zsd_core *core)
     struct zb_err why = { 0 };
 
     zsd_opens_refuse(core);
+    zsd_reader_waits_refuse(core);
     (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
     if (core->store)
         zb_list_each(pos, &core->store->saved)

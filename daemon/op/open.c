@@ -24,6 +24,7 @@
 #include "daemon/op/member.h"
 #include "daemon/op/new.h"
 #include "daemon/op/opens.h"
+#include "daemon/op/reader.h"
 #include "daemon/op/ready.h"
 #include "daemon/op/requests.h"
 #include "daemon/op/room.h"
@@ -68,6 +69,7 @@ void zsd_room_on_work(struct zsd_work *work)
         if (job->state == ZSD_PLACING && job->place_waits && zsd_want_met(core, &job->want))
             zsd_place_again(job);
     }
+    zsd_reader_waits_retry(core);
     zsd_replan(core);
 }
 

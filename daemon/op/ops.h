@@ -22,6 +22,7 @@ struct zsd_last_commit {
 struct zsd_ops {
     struct zb_list opens;   /* job-opens that wait (op/open.c) */
     struct zb_list readers; /* of saved versions (op/reader.c) */
+    struct zb_list reader_waits; /* reader-opens that wait for memory (op/reader_wait.c) */
     uint64_t next_reader;
     struct zsd_last_commit last_commit; /* op/commit_count.c */
 };
@@ -31,6 +32,7 @@ static inline void zsd_ops_init(struct zsd_ops *ops, struct zsd_core *core)
     (void)core;
     zb_list_init(&ops->opens);
     zb_list_init(&ops->readers);
+    zb_list_init(&ops->reader_waits);
 }
 
 #endif

@@ -155,6 +155,7 @@ void zsd_reader_gone(struct zsd_conn *conn)
 {
     struct zb_err why = { 0 };
 
+    zsd_reader_waits_gone(conn);
     if (!conn->reader)
         return;
     (void)zb_fail(&why, -ECANCELED, "the reader of job '%s' disconnected",
@@ -276,14 +277,21 @@ static int open_check(const struct zsd_core *core, struct zsd_conn *conn, const 
     if (zsd_limit_bytes(&conn->quota, ZSD_HELD_HOST, zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN),
                         err) < 0)
         return -EDQUOT;
-    if (zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN) > open_host_free(core))
-        return zb_fail(err, -ENOSPC,
-                       "staging of %s for a reader does not fit: %s of host memory are free",
-                       zb_size_text(q->staging_bytes).s, zb_size_text(open_host_free(core)).s);
     return 0;
 }
 
-ZSD_REQUEST(zsd_reader_open, ReaderOpen)
+/* Whether there is memory for the staging; else err has the numbers. */
+static bool open_fits(const struct zsd_core *core, const Zp__ReaderOpen *q, struct zb_err *err)
+{
+    if (zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN) <= open_host_free(core))
+        return true;
+    (void)zb_fail(err, -ENOSPC,
+                  "staging of %s for a reader does not fit: %s of host memory are free",
+                  zb_size_text(q->staging_bytes).s, zb_size_text(open_host_free(core)).s);
+    return false;
+}
+
+static void open_try(struct zsd_req *req, const Zp__ReaderOpen *q, uint64_t deadline_ns)
 {
     struct zsd_core *core = req->daemon->core;
     struct zb_err err = { 0 };
@@ -292,6 +300,12 @@ ZSD_REQUEST(zsd_reader_open, ReaderOpen)
 
     if (open_check(core, req->conn, q, &err) == 0)
         v = open_find(req, q, &err);
+    if (v && !open_fits(core, q, &err)) {
+        if (q->staging_bytes <= core->tiers.host_target &&
+            zsd_reader_wait(req, q, deadline_ns, open_try))
+            return;
+        v = NULL;
+    }
     if (zsd_version_whole(core, v, &err) < 0)
         v = NULL;
     if (v) {
@@ -325,6 +339,11 @@ ZSD_REQUEST(zsd_reader_open, ReaderOpen)
     r->task = (struct zsd_task){ .run = open_run, .done = open_done, .slow = true };
     core->in_progress++;
     zsd_task_start(core, &r->task);
+}
+
+ZSD_REQUEST(zsd_reader_open, ReaderOpen)
+{
+    open_try(req, q, 0);
 }
 
 /* The open reader of this connection, by its id; NULL: req was answered. */

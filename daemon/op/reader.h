@@ -13,6 +13,10 @@ struct zsd_conn;
 void zsd_readers_orphaned(struct zsd_version *v);
 /** Closes the reader of a connection that ends, if it has one. */
 void zsd_reader_gone(struct zsd_conn *conn);
+/** The room has changed: tries the opens that wait for host memory. */
+void zsd_reader_waits_retry(struct zsd_core *core);
+/** Rejects them: the daemon ends. */
+void zsd_reader_waits_refuse(struct zsd_core *core);
 /** Adds the promises of all readers to *promise, and the bytes booked for them to *held. 0 or
  * -ENOMEM. */
 int zsd_readers_promised(const struct zsd_core *core, struct zb_needs *promise,

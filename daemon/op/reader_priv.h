@@ -1,6 +1,6 @@
 /*
  * reader_priv.h - a reader, as shared by reader.c (what it holds, opening, closing) and
- * reader_read.c (its reads).
+ * reader_read.c (its reads), reader_wait.c (opens that wait).
  */
 #ifndef ZSD_OP_READER_PRIV_H
 #define ZSD_OP_READER_PRIV_H
@@ -58,6 +58,15 @@ struct zsd_reader {
     struct zb_list node; /* in core->ops->readers */
 };
 
+/** Opens a reader. deadline_ns: of an open that has waited; else 0. */
+typedef void zsd_reader_open_fn(struct zsd_req *req, const Zp__ReaderOpen *q, uint64_t deadline_ns);
+/** Lets an open that lacks host memory wait until deadline_ns; 0: for the configured time. Calls
+ * again() when the room has changed. False: no memory is being given back, or there is none for the
+ * wait. */
+bool zsd_reader_wait(struct zsd_req *req, const Zp__ReaderOpen *q, uint64_t deadline_ns,
+                     zsd_reader_open_fn *again);
+/** Answers the waiting opens of a connection that ends. */
+void zsd_reader_waits_gone(struct zsd_conn *conn);
 /** Initialises the lanes as idle. */
 void zsd_reader_lanes_init(struct zsd_reader *r);
 /** Checks a read, and begins it when all earlier ones have ended. req is answered once. */

@@ -37,6 +37,6 @@ void zsd_wake_on_work(struct zsd_work *work)
     wake_opens(job);
     zsd_ready_resume(job);
     zsd_step_resume(job);
-    if (!zb_list_empty(&job->core->ops->opens))
+    if (!zb_list_empty(&job->core->ops->opens) || !zb_list_empty(&job->core->ops->reader_waits))
         zsd_room_changed(job->core);
 }

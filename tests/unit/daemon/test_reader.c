@@ -193,6 +193,37 @@ static void who_waits_hears_of_a_reader_that_closes(void **state)
     saved_close(&s);
 }
 
+/* An open waits for memory that a saved job without ranks gives back; one that nothing can make fit
+ * is refused. */
+static void waits_for_memory(void **state)
+{
+    struct saved_world s;
+    struct zsd_core *core;
+    Zp__ReaderOpen q = ZP__READER_OPEN__INIT;
+    Zp__JobName destroy = ZP__JOB_NAME__INIT;
+    char name[] = "j", newest[] = "";
+
+    (void)state;
+    saved_open(&s, SAVED_HOST, ZB_F32, 4);
+    core = s.w.daemon.core;
+    client_gone(&s.w, 0); /* the rank: its job stays in memory */
+    world_settle(&s.w);
+    assert_int_equal(zb_list_empty(&core->jobs->list), false);
+    q.job = name;
+    q.snapshot = newest;
+    q.staging_bytes = zsd_account_free(&core->tiers.host) + 4096;
+    assert_int_equal(call(&s.w, 1, zsd_reader_open, &q), 0);
+    zb_close_fd(&answers[1].fd);
+    assert_true(zb_list_empty(&core->jobs->list));
+    q.staging_bytes = zsd_account_free(&core->tiers.host) + 4096;
+    assert_int_equal(call(&s.w, 2, zsd_reader_open, &q), -ENOSPC);
+    assert_true(zb_list_empty(&core->ops->reader_waits));
+    client_gone(&s.w, 1);
+    destroy.name = name;
+    assert_int_equal(call(&s.w, 2, zsd_job_destroy, &destroy), 0);
+    saved_close(&s);
+}
+
 static const struct {
     enum zb_dtype dtype;
     uint64_t host_bytes;
@@ -658,6 +689,7 @@ int main(void)
         cmocka_unit_test(the_manifest_is_read),
         cmocka_unit_test(a_long_manifest_comes_in_parts),
         cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(waits_for_memory),
         cmocka_unit_test(a_version_stays_readable),
         cmocka_unit_test(a_snapshot_is_read),
         cmocka_unit_test(a_reader_gives_way),
