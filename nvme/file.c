@@ -59,7 +59,8 @@ static int file_open_fd(struct zn_file *f, const char *path, struct zb_err *err)
     case EROFS:
         return zb_fail(err, -EROFS, "data file '%s': the file system is mounted read-only", path);
     case EACCES:
-        return zb_fail(err, -EACCES, "data file '%s': user %u may not %s there", path,
+        return zb_fail(err, -EACCES,
+                       "data file '%s': user %u may not %s there; is its drive mounted?", path,
                        (unsigned)geteuid(), f->read_only ? "read" : "write");
     case EISDIR:
         return zb_fail(err, -EMEDIUMTYPE, "data file '%s' is a directory", path);

@@ -84,7 +84,7 @@ static int conn_refused(struct zc_client *c, const struct sockaddr_un *addresses
     if (rc == -ETIMEDOUT)
         return zc_fail(c, rc, "the daemon at '%s' accepts no connection", path);
     if (rc == -EACCES || rc == -EPERM)
-        return zc_fail(c, -EPERM, "not allowed to connect to '%s'", path);
+        return zc_fail(c, -EPERM, "not allowed to connect to '%s': zctl doctor says why", path);
     if (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -ENOBUFS)
         return zc_fail(c, rc, "a socket: %s", strerror(-rc));
     if (n == 1 || !conn_absent(rc))

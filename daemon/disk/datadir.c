@@ -60,6 +60,11 @@ static int datadir_named(struct zsd_datadir *d, const char *path, struct zb_err 
     case EROFS:
         return zb_fail(err, -EROFS, "data directory '%s': the file system is mounted read-only",
                        path);
+    case EACCES:
+        return zb_fail(err, -EACCES,
+                       "data directory '%s' does not exist, and user %u may not make it: is its "
+                       "drive mounted?",
+                       path, (unsigned)geteuid());
     default:
         return zb_fail(err, -errno, "make data directory '%s': %m", path);
     }

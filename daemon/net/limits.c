@@ -327,13 +327,16 @@ static int limit_refuse(const struct zsd_quota *full, enum zsd_limit what, uint6
                                                      "this connection" };
     const struct row *row = &rows[what];
     const char *option = row->options[full->level];
+    const struct zsd_user_quota *own = zsd_quotas_of(&full->limits->quotas, full->uid);
     char holder[32];
 
     (void)snprintf(holder, sizeof(holder), "%s", holders[full->level]);
     if (full->level == ZSD_LEVEL_USER)
         (void)snprintf(holder, sizeof(holder), "user %u", (unsigned)full->uid);
+    if (full->level == ZSD_LEVEL_USER && what == ZSD_LIMIT_JOBS && own && own->set[ZSD_HELD_JOBS])
+        option = "quotas: jobs; zctl quota shows it";
     return zb_fail(err, full->level == ZSD_LEVEL_USER ? -EDQUOT : row->code,
-                   "%s has %llu %s already: %llu more are over its limit of %llu%s%s%s", holder,
+                   "%s has %llu %s already: %llu more would exceed its limit of %llu%s%s%s", holder,
                    (unsigned long long)full->used[what], row->what, (unsigned long long)n,
                    (unsigned long long)quota_max(full, what, trusted), option ? " (" : "",
                    option ? option : "", option ? ")" : "");

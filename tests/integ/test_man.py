@@ -2,7 +2,8 @@
 """test_man.py [--write] - the man pages contain what --help prints.
 
 Each page of docs/man has parts between two comments that are made from a program's --help, line by line; --write
-updates them. Each command of zctl has a page of its own: --write makes a new one, whose DESCRIPTION and EXAMPLES are
+updates them. What pages name below /usr/share/doc/zshard is installed, and zshardd accepts the options of their
+examples. Each command of zctl has a page of its own: --write makes a new one, whose DESCRIPTION and EXAMPLES are
 then written by hand. test_man_examples.py runs the examples. Where man is installed, it must have no warnings for a page.
 """
 import glob
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 from harness import check, program
 
@@ -147,6 +149,36 @@ def installed(names):
     return False
 
 
+def documented(page):
+    """Whether what a page names below /usr/share/doc/zshard is installed there, as deploy/CMakeLists.txt does it."""
+    text = open(os.path.join(MAN, page), encoding="utf-8").read().replace("\\-", "-")
+    rules = open(os.path.join(ROOT, "deploy", "CMakeLists.txt"), encoding="utf-8").read()
+    good = True
+    for folder, rest in re.findall(r"/usr/share/doc/zshard/([a-z-]+)(/[A-Za-z_.-]+[A-Za-z_*])?", text):
+        sources = {"how-to": "docs/how-to", "reference": "docs/reference", "examples": "deploy"}.get(folder, f"deploy/{folder}")
+        if not glob.glob(os.path.join(ROOT, sources) + rest) or folder not in rules:
+            print(f"{page}: /usr/share/doc/zshard/{folder}{rest} is not installed")
+            good = False
+    return good
+
+
+def configured(page):
+    """Whether zshardd accepts the lines of a configuration file that a page shows. Its users are not those of this machine."""
+    text = open(os.path.join(MAN, page), encoding="utf-8").read().replace("\\-", "-")
+    blocks = re.findall(r"^\.nf\n(.*?)^\.fi$", text, re.MULTILINE | re.DOTALL)
+    shown = [block for block in blocks if re.search(r"^data = ", block, re.MULTILINE)]
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
+        for name, here in (("alice", "2001"), ("bob", "2002"), ("= zshard", '= ""')):
+            shown = [block.replace(name, here) for block in shown]
+        file.write("".join(shown))
+        file.flush()
+        done = subprocess.run([program("zshardd"), "--check-config", "--config", file.name], check=False, text=True,
+                              stderr=subprocess.STDOUT, stdout=subprocess.PIPE, timeout=150)
+    if len(shown) != 1 or done.returncode != 0:
+        print(f"{page}: {len(shown)} configurations; {done.stdout}")
+    return len(shown) == 1 and done.returncode == 0
+
+
 def main():
     write = sys.argv[1:] == ["--write"]
     of_commands = {f"zctl-{name}.1": (name, what) for name, what in commands().items()}
@@ -158,6 +190,8 @@ def main():
         good.append(False)
     good += [complete(page) for page in there if page in of_commands]
     good.append(installed(of_commands))
+    good += [documented(page) for page in there]
+    good += [configured(page) for page in ("zshardd.8", "zshardd.conf.5")]
     if shutil.which("man"):
         good.append(formatted(there))
     return 0 if all(good) else 1

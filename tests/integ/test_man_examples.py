@@ -29,7 +29,7 @@ TENSORS = {"embed.weight": [512, 256], "layers.0.weight": [512, 256], "layers.1.
 STATUS = {"zctl destroy demo": (8,), "zctl doctor": (0, 1)}
 # As in the examples: what it is here.
 PLACES = {"/backup": "{folder}/backup", "/models": "{folder}/models", "/mnt/nvme/zshard": "{folder}/drive",
-          "/var/lib/node_exporter": "{folder}", "~": "{folder}", "/var/lib/zshard": "{data}", "alice": "{user}",
+          "/var/lib/prometheus/node-exporter": "{folder}", "~": "{folder}", "/var/lib/zshard": "{data}", "alice": "{user}",
           "set host 48G": "set host 48M", "--rate 200M": "--rate 1M"}
 
 

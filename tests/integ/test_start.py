@@ -319,7 +319,9 @@ def data_directory():
             with folder() as run:
                 os.chmod(run, 0o777)
                 refused(start(*in_(run, "--data", private), **NOBODY), FAILED, private,
-                        "may not write there")
+                        "may not write there; is its drive mounted?")
+                refused(start(*in_(run, "--data", os.path.join(private, "data")), **NOBODY), FAILED, private,
+                        "does not exist, and user 65534 may not make it: is its drive mounted?")
         check(files(f) == [plain], f"{files(f)}")
 
 

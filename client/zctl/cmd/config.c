@@ -144,6 +144,7 @@ static int config(struct zctl *z, int argc, char **argv)
     const struct config_options *o = z->opts.values;
     struct zc_zero_config *c = NULL;
     char why[sizeof(z->err.text)];
+    const char *name;
     int rc;
 
     if (strcmp(argv[0], "show") == 0 && argc == 1)
@@ -151,7 +152,11 @@ static int config(struct zctl *z, int argc, char **argv)
     if (strcmp(argv[0], "check") != 0 || argc != 2)
         return zb_fail(&z->err, -EINVAL,
                        "usage: zctl config show, or zctl config check FILE [--ranks N]");
+    name = argv[1] + strlen(argv[1]) - zb_min_u64(strlen(argv[1]), strlen(".conf"));
     rc = zc_zero_config_load(&c, argv[1], o->ranks, why, sizeof(why));
+    if (rc < 0 && strcmp(name, ".conf") == 0)
+        return zb_fail(&z->err, rc,
+                       "%s; zshardd --check-config --config FILE checks the daemon's file", why);
     if (rc < 0)
         return zb_fail(&z->err, rc, "%s", why);
     rc = config_print(z, c);

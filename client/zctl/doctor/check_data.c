@@ -45,6 +45,12 @@ static bool is_state(const struct doctor_machine *m, const struct doctor_place *
 
 /* ---- the directory */
 
+/** Before the fix of a directory: on the system's own file system it may be what an unmounted drive hides. */
+static const char *mount_first(const struct doctor_place *p)
+{
+    return strcmp(p->mount, "/") == 0 ? "If a drive belongs there, mount it first. " : "";
+}
+
 /** One that exists: the rule of zsd_datadir_trusted(), and whether the daemon can use it. */
 static void directory_owner(const struct doctor_machine *m, const struct doctor_place *p,
                             struct doctor_finding *f)
@@ -56,7 +62,7 @@ static void directory_owner(const struct doctor_machine *m, const struct doctor_
     if (user->known && p->st.st_uid != 0 && p->st.st_uid != user->uid) {
         doctor_found(f, DOCTOR_FAILED, "'%.200s' belongs to user %u, and the daemon runs as '%s'",
                      p->path, p->st.st_uid, user->name);
-        doctor_fix(f, "Run as root: chown %s '%.300s'", user->name, p->path);
+        doctor_fix(f, "%sRun as root: chown %s '%.300s'", mount_first(p), user->name, p->path);
     } else if (others) {
         doctor_found(f, DOCTOR_FAILED,
                      "'%.200s' has mode %04o: other users could replace what is saved", p->path,
@@ -64,7 +70,7 @@ static void directory_owner(const struct doctor_machine *m, const struct doctor_
         doctor_fix(f, "Run: chmod go-w '%.300s'", p->path);
     } else if (user->known && !doctor_person_may(user, &p->st, 07)) {
         doctor_found(f, DOCTOR_FAILED, "user '%s' may not write to '%.200s'", user->name, p->path);
-        doctor_fix(f, "Run as root: chown %s '%.300s'", user->name, p->path);
+        doctor_fix(f, "%sRun as root: chown %s '%.300s'", mount_first(p), user->name, p->path);
     } else {
         doctor_found(f, DOCTOR_OK, "'%.300s'", p->path);
     }
@@ -94,13 +100,13 @@ static void directory_look(const struct doctor_machine *m, const struct doctor_p
     } else if (!parent_there) {
         doctor_found(f, DOCTOR_FAILED,
                      "'%.200s' does not exist, and neither does the directory above it", p->path);
-        doctor_fix(f, "Run as root: install -d -m 0700 -o %s '%.300s'", m->daemon_user.name,
-                   p->path);
+        doctor_fix(f, "%sRun as root: install -d -m 0700 -o %s '%.300s'", mount_first(p),
+                   m->daemon_user.name, p->path);
     } else if (m->daemon_user.known && !doctor_person_may(&m->daemon_user, &p->st, 03)) {
         doctor_found(f, DOCTOR_FAILED, "'%.200s' does not exist, and user '%s' may not make it",
                      p->path, m->daemon_user.name);
-        doctor_fix(f, "Run as root: install -d -m 0700 -o %s '%.300s'", m->daemon_user.name,
-                   p->path);
+        doctor_fix(f, "%sRun as root: install -d -m 0700 -o %s '%.300s'", mount_first(p),
+                   m->daemon_user.name, p->path);
     } else {
         doctor_found(f, DOCTOR_OK, "'%.200s' will be made", p->path);
     }
@@ -127,17 +133,34 @@ static bool path_listed(const char *list, const char *path)
     return false;
 }
 
-static void unit_path_look(const struct doctor_machine *m, const struct doctor_place *p,
-                           struct doctor_finding *f)
+/** Whether the unit may write to a directory. */
+static bool unit_writes(const struct doctor_machine *m, const struct doctor_place *p)
 {
+    return is_state(m, p) || path_listed(m->unit.writable, p->path) ||
+           (p->temporary && strcmp(p->path, "/var/tmp") == 0);
+}
+
+/** The first directory that the unit may not write to, and one line for the unit that allows all of them. */
+static void unit_paths_look(const struct doctor_machine *m, struct doctor_finding *f)
+{
+    char list[sizeof(f->fix)] = "";
+    size_t used = 0;
+
     doctor_found(f, DOCTOR_OK, "the unit may write to every data directory");
-    if (is_state(m, p) || path_listed(m->unit.writable, p->path) ||
-        (p->temporary && strcmp(p->path, "/var/tmp") == 0))
-        return;
-    doctor_found(f, DOCTOR_FAILED, "the unit may not write to '%.200s' (ProtectSystem=strict)",
-                 p->path);
-    doctor_fix(f, "Run systemctl edit zshardd, and add below [Service]: ReadWritePaths=%.300s",
-               p->path);
+    for (size_t i = 0; i < m->nplaces; i++) {
+        const struct doctor_place *p = &m->places[i];
+
+        if (unit_writes(m, p))
+            continue;
+        if (f->level == DOCTOR_OK)
+            doctor_found(f, DOCTOR_FAILED,
+                         "the unit may not write to '%.200s' (ProtectSystem=strict)", p->path);
+        if (used < sizeof(list))
+            used += (size_t)snprintf(list + used, sizeof(list) - used, " %.300s", p->path);
+    }
+    if (list[0])
+        doctor_fix(f, "Run systemctl edit zshardd, and add below [Service]: ReadWritePaths=%s",
+                   list + 1);
 }
 
 void doctor_unit_paths(const struct doctor_machine *m, struct doctor_finding *f)
@@ -145,7 +168,7 @@ void doctor_unit_paths(const struct doctor_machine *m, struct doctor_finding *f)
     if (!m->service || strcmp(m->unit.protect_system, "strict") != 0)
         doctor_found(f, DOCTOR_SKIPPED, "no unit restricts where a daemon writes");
     else
-        each_place(m, f, unit_path_look);
+        unit_paths_look(m, f);
 }
 
 /* ---- the file system */

@@ -81,8 +81,8 @@ static void each_level_refuses(void **state)
         { "a connection's", ZSD_LEVEL_CONN, ZSD_LIMIT_REQUESTS, USER, ZSD_REQS_MAX, -EBUSY,
           "this connection has 1024 unanswered requests already" },
         { "a user's", ZSD_LEVEL_CONN, ZSD_LIMIT_CLIENTS, USER, 6, -EDQUOT,
-          "user 1000 has 6 connections already: 1 more are over its limit of 6 "
-          "(user_clients_max)" },
+          "user 1000 has 6 connections already: 1 more would exceed its limit of "
+          "6 (user_clients_max)" },
         { "the node's", ZSD_LEVEL_CONN, ZSD_LIMIT_CLIENTS, geteuid(), 8 + ZSD_ADMIN_PLACES, -EUSERS,
           "this daemon has 12 connections already" },
         { "jobs of a user", ZSD_LEVEL_JOB, ZSD_LIMIT_JOBS, USER, 3, -EDQUOT, "(user_jobs_max)" },
@@ -194,12 +194,19 @@ static void the_reserve(void **state)
 static void by_an_option(void **state)
 {
     struct zsd_quota q = joined(ZSD_LEVEL_CONN, USER);
+    struct zsd_user_quota *own;
 
     (void)state;
     assert_int_equal(zsd_limit_max(&q, ZSD_LEVEL_USER, ZSD_LIMIT_JOBS), 3);
     d.config.user_jobs_max = 1;
     assert_int_equal(zsd_limit_max(&q, ZSD_LEVEL_USER, ZSD_LIMIT_JOBS), 1);
     assert_int_equal(zsd_limit_max(&q, ZSD_LEVEL_CONN, ZSD_LIMIT_JOBS), UINT64_MAX);
+    own = zsd_quotas_add(&d.limits->quotas, USER);
+    own->set[ZSD_HELD_JOBS] = true;
+    own->max[ZSD_HELD_JOBS] = 0;
+    assert_int_equal(zsd_limit_take(&q, ZSD_LIMIT_JOBS, 1, &err), -EDQUOT);
+    if (!strstr(err.text, "limit of 0 (quotas: jobs; zctl quota shows it)"))
+        fail_msg("%s", err.text);
     zsd_quota_leave(&q);
 }
 

@@ -595,7 +595,7 @@ static void a_directory_that_we_may_not_write(void **state)
     rc = zsd_startup(&daemon_, &err);
     assert_int_equal(seteuid(0), 0);
     assert_int_equal(rc, -EACCES);
-    assert_non_null(strstr(err.text, "user 65534 may not write there"));
+    assert_non_null(strstr(err.text, "user 65534 may not write there; is its drive mounted?"));
 }
 
 /* ---- file systems made for the test, in a child with mounts of its own */

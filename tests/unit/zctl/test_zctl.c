@@ -91,6 +91,8 @@ static void configurations(void **state)
           "zctl: zero_optimization.stgae: no such key; did you mean 'stage'?\n" },
         { CONFIGS "stage1.json -o json", 0, "\"key\": \"gradient_clipping\"" },
         { CONFIGS "stage1.json -o json", 0, "\"effect\": \"default\"" },
+        { "config check " ZSHARD_SOURCE_DIR "/deploy/zshardd.conf", 2,
+          "zshardd --check-config --config FILE checks the daemon's file" },
         { "config check nowhere.json", 4, "zctl: 'nowhere.json': No such file" },
         { "config look nowhere.json", 2, "usage: zctl config show, or zctl config check FILE" },
         { "config check", 2, "usage" },
