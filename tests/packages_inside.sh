@@ -18,9 +18,9 @@ grep -q '^socket_group = zshard$' /etc/zshard/zshardd.conf
 [ -e /lib/systemd/system/zshardd.service ] || fail "no unit"
 # What the man pages name is where they say, and can be read and imported as it is.
 for page in zshardd zshardd.conf zctl-metrics; do
-    MANWIDTH=500 man "$page" | grep -o '/usr/share/doc/zshard/[A-Za-z0-9_./-]*[a-z]' >/tmp/named || fail "man $page names no page"
+    MANWIDTH=500 man "$page" | grep -o '/usr/share/doc/zshard/[A-Za-z0-9_./*-]*[a-z*]' >/tmp/named || fail "man $page names no page"
     while read -r file; do
-        [ -e "$file" ] || fail "man $page: no $file"
+        ls -d $file >/dev/null || fail "man $page: no $file"
     done </tmp/named
 done
 [ -e /usr/share/doc/zshard/prometheus/zshard_dashboard.json ] || fail "no dashboard"
