@@ -20,8 +20,8 @@ struct zsd_last_commit {
 };
 
 struct zsd_ops {
-    struct zb_list opens;   /* job-opens that wait (op/open.c) */
-    struct zb_list readers; /* of saved versions (op/reader.c) */
+    struct zb_list opens;        /* job-opens that wait (op/open.c) */
+    struct zb_list readers;      /* of saved versions (op/reader.c) */
     struct zb_list reader_waits; /* reader-opens that wait for memory (op/reader_wait.c) */
     uint64_t next_reader;
     struct zsd_last_commit last_commit; /* op/commit_count.c */

@@ -141,6 +141,7 @@ static void facts_fill(struct zsd *daemon, const struct zsd_conn *conn, struct z
     f->clients_max = daemon->config.clients_max;
     f->lines_dropped = daemon->stats.log_lines_dropped;
     f->ending = core->draining;
+    f->without = daemon->config.without;
     facts_drives(daemon, f);
     facts_jobs(core, conn, f);
 }

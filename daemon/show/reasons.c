@@ -230,6 +230,15 @@ static void io_fixed(const struct zsd_facts *f, struct zsd_reason *r)
         say(r, ZSD_REASON_ADVICE, "the NVMe tier is memory (io = fixed): nothing survives");
 }
 
+static void drive_left_out(const struct zsd_facts *f, struct zsd_reason *r)
+{
+    if (f->without > 0)
+        say(r, ZSD_REASON_ADVICE,
+            "data file number %u was left out at the start (--without): jobs with pages there are "
+            "lost",
+            (unsigned)f->without);
+}
+
 static void gpu_unpinned(const struct zsd_facts *f, struct zsd_reason *r)
 {
     if (f->gpu_unpinned.code != 0)
@@ -286,6 +295,9 @@ static const struct rule {
     { "io-buffered", io_buffered, "put the data directory on a file system with O_DIRECT" },
     { "io-unregistered", io_unregistered, "raise LimitMEMLOCK of the unit" },
     { "io-fixed", io_fixed, "use io = auto for anything but benchmarks" },
+    { "drive-left-out", drive_left_out,
+      "the log names them ('job-lost'): export the others, destroy those, and restart the daemon "
+      "without that option" },
     { "gpu-unpinned", gpu_unpinned, "raise LimitMEMLOCK of the unit" },
     { "ending", ending, "wait for its end, or send the signal again" },
 };

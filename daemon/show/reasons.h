@@ -46,7 +46,8 @@ struct zsd_facts {
     char copy_path[256]; /* its directory */
     struct zsd_drive_facts drives[ZN_PATHS_MAX];
     unsigned ndrives;
-    bool fixed; /* the NVMe tier is memory */
+    bool fixed;       /* the NVMe tier is memory */
+    uint32_t without; /* the number of a data file whose drive is lost; 0: none is */
 
     /* corrupt pages: read since the start, when last; found by the newest complete scrub, and by
      * the one that runs */
@@ -70,7 +71,7 @@ struct zsd_facts {
 
 enum zsd_reason_level { ZSD_REASON_NONE, ZSD_REASON_ADVICE, ZSD_REASON_ERROR };
 
-#define ZSD_REASONS 20u
+#define ZSD_REASONS 21u
 
 struct zsd_reason {
     const char *id, *fix; /* fix: what to do */

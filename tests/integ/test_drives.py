@@ -227,6 +227,7 @@ def lost():
             d.start(paths, "--without", str(n))
             gone = re.findall('job-lost job="([^"]*)" uid=\\d+ what=commit', d.log())
             check(name in gone and (n == 1 or "a" not in gone), f"{name}, and named are {gone}")
+            check("drive-left-out" in d.zctl("status"), "zctl status does not say that a drive was left out")
             said = d.zctl("export", name, d.folder + "/none", status=None)
             check(f"data file number {n}, which" in said, said)
             if n == 3:

@@ -118,6 +118,7 @@ static const struct row {
     { "io-buffered", ADVICE, "'/mnt/b': tmpfs", { DRIVE(.why_buffered = "tmpfs") } },
     { "io-unregistered", ADVICE, "'/mnt/b': memlock", { DRIVE(.why_unregistered = "memlock") } },
     { "io-fixed", ADVICE, "io = fixed", { .fixed = true } },
+    { "drive-left-out", ADVICE, "number 2 was left out", { .without = 2 } },
     { "gpu-unpinned", ADVICE, "no room", { .gpu_unpinned = { -ENOMEM, "no room" } } },
     { "ending", ADVICE, "is stopping", { .ending = true } },
 };
