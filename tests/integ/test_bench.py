@@ -142,7 +142,8 @@ def turns():
         check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
         check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
     rows_ = json.loads(done.stdout)["rows"]
-    phases = ["define", "write", "push", "step", "commit", "snapshot", "fsck", "df", "attach", "destroy"]
+    phases = ["define", "write", "push", "step", "commit", "leave", "stream", "return", "snapshot", "fsck", "df", "attach",
+              "destroy"]
     check([row["case"] for row in rows_] ==
           [f"turns/{phase}/{what}" for phase in phases for what in ("units", "cpu", "p999")], f"{rows_}")
     check(all(row["value"] > 0 for row in rows_), f"{rows_}")
