@@ -216,7 +216,7 @@ static void saved_row(const struct zsd_saved *s, Zp__JobRow *row)
     row->uid = s->uid;
     row->world = v->world;
     row->keep = row->durable = true;
-    row->state = zp_str("saved");
+    row->state = zp_str(v->lost ? "lost" : "saved");
     row->iterations = v->iterations;
     row->applied = v->applied;
     row->shards = v->nrows;

@@ -6,6 +6,7 @@
 import contextlib
 import ctypes
 import hashlib
+import json
 import os
 import re
 import resource
@@ -228,6 +229,8 @@ def lost():
             gone = re.findall('job-lost job="([^"]*)" uid=\\d+ what=commit', d.log())
             check(name in gone and (n == 1 or "a" not in gone), f"{name}, and named are {gone}")
             check("drive-left-out" in d.zctl("status"), "zctl status does not say that a drive was left out")
+            states = {job["name"]: job["state"] for job in json.loads(d.zctl("jobs", "--json"))["rows"]}
+            check(all((state == "lost") == (job in gone) for job, state in states.items()), f"{states}, {gone} are lost")
             said = d.zctl("export", name, d.folder + "/none", status=None)
             check(f"data file number {n}, which" in said, said)
             if n == 3:
