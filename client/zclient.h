@@ -1026,7 +1026,7 @@ struct zc_job_row {
     bool keep, durable;
     bool committed; /* there is a commit */
     char name[ZC_NAME_MAX + 1];
-    char state[16];                 /* saved (not in memory), lost, defining, ready, stepping, failed */
+    char state[16]; /* saved (not in memory), lost, defining, ready, stepping, failed */
     char optimizer[12], moments[8]; /* "adamw", "fp32" */
     char error[256];
 };
