@@ -16,8 +16,6 @@
 #   LOCKS drive    saturates the drive, or fills a file system
 #   LOCKS clock    compares real time with a bound that a busy machine would miss
 #
-# tests/run.sh runs most tests on a file system in memory (tests/ramdisk.sh); those with DISK use the disk.
-#
 # A test that needs the machine for itself is RUN_SERIAL. Such tests run after all others, so there are few.
 # TIMEOUT is for tests that hang: a machine that is five times slower, or busy, must not reach it. COST is the
 # time in seconds of a long test: long tests begin first.
@@ -46,16 +44,13 @@ macro(zshard_test_properties name)
     if(T_COST)
         set_tests_properties(${name} PROPERTIES COST ${T_COST})
     endif()
-    if(T_DISK)
-        set_tests_properties(${name} PROPERTIES ENVIRONMENT_MODIFICATION "TMPDIR=unset:")
-    endif()
 endmacro()
 
-# zshard_unit_test(NAME SOURCES... [LIBS ...] [LABELS ...] [LOCKS ...] [TIMEOUT seconds] [COST seconds] [DISK])
+# zshard_unit_test(NAME SOURCES... [LIBS ...] [LABELS ...] [LOCKS ...] [TIMEOUT seconds] [COST seconds])
 #
 # A cmocka program. Labels by default: quick, full and asan.
 function(zshard_unit_test name)
-    cmake_parse_arguments(T "DISK" "TIMEOUT;COST" "SOURCES;LIBS;LABELS;LOCKS" ${ARGN})
+    cmake_parse_arguments(T "" "TIMEOUT;COST" "SOURCES;LIBS;LABELS;LOCKS" ${ARGN})
     if(NOT T_SOURCES)
         set(T_SOURCES ${T_UNPARSED_ARGUMENTS})
     endif()
@@ -79,14 +74,14 @@ function(zshard_test_form name program)
     zshard_test_properties(${name} ${T_ENVIRONMENT})
 endfunction()
 
-# zshard_script_test(NAME COMMAND args... LABELS ... [LOCKS ...] [TIMEOUT seconds] [COST seconds] [DISK] [MPI])
+# zshard_script_test(NAME COMMAND args... LABELS ... [LOCKS ...] [TIMEOUT seconds] [COST seconds] [MPI])
 #
 # A script (bash or python3, standard library only) that runs the built programs. It finds them by
 # ZSHARD_BUILD in its environment and exits 77 if it is skipped, after it printed the reason. OpenBLAS uses one
 # thread: with matrices as small as those of tests, its other threads only spin. MPI: ASan does not look for leaks,
 # since Open MPI leaks memory in plugins that have no names by then.
 function(zshard_script_test name)
-    cmake_parse_arguments(T "DISK;MPI" "TIMEOUT;COST" "COMMAND;LABELS;LOCKS" ${ARGN})
+    cmake_parse_arguments(T "MPI" "TIMEOUT;COST" "COMMAND;LABELS;LOCKS" ${ARGN})
     add_test(NAME ${name} COMMAND ${T_COMMAND} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
     if(T_MPI AND ZSHARD_SANITIZE STREQUAL "address")
         list(APPEND T_ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")

@@ -159,7 +159,7 @@ run_tests() {
     done
     [ $# -eq 0 ] || shift
     say "$preset: tests labelled ${words[*]}"
-    tests/ramdisk.sh ctest --preset "$preset" "${labels[@]}" "$@" -j "$at_a_time" --no-label-summary \
+    ctest --preset "$preset" "${labels[@]}" "$@" -j "$at_a_time" --no-label-summary \
         --output-junit "$logs/$preset.xml" --test-output-size-passed 1000000 3<&- || status=$?
     note "$preset" "tests" "$((SECONDS - begin))"
     ctest --preset "$preset" --show-only=json-v1 >"$logs/$preset.json"

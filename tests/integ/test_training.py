@@ -241,8 +241,9 @@ def name_taken():
 class Trainers:
     """A daemon and two ranks that train until something happens to them."""
 
-    def __init__(self):
+    def __init__(self, *options):
         least = least_host_bytes(["--offload", "nvme"], 2)
+        self.options = options
         self.daemon = Daemon("--nvme-bytes", "64M", "--host-bytes", str(least + 50000), *PAGES)
         self.folder = tempfile.mkdtemp(prefix="zshard-kill-")
 
@@ -259,7 +260,7 @@ class Trainers:
                       f'echo $rc >{rank}$OMPI_COMM_WORLD_RANK.rc')
             self.jsonl = os.path.join(self.folder, "jsonl")
             command = [program("zgpt"), *MODEL, "--steps", "100000", "--offload", "nvme", "--job",
-                       "kills", "--jsonl", self.jsonl]
+                       "kills", "--jsonl", self.jsonl, *self.options]
             self.mpirun = subprocess.Popen(
                 ranks_command(2, ["bash", "-c", script, "rank", *command]),
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
@@ -334,8 +335,8 @@ def daemon_killed():
 
 
 def daemon_ended():
-    """SIGTERM in the middle of training: the daemon ends with 0, the ranks are told."""
-    with Trainers() as t:
+    """SIGTERM in the middle of training: the daemon ends with 0; ranks that wait for no other daemon are told."""
+    with Trainers("--reconnect", "0") as t:
         t.wait_for_steps(2)
         check(t.daemon.stop() == 0, f"the daemon ended with {t.daemon.process.returncode}")
         for rank in (0, 1):
