@@ -340,7 +340,7 @@ def scrub_until_done():
         for action in ("pause", "stop"):
             with subprocess.Popen([program("zctl"), "scrub", "start", "-w", "--rate", "1M"], env=d.env(), text=True,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waits:
-                wait_until("the scrub", lambda: scrub(d)["state"] == "running", 10)
+                wait_until("the scrub", lambda: scrub_state(d) == "running", 10)
                 check(zctl(d.socket, "scrub", action).returncode == 0, action)
                 out, err = waits.communicate(timeout=60)
                 check(waits.returncode == 1 and out and "not all pages are verified" in err, f"{action}: {out}{err}")
@@ -350,10 +350,15 @@ def scrub_until_done():
         check(bad.returncode == 6 and "1 pages are bad" in bad.stderr and "demo" in bad.stdout, f"{bad}")
         with subprocess.Popen([program("zctl"), "scrub", "start", "-w", "--rate", "1M"], env=d.env(), text=True,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waits:
-            wait_until("the scrub", lambda: scrub(d)["state"] == "running", 10)
+            wait_until("the scrub", lambda: scrub_state(d) == "running", 10)
             d.kill()
             waits.communicate(timeout=60)
             check(waits.returncode == 3, f"the daemon was killed: {waits.returncode}")
+
+
+def scrub_state(daemon):
+    """Also while the last scrub found bad pages, which is status 6."""
+    return json.loads(zctl(daemon.socket, "--json", "scrub").stdout)["rows"][0]["state"]
 
 
 def scrub(daemon, *words):
