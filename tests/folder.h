@@ -30,7 +30,7 @@ static inline int folder_remove(const char *path)
 
 static inline char *folder_own(void)
 {
-    static char path[40];
+    static char path[48];
 
     if (!path[0])
         (void)snprintf(path, sizeof(path), "%s/ztest-XXXXXX", ztest_folder());

@@ -37,7 +37,7 @@ static inline const char *ztest_folder(void)
 {
     const char *text = getenv("TMPDIR");
 
-    return text && text[0] == '/' && strlen(text) < 20 ? text : "/tmp";
+    return text && text[0] == '/' && strlen(text) < 32 ? text : "/tmp";
 }
 
 #ifndef ZTEST_CROSS_CMOCKA_H

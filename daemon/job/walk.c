@@ -14,7 +14,8 @@ static void walk_on_work(struct zsd_work *work)
         zsd_defer(job->core, work);
         return;
     }
-    walk->done(job, walk->err.code != 0 ? &walk->err : NULL);
+    if (walk->done)
+        walk->done(job, walk->err.code != 0 ? &walk->err : NULL);
     walk->over(walk);
     zsd_job_unhold(job);
 }

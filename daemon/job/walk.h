@@ -3,7 +3,7 @@
  *
  * MODEL. Each turn runs part(), which handles as much as the turn has room for (run/turn.h). The
  * job is held meanwhile (J1). A walk ends when part() returns true, or when the job has ended. Then
- * done() is called, and over() frees the struct that embeds the walk.
+ * done() is called, if there is one, and over() frees the struct that embeds the walk.
  *
  * Loop thread only.
  */
@@ -22,11 +22,11 @@ struct zsd_walk {
     struct zb_err err;                   /* set by part(): why the walk ends */
     bool (*part)(struct zsd_walk *walk); /* the next part; true: that was the last */
     void (*over)(struct zsd_walk *walk); /* frees the owner's struct */
-    zsd_walked *done;
+    zsd_walked *done;                    /* may be NULL */
     struct zsd_work work;
 };
 
-/** Begins with the next turn. part, over and done must be set. */
+/** Begins with the next turn. part and over must be set. */
 void zsd_walk_start(struct zsd_walk *walk, struct zsd_job *job);
 
 #endif

@@ -183,12 +183,6 @@ static bool loaded_part(struct zsd_walk *walk)
     return true;
 }
 
-static void loaded_walked(struct zsd_job *job, const struct zb_err *err)
-{
-    (void)job;
-    (void)err;
-}
-
 static void loaded_over(struct zsd_walk *walk)
 {
     struct image_drop *x = zb_container_of(walk, struct image_drop, walk);
@@ -215,7 +209,7 @@ void zsd_image_loaded(struct zsd_job *job,
     }
     x->done = done;
     x->why = "the job is in memory again";
-    x->walk = (struct zsd_walk){ .part = loaded_part, .over = loaded_over, .done = loaded_walked };
+    x->walk = (struct zsd_walk){ .part = loaded_part, .over = loaded_over };
     zsd_walk_start(&x->walk, job);
 }
 

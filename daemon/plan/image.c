@@ -9,30 +9,35 @@
 #include "daemon/plan/place_priv.h"
 #include "daemon/store/saved.h"
 
-uint64_t zsd_image_bytes(const struct zsd_job *job)
+/* Bytes of the image's places, by plane. */
+static void image_planes(const struct zsd_job *job, uint64_t planes[ZB_PLANES])
 {
-    uint64_t bytes = 0;
-
-    for (uint32_t i = 0; i < job->nshards; i++)
-        bytes += zsd_param_bytes(job->shards[i]) +
-                 zsd_state_bytes(job->shards[i], job->shards[i]->npages);
-    return bytes;
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        planes[ZB_PARAM] += zsd_param_bytes(job->shards[i]);
+        planes[ZB_STATE] += zsd_state_bytes(job->shards[i], job->shards[i]->npages);
+    }
 }
 
-/* *ret: the places; planes: their bytes. 0 or -ENOMEM. */
-static int image_needs(const struct zsd_job *job, struct zb_needs *ret, uint64_t planes[ZB_PLANES])
+uint64_t zsd_image_bytes(const struct zsd_job *job)
+{
+    uint64_t planes[ZB_PLANES] = { 0 };
+
+    image_planes(job, planes);
+    return planes[ZB_PARAM] + planes[ZB_STATE];
+}
+
+/* *ret: the places. 0 or -ENOMEM. */
+static int image_needs(const struct zsd_job *job, struct zb_needs *ret)
 {
     int rc = 0;
 
-    for (uint32_t i = 0; i < job->nshards; i++) {
+    for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
         const struct zsd_shard *s = job->shards[i];
 
         for (int p = 0; p < ZB_PLANES && rc == 0; p++)
             if (p != ZB_GRAD && s->planes[p].block_bytes > 0)
                 rc =
                     zb_needs_pages(ret, &s->unit->layout, p, s->count, job->core->page_elems, 0, 1);
-        planes[ZB_PARAM] += zsd_param_bytes(s);
-        planes[ZB_STATE] += zsd_state_bytes(s, s->npages);
     }
     return rc;
 }
@@ -47,7 +52,8 @@ int zsd_image_book(struct zsd_job *job, struct zb_err *err)
     if (!s)
         return zb_fail(err, -ENOMEM, "the manifest of job '%s': %m", job->name);
     s->image = true;
-    rc = image_needs(job, &want, planes);
+    image_planes(job, planes);
+    rc = image_needs(job, &want);
     if (rc < 0)
         (void)zb_fail(err, rc, "places for the image of job '%s': %m", job->name);
     if (rc == 0)

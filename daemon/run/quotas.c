@@ -98,21 +98,31 @@ void zsd_quotas_done(struct zsd_quotas *q)
 
 /* ---- the text */
 
-static int quota_user(const char *word, uid_t *ret, struct zb_err *err)
+/* Reads a number, if the word begins with a digit; `at` and `kind` are for the message. 1: it is a
+ * name; 0; or -EINVAL. */
+static int quota_id(const char *word, const char *at, const char *kind, uint32_t *ret,
+                    struct zb_err *err)
 {
-    const struct passwd *p;
     unsigned long long n;
     char *end;
 
-    if (*word >= '0' && *word <= '9') {
-        errno = 0;
-        n = strtoull(word, &end, 10);
-        if (*end || errno != 0 || n >= UINT32_MAX)
-            return zb_fail(err, -EINVAL, "'%s' is not a uid", word);
-        *ret = (uid_t)n;
-        return 0;
-    }
-    p = getpwnam(word);
+    if (*word < '0' || *word > '9')
+        return 1;
+    errno = 0;
+    n = strtoull(word, &end, 10);
+    if (*end || errno != 0 || n >= UINT32_MAX)
+        return zb_fail(err, -EINVAL, "'%s%s' is not a %s", at, word, kind);
+    *ret = (uint32_t)n;
+    return 0;
+}
+
+static int quota_user(const char *word, uid_t *ret, struct zb_err *err)
+{
+    int rc = quota_id(word, "", "uid", ret, err);
+    const struct passwd *p = rc > 0 ? getpwnam(word) : NULL;
+
+    if (rc <= 0)
+        return rc;
     if (!p)
         return zb_fail(err, -EINVAL, "there is no user '%s'", word);
     *ret = p->pw_uid;
@@ -121,19 +131,11 @@ static int quota_user(const char *word, uid_t *ret, struct zb_err *err)
 
 static int quota_group(const char *word, gid_t *ret, struct zb_err *err)
 {
-    const struct group *g;
-    unsigned long long n;
-    char *end;
+    int rc = quota_id(word, "@", "gid", ret, err);
+    const struct group *g = rc > 0 ? getgrnam(word) : NULL;
 
-    if (*word >= '0' && *word <= '9') {
-        errno = 0;
-        n = strtoull(word, &end, 10);
-        if (*end || errno != 0 || n >= UINT32_MAX)
-            return zb_fail(err, -EINVAL, "'@%s' is not a gid", word);
-        *ret = (gid_t)n;
-        return 0;
-    }
-    g = getgrnam(word);
+    if (rc <= 0)
+        return rc;
     if (!g)
         return zb_fail(err, -EINVAL, "there is no group '%s'", word);
     *ret = g->gr_gid;

@@ -16,10 +16,8 @@ static void shell(const char *command)
 
 static void dir_new(struct zi_daemon *d)
 {
-    const char *tmp = getenv("TMPDIR");
-
     *d = (struct zi_daemon){ 0 };
-    (void)snprintf(d->dir, sizeof(d->dir), "%s/zshard-test-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    (void)snprintf(d->dir, sizeof(d->dir), "%s/zshard-test-XXXXXX", ztest_folder());
     assert_non_null(mkdtemp(d->dir));
     (void)snprintf(d->socket, sizeof(d->socket), "%s/sock", d->dir);
     (void)snprintf(d->data, sizeof(d->data), "%s/data", d->dir);

@@ -140,10 +140,9 @@ static bool daemon_start(struct zi_daemon *d, const char *const *options, int *r
 
 bool zi_start_try(struct zi_daemon *d, const char *const *options, int *ret_status)
 {
-    const char *tmp = getenv("TMPDIR");
     int status = 0;
 
-    (void)snprintf(d->dir, sizeof(d->dir), "%s/zshard-test-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    (void)snprintf(d->dir, sizeof(d->dir), "%s/zshard-test-XXXXXX", ztest_folder());
     assert_non_null(mkdtemp(d->dir));
     (void)snprintf(d->socket, sizeof(d->socket), "%s/sock", d->dir);
     (void)snprintf(d->data, sizeof(d->data), "%s/data", d->dir);
