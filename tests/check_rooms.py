@@ -3,8 +3,8 @@
 
 A room is a folder with a row of its own there. The objects are those of BUILD/compile_commands.json.
 
-  link     each room links alone with the rooms that its row names: what a file calls is in its own
-           room or in one of those
+  link     each room would link alone with the rooms that its row names: what a file calls is in its
+           own room or in one of those
   circles  inside a room, sources that call one another in a circle are at most CIRCLE_MAX, and stand
            in CIRCLES with the reason
   owners   a field is written in the room that owns it: the room of the header that defines its struct,
@@ -17,14 +17,12 @@ A room is a folder with a row of its own there. The objects are those of BUILD/c
 Prints one line for each thing that does not hold and exits 1; 2 when something cannot be read.
 """
 import fnmatch
-import functools
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import check_includes  # noqa: E402
@@ -63,7 +61,6 @@ WHOLE = {
 # Public headers that stand above the rooms that implement them: a row that names one gives declarations,
 # and nothing to link.
 DECLARED = ("client/zero/zc_zero.h", "client/zero/zc_config.h")
-LIBRARIES = ("libuv libprotobuf-c liburing sqlite3 jansson libisal hwloc").split()
 
 # {sources of a circle: why they stay together}
 CIRCLES = {
@@ -112,22 +109,28 @@ def objects_of(build, root):
     return found
 
 
-@functools.cache
-def symbols(obj):
-    """(defined, undefined) names of an object."""
-    out = subprocess.run(["nm", obj], check=True, text=True, stdout=subprocess.PIPE).stdout
-    defined, undefined = set(), set()
+SYMBOLS = {}  # {object: (defined, undefined) names}
+
+
+def symbols_read(objs):
+    out = subprocess.run(["nm", "-A", *objs], check=True, text=True, stdout=subprocess.PIPE).stdout
+    SYMBOLS.update({obj: (set(), set()) for obj in objs})
     for line in out.splitlines():
-        *_, kind, name = line.split()
+        obj, rest = line.rsplit(":", 1)
+        *_, kind, name = rest.split()
         if kind == "U":
-            undefined.add(name)
+            SYMBOLS[obj][1].add(name)
         elif kind in "TDBRVWC":
-            defined.add(name)
-    return defined, undefined
+            SYMBOLS[obj][0].add(name)
+
+
+def symbols(obj):
+    return SYMBOLS[obj]
 
 
 def calls(objects):
     """{source: {source: {names}}}: who takes what from whom."""
+    symbols_read([o for objs in objects.values() for o in objs])
     table = {s: [symbols(o) for o in objs] for s, objs in objects.items()}
     owner = {name: s for s, pairs in table.items() for defined, _ in pairs for name in defined}
     graph = {}
@@ -214,41 +217,36 @@ def below(room, folders):
     return found
 
 
-def external():
-    out = subprocess.run(["pkg-config", "--libs", *LIBRARIES], text=True, stdout=subprocess.PIPE,
-                         stderr=subprocess.DEVNULL, check=False).stdout
-    return shlex.split(out) + ["-lpthread", "-ldl", "-lm"]
-
-
-def archive(path, objs):
-    subprocess.run(["ar", "rcsT", path, *objs], check=True)
-    return path
-
-
 def check_links(objects, folders):
-    """Links each room alone, as a shared library without undefined symbols."""
-    rooms, wrong = {}, []
+    """Follows what each room calls, as a linker would with the rooms below: it must be there. What none of our objects
+    defines is a library's, and the programs have been linked with those."""
+    rooms, defined, ours = {}, {}, set()
     for source, objs in objects.items():
-        if not any("main" in symbols(o)[0] for o in objs):  # a program's: not for a library
-            rooms.setdefault(check_includes.folder_of(source, folders), []).extend(objs)
-    rooms.pop(None, None)
-    libraries = external()
-    with tempfile.TemporaryDirectory() as where:
-        made = {room: archive(os.path.join(where, room.strip("/").replace("/", "_") + ".a"), objs)
-                for room, objs in rooms.items()}
-        for room in sorted(rooms):
-            if room.startswith(APART):
-                continue
-            others = [made[r] for r in sorted(below(room, folders)) if r in made]
-            got = subprocess.run(
-                ["cc", "-shared", "-o", os.path.join(where, "room.so"), "-Wl,-z,defs", "-Wl,-S",
-                 "-Wl,--whole-archive", made[room], "-Wl,--no-whole-archive", "-Wl,--start-group",
-                 *others, "-Wl,--end-group", *libraries],
-                text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-            missing = sorted(set(re.findall(r"undefined (?:reference to|symbol:?) [`']?(\w+)", got.stdout)))
-            if got.returncode != 0:
-                wrong.append(f"{room} does not link with {', '.join(sorted(below(room, folders))) or 'nothing'}"
-                             f": {', '.join(missing) or got.stdout.strip()[-300:]}")
+        ours.update(*(symbols(o)[0] for o in objs))
+        room = check_includes.folder_of(source, folders)
+        if room and not any("main" in symbols(o)[0] for o in objs):  # a program's: not for a library
+            rooms.setdefault(room, []).extend(objs)
+    for room, objs in rooms.items():
+        for obj in objs:
+            for name in symbols(obj)[0]:
+                defined.setdefault(name, {}).setdefault(room, obj)
+    wrong = []
+    for room in sorted(rooms):
+        if room.startswith(APART):
+            continue
+        may = below(room, folders) | {room}
+        seen, todo, missing = set(rooms[room]), list(rooms[room]), set()
+        while todo:
+            for name in symbols(todo.pop())[1] & ours:
+                found = [obj for where, obj in defined.get(name, {}).items() if where in may]
+                if not found:
+                    missing.add(name)
+                elif not seen.intersection(found):
+                    seen.add(found[0])
+                    todo.append(found[0])
+        if missing:
+            wrong.append(f"{room} does not link with {', '.join(sorted(may - {room})) or 'nothing'}"
+                         f": {', '.join(sorted(missing))}")
     return len(rooms), wrong
 
 
