@@ -51,6 +51,10 @@ int zsd_paths_open(struct zsd *daemon, struct zb_err *err);
  * zsd_paths_close(), also after a failure. 0; -EINVAL: no --data; or a code of zsd_datadir_open(),
  * zsd_datadir_trusted(), zsd_datadir_holds(), zn_open(). */
 int zsd_paths_open_found(struct zsd *daemon, const char *what, bool read_only, struct zb_err *err);
+/** Call when the store uses the data files. Before that, zsd_paths_close() removes those that this
+ * start has made: so a start that fails leaves nothing in the directory of a drive that is not
+ * mounted. */
+void zsd_paths_keep(struct zsd *daemon);
 void zsd_paths_close(struct zsd *daemon);
 
 /** Measures the speed of all data files: fills daemon->path_rates. It writes only to ranges that

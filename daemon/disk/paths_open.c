@@ -11,6 +11,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/slots.h"
 #include "daemon/disk/datadir.h"
@@ -116,6 +117,7 @@ static int paths_open_one(struct zsd *daemon, struct zsd_path *p, unsigned index
     if (!p->datadir)
         return zn_absent_open(&p->engine, index, err);
     options.path = zsd_datadir_file(p->datadir);
+    p->fresh = access(options.path, F_OK) < 0 && errno == ENOENT;
     if (options.size_bytes == ZSD_AUTO)
         options.size_bytes = zsd_datadir_room(p->datadir);
     rc = zn_open(&p->engine, &options, err);
@@ -183,10 +185,18 @@ int zsd_paths_first_missing(const struct zsd *daemon, struct zb_err *err)
     return 0;
 }
 
+void zsd_paths_keep(struct zsd *daemon)
+{
+    for (unsigned i = 0; i < daemon->nmore; i++)
+        daemon->more[i].fresh = false;
+}
+
 void zsd_paths_close(struct zsd *daemon)
 {
     for (unsigned i = daemon->nmore; i-- > 0;) {
         zn_close(daemon->more[i].engine);
+        if (daemon->more[i].fresh)
+            zsd_datadir_forget(daemon->more[i].datadir);
         zsd_datadir_close(daemon->more[i].datadir);
         daemon->more[i] = (struct zsd_path){ 0 };
     }

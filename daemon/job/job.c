@@ -204,8 +204,8 @@ struct zsd_shard *zsd_shard_own(struct zsd_req *req, uint64_t id, const char *ve
     if (!s || s->rank == m->rank)
         return s;
     zsd_refuse(req, -EPERM,
-               "shard %llu of unit '%s' of job '%s' is rank %u's: rank %u may read it, not %s it",
-               (unsigned long long)s->id, s->unit->name, s->job->name, s->rank, m->rank, verb);
+               "shard %u of unit '%s' of job '%s' is rank %u's: rank %u may read it, not %s it",
+               zsd_shard_number(s), s->unit->name, s->job->name, s->rank, m->rank, verb);
     return NULL;
 }
 

@@ -11,6 +11,12 @@
 
 #define ZSD_PINS_MAX (UINT32_C(1) << 24) /* of a job: the counts cannot overflow */
 
+/** Its number in its job, for messages. */
+static inline unsigned zsd_shard_number(const struct zsd_shard *s)
+{
+    return (unsigned)(s->id & UINT32_MAX);
+}
+
 /** Whether the row has the same elements and pages as the shard. */
 static inline bool zsd_row_fits(const struct zsd_row *r, const struct zsd_shard *s)
 {

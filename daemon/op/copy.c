@@ -187,8 +187,8 @@ static int write_check(const struct zsd_shard *s, struct zb_err *err)
     if (zsd_saved_room(saved, err) < 0)
         return err->code;
     if (s->pins > 0 || s->fill || (s->copies > 0 && !s->writing))
-        return zb_fail(err, -EBUSY, "shard %llu of unit '%s' is pinned or being read",
-                       (unsigned long long)s->id, s->unit->name);
+        return zb_fail(err, -EBUSY, "shard %u of unit '%s' is pinned or being read",
+                       zsd_shard_number(s), s->unit->name);
     return 0;
 }
 
@@ -248,18 +248,18 @@ ZSD_REQUEST(zsd_read, Read)
     if (!staged)
         return;
     if (s->writing || (what == ZK_GRAD && (s->pushing > 0 || !zb_list_empty(&s->push_waiters)))) {
-        zsd_refuse(req, -EBUSY, "shard %llu of unit '%s' is being written",
-                   (unsigned long long)s->id, s->unit->name);
+        zsd_refuse(req, -EBUSY, "shard %u of unit '%s' is being written", zsd_shard_number(s),
+                   s->unit->name);
         return;
     }
     if (what == ZK_GRAD && (s->early || s->early_inflight > 0)) {
-        zsd_refuse(req, -EBUSY, "the gradient of shard %llu of unit '%s' is being stepped",
-                   (unsigned long long)s->id, s->unit->name);
+        zsd_refuse(req, -EBUSY, "the gradient of shard %u of unit '%s' is being stepped",
+                   zsd_shard_number(s), s->unit->name);
         return;
     }
     if (!zsd_shard_live(s)) {
-        zsd_refuse(req, -EAGAIN, "shard %llu of unit '%s' has no initial values yet",
-                   (unsigned long long)s->id, s->unit->name);
+        zsd_refuse(req, -EAGAIN, "shard %u of unit '%s' has no initial values yet",
+                   zsd_shard_number(s), s->unit->name);
         return;
     }
     copy_start(req, s, q->first, q->count, staged,

@@ -301,8 +301,8 @@ static int fetch_unwritten(const struct zsd_shard *s, struct zb_err *err)
 {
     return zsd_shard_live(s)
                ? 0
-               : zb_fail(err, -EAGAIN, "shard %llu of unit '%s' has no initial values yet",
-                         (unsigned long long)s->id, s->unit->name);
+               : zb_fail(err, -EAGAIN, "shard %u of unit '%s' has no initial values yet",
+                         zsd_shard_number(s), s->unit->name);
 }
 
 /* Begins the fill of every shard that will need one. 0 or -ENOMEM. */

@@ -158,9 +158,9 @@ static void page_on_task(struct zsd_task *task)
         zsd_page_corrupt(s->job->core->daemon);
         (void)zb_fail(
             &op->err, op->work_rc,
-            "job '%s' unit '%s' shard %llu: page %u of its %s on NVMe is corrupt (checksum %u "
+            "job '%s' unit '%s' shard %u: page %u of its %s on NVMe is corrupt (checksum %u "
             "differs)",
-            s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
+            s->job->name, s->unit->name, zsd_shard_number(s), op->spec.page,
             zsd_plane_text(zsd_page_planes[op->bad.plane]), op->bad.crc);
     }
     page_run(op);
@@ -172,8 +172,8 @@ static void page_on_device(struct zsd_task *task)
     const struct zsd_shard *s = op->spec.shard;
 
     if (op->gpu.rc < 0) {
-        (void)zb_fail(&op->err, op->gpu.rc, "job '%s' unit '%s' shard %llu: page %u on the GPU: %s",
-                      s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
+        (void)zb_fail(&op->err, op->gpu.rc, "job '%s' unit '%s' shard %u: page %u on the GPU: %s",
+                      s->job->name, s->unit->name, zsd_shard_number(s), op->spec.page,
                       op->gpu.err.text);
         if (op->gpu.rc == -EIO || op->gpu.rc == -EFAULT)
             zsd_gpu_fail(s->job->core, &op->gpu.err);
@@ -233,10 +233,9 @@ static void page_on_io(struct zsd_pio *pio, int rc)
     io->failed = rc < 0 && (!io->streamed || (io->comes && pio->io.op == ZN_WRITE));
     if (rc < 0)
         (void)zb_fail(io->failed ? op->spec.save_err : &op->err, rc,
-                      "job '%s' unit '%s' shard %llu: %s page %u of its %s on NVMe: %m",
-                      s->job->name, s->unit->name, (unsigned long long)s->id,
-                      pio->io.op == ZN_READ ? "read" : "write", op->spec.page,
-                      zsd_plane_text(io->plane));
+                      "job '%s' unit '%s' shard %u: %s page %u of its %s on NVMe: %m", s->job->name,
+                      s->unit->name, zsd_shard_number(s), pio->io.op == ZN_READ ? "read" : "write",
+                      op->spec.page, zsd_plane_text(io->plane));
     else if (pio->io.op == ZN_READ)
         page_on_read(op, io);
     else

@@ -36,6 +36,7 @@ struct zsd_path {
     struct zn_engine *engine;
     struct zsd_datadir *datadir;
     const char *copy_path; /* of the catalog's copy; NULL: none is kept there */
+    bool fresh;            /* made by this start, and not in use yet: zsd_paths_keep() */
 };
 
 /** Bytes per second of a data file. */

@@ -297,8 +297,15 @@ int zsd_copies_open(struct zsd_store *store, const struct zn_catalog_options *op
         rc = copies_restore(store, options, slots, n, &why, err);
     else if (rc < 0)
         (void)zb_fail(err, rc, "%s", why.text);
-    if (rc < 0 || options->read_only || zsd_paths(daemon) == 1)
-        return rc;
+    return rc;
+}
+
+int zsd_copies_begin(struct zsd_store *store, struct zb_err *err)
+{
+    const struct zsd *daemon = store->core->daemon;
+
+    if (zsd_paths(daemon) == 1)
+        return 0;
     store->copies = calloc(1, sizeof(*store->copies));
     if (!store->copies)
         return zb_fail(err, -ENOMEM, "copies of the catalog: %m");

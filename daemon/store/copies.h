@@ -21,10 +21,14 @@
 
 struct zsd_store;
 
-/** Opens store->catalog, from the newest copy if it is missing or damaged; then the copies, unless
- * it is read-only. Blocks: at the start only. 0, or the failure of zn_catalog_open(). */
+/** Opens store->catalog, from the newest copy if it is missing or damaged. Blocks: at the start only.
+ * 0, or the failure of zn_catalog_open(). */
 int zsd_copies_open(struct zsd_store *store, const struct zn_catalog_options *options,
                     const struct zn_slot *slots, unsigned n, struct zb_err *err);
+/** Opens or makes the copies, after it is known that no data file is missing: a start that fails
+ * leaves nothing in the directory of a drive that is not mounted. Blocks: at the start only. 0 or
+ * -ENOMEM: err. */
+int zsd_copies_begin(struct zsd_store *store, struct zb_err *err);
 /** NULL store->copies is fine. */
 void zsd_copies_close(struct zsd_store *store);
 /** Commits a transaction to all copies, which the catalog has committed as *slot. Defers `work` when

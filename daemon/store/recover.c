@@ -495,11 +495,15 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
         rc = zsd_copies_open(store, &options, slots, nslots, err);
     if (rc == 0)
         rc = store_recover(store, err);
+    if (rc == 0 && !core->daemon->read_only)
+        rc = zsd_copies_begin(store, err);
     if (rc == 0 && core->daemon->read_only) {
         store->sequence = zn_catalog_slot(store->catalog).sequence;
         (void)zb_fail(&store->poisoned, -EROFS, "the store is open read-only");
     } else if (rc == 0)
         rc = zsd_store_boot(store, err);
+    if (rc == 0)
+        zsd_paths_keep(core->daemon);
     if (rc == 0 && core->daemon->measures)
         rc = zsd_paths_measure(core, err); /* the result decides how new places are spread */
     if (rc < 0)

@@ -162,9 +162,9 @@ static void assert_corrupt(struct world *x, int rc, const char *text, unsigned u
     char want[160];
 
     (void)snprintf(want, sizeof(want),
-                   "job 'job' unit 'u%u' shard %llu: page %u of its %s on NVMe "
+                   "job 'job' unit 'u%u' shard %u: page %u of its %s on NVMe "
                    "is corrupt",
-                   u, (unsigned long long)x->r->shards[u], page, plane);
+                   u, (unsigned)x->r->shards[u], page, plane);
     if (rc != -EBADMSG || !strstr(text, want))
         fail_msg("got %d, '%s'; wanted '%s'", rc, text, want);
 }

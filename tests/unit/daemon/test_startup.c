@@ -520,6 +520,14 @@ static void several_paths(void **state)
     assert_true(daemon_.measures);
     assert_int_equal(zn_info(daemon_.more[1].engine)->size_bytes, 4 * ZB_MIB);
     zsd_shutdown(&daemon_);
+    assert_int_equal(access(in_dir("c/" ZSD_DATA_FILE), F_OK), -1); /* no store has used it */
+
+    configure();
+    daemon_.config.nvme_bytes = 4 * ZB_MIB;
+    paths_set("b", "c");
+    assert_int_equal(zsd_startup(&daemon_, &err), 0);
+    zsd_paths_keep(&daemon_); /* as a store that opens */
+    zsd_shutdown(&daemon_);
     fd = open(in_dir("c/" ZSD_DATA_FILE), O_RDWR | O_CLOEXEC);
     assert_int_equal(pwrite(fd, "committed", 9, ZN_DATA_START + 12345), 9);
 
@@ -550,6 +558,7 @@ static void several_paths(void **state)
     assert_int_equal(zsd_startup(&daemon_, &err), 0);
     assert_string_equal(zsd_path_folder(&daemon_, 1), in_dir("d"));
     assert_false(zn_is_absent(daemon_.more[0].engine));
+    zsd_paths_keep(&daemon_);
     zsd_shutdown(&daemon_);
 
     configure();
