@@ -12,10 +12,10 @@ import shutil
 import sys
 import tempfile
 
-from harness import Daemon, check, main, skip
+from harness import LONG, Daemon, check, main, skip
 from test_training import PAGES, Run
 
-STEPS = 200
+STEPS = 200 if LONG else 80
 LAST = 20  # losses to average: batches are small, and one step's loss mostly depends on its batch
 GROUP = 256  # elements that share a scale
 FLAG = "--quantize-gather"
@@ -62,7 +62,7 @@ def error_of(weights):
 
 
 def loss(dtype):
-    """Behind 200 steps within 1 % of the run that gathers exact weights, for 0.55 of bf16's bytes."""
+    """After these steps within 1 % of the run that gathers exact weights, for 0.55 of bf16's bytes."""
     plain = good(["--dtype", dtype], STEPS)
     quantized = good(["--dtype", dtype, FLAG], STEPS)
     apart = [abs(a - b) / a for a, b in zip(plain.losses(), quantized.losses())]
