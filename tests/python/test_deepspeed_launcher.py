@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zygote
 
 from zshard.deepspeed.launcher import runner
 
@@ -53,7 +54,7 @@ def port() -> str:
 
 
 def launch(words: list[str], **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return zygote.run(
         [*LAUNCHER, *words], capture_output=True, text=True, timeout=200, check=False, env=os.environ | env
     )
 
@@ -95,8 +96,7 @@ ECHO = "import os, sys\nopen(sys.argv[-1] + os.environ['RANK'], 'w').write(repr(
 def test_what_the_script_gets(tmp_path: Path, options: list[str], script: list[str], argv: list[str] | None) -> None:
     (tmp_path / "echo.py").write_text(ECHO)
     words = ["--master_port", port(), *options, *script, "--run", "a b", "--n", "$HOME", str(tmp_path / "got")]
-    made = subprocess.run([*LAUNCHER, *words],
-                          capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)  # fmt: skip
+    made = zygote.run([*LAUNCHER, *words], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
     if argv is None:  # python itself gets --local_rank=0
         assert made.returncode != 0 and "--local_rank=0" in made.stderr
         return

@@ -5,16 +5,17 @@ are those of an uninterrupted run, bit for bit."""
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import textwrap
 import time
 
 import pytest
+import zygote
 
 pytest.importorskip("torch")
 
 from own_daemon import ROOT, Daemon
+from pool import free_port
 
 STEPS = 40
 TRAIN = """
@@ -70,38 +71,51 @@ def death(daemon: Daemon) -> None:
 
 
 class Run:
-    """A run in processes of its own, and what it says."""
+    """A run of some ranks, each in a process of its own, and what they say."""
 
     def __init__(self, daemon: Daemon, job: str, ranks: int, reconnect: float = 60) -> None:
         script = daemon.folder / "train.py"
         script.write_text(textwrap.dedent(TRAIN), encoding="utf-8")
-        words = [str(script), str(STEPS), daemon.socket, job, str(reconnect)]
-        if ranks > 1:
-            words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *words]
-        env = os.environ | {"PYTHONPATH": str(ROOT / "python"), "ZSHARD_NOTES": str(daemon.folder / "notes")}
+        words = [sys.executable, "-B", str(script), str(STEPS), daemon.socket, job, str(reconnect)]
+        env = os.environ | {
+            "PYTHONPATH": str(ROOT / "python"), "ZSHARD_NOTES": str(daemon.folder / "notes"), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        group = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
         self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, *words], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        self.log = daemon.folder / f"{job}.log"
+        out, theirs = os.pipe()
+        with self.log.open("w", encoding="utf-8") as log:
+            self.processes = [
+                zygote.Popen(
+                    words, stdout=theirs, stderr=log,
+                    env=env | (group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}),
+                )
+                for rank in range(ranks)
+            ]  # fmt: skip
+        os.close(theirs)
+        self.out = os.fdopen(out, encoding="utf-8")
 
     def until(self, step: int) -> None:
         """Reads until this step was made."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self.out:
             self.lines.append(line.strip())
             if line.startswith(f"{step} "):
                 return
         raise AssertionError(f"step {step} was not made: {self.lines}\n{self.errors()}")
 
     def errors(self) -> str:
-        assert self.process.stderr is not None
-        return self.process.stderr.read()[-3000:]
+        return self.log.read_text(encoding="utf-8")[-3000:]
+
+    def wait(self) -> list[int | None]:
+        """The ranks' exit statuses."""
+        with self.out:
+            self.lines += [line.strip() for line in self.out]
+        return [process.wait(300) for process in self.processes]
 
     def end(self) -> list[str]:
-        out, err = self.process.communicate(timeout=300)
-        assert self.process.returncode == 0, err[-3000:]
-        self.lines += out.split("\n")
-        return [line.strip() for line in self.lines if line.strip()]
+        assert not any(self.wait()), self.errors()
+        return [line for line in self.lines if line]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -127,5 +141,4 @@ def test_without_reconnecting(daemon: Daemon) -> None:
     run = Run(daemon, "ends", 1, reconnect=0)
     run.until(3)
     death(daemon)
-    _, err = run.process.communicate(timeout=120)
-    assert run.process.returncode == 1 and "NotConnected" in err
+    assert run.wait() == [1] and "NotConnected" in run.errors()
