@@ -71,8 +71,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 # Cells that are known not to work, with the reason: they are expected to fail.
 BROKEN: dict[str, str] = {}
 
-# The cells that `full` runs, for this many steps: all that comes between two steps comes before.
-CORE_STEPS = 12
+# The cells that `full` runs.
 CORE = [
     Cell(),
     Cell(eps=cells.EPS_PARAMS),
@@ -103,7 +102,6 @@ CORE = [
 ] + [
     Cell(model="llama", store="host", between=between) for between in ("generate", "save") if "llama" in MODELS
 ]  # fmt: skip
-CORE = [dataclasses.replace(cell, steps=CORE_STEPS) for cell in CORE]
 
 
 def cover_cells() -> list[Cell]:
