@@ -24,6 +24,11 @@ static int forecast_check(const struct zb_run *run, const struct zb_node *node, 
         return zb_fail(err, -EINVAL,
                        "a step of %u micro-steps, %u units, and %u of them (to %u) gathered ahead",
                        run->micro_steps, run->model->nunits, run->prefetch_units, ZB_PREFETCH_MAX);
+    if (node->gpus > ZB_GPUS_MAX || node->gpus > run->ranks / run->nodes ||
+        (node->gpus > 0 && run->ranks / run->nodes % node->gpus != 0))
+        return zb_fail(err, -EINVAL,
+                       "%u ranks on a node of %u GPUs: as many on each, at most %u GPUs",
+                       run->ranks / run->nodes, node->gpus, ZB_GPUS_MAX);
     if (node->page_elems < ZB_BLOCK_ELEMS || node->page_elems > ZB_PAGE_ELEMS_MAX ||
         node->page_elems % ZB_BLOCK_ELEMS != 0)
         return zb_fail(err, -EINVAL, "pages of %u elements: a multiple of %u, at most %u",
@@ -96,26 +101,18 @@ static void forecast_refuse(const struct zb_node *node, const struct zb_place *p
             (unsigned long long)f->host_least);
 }
 
-/* Counts the state that goes to the GPU tier: as many runs as fit. 0 or -ENOMEM. */
+/* Counts the state that goes to the GPU tier of each GPU. 0 or -ENOMEM. */
 static int forecast_gpu_tier(const struct zb_node *node, const struct zb_place_job *job,
                              struct zb_forecast *f)
 {
-    uint32_t n = zb_gpu_runs(job->shards, job->nshards, job->page_elems, GPU_UNIT, NULL);
-    struct zb_gpu_run *runs = calloc(zb_max_u64(n, 1), sizeof(*runs));
+    int rc = zb_gpu_divide(job->shards, job->nshards, job->page_elems, GPU_UNIT, f->gpus,
+                           node->gpu_tier_bytes, f->gpu);
 
-    if (!runs)
-        return -ENOMEM;
-    (void)zb_gpu_runs(job->shards, job->nshards, job->page_elems, GPU_UNIT, runs);
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t taken = zb_gpu_run_taken(&runs[i], GPU_UNIT);
-
-        if (f->gpu_used + taken > node->gpu_tier_bytes)
-            break;
-        f->gpu_used += taken;
-        f->gpu_state += runs[i].bytes;
+    for (uint32_t g = 0; g < f->gpus && rc == 0; g++) {
+        f->gpu_used += f->gpu[g].used;
+        f->gpu_state += f->gpu[g].state;
     }
-    free(runs);
-    return 0;
+    return rc;
 }
 
 /* The bytes that the step itself moves. */
@@ -211,14 +208,15 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
         return rc;
     ret->params = run->model->params;
     ret->local = run->ranks / run->nodes;
+    ret->gpus = node->gpus > 0 ? node->gpus : 1;
     rc = forecast_shards(run, ret->local, err);
     if (rc < 0)
         return rc;
     zb_forecast_rank(run, node, ret, &slice);
     for (enum zb_plane p = 0; p < ZB_PLANES; p++)
-        if (!zb_mode_cuts(run->mode, ZB_STATE)) /* the daemon keeps nothing */
+        if (!zb_run_keeps(run)) /* the daemon keeps nothing */
             layout.block_bytes[p] = 0;
-    if (zb_mode_cuts(run->mode, ZB_STATE))
+    if (zb_run_keeps(run))
         ret->host_staging = ret->local * zb_staging_bytes(zb_piece_elems(slice, node->page_elems));
     if (node->nvme_bytes > 0)
         ret->nbuffers = node->nbuffers > 0 ? node->nbuffers

@@ -27,24 +27,39 @@
 
 #define ZB_PREFETCH_MAX 64u             /* units gathered ahead */
 #define ZB_DATA_START   UINT64_C(65536) /* bytes of a data file before the first page */
+#define ZB_GPUS_MAX     64u             /* of a node */
+#define ZB_DRIVES_MAX   1024u
+#define ZB_FLOPS_TOKEN  8.0 /* per parameter: forward 2, backward 4, forward again 2 */
 
-/* Where planes may live: always in host memory, or on NVMe if they do not fit. */
+/* Where planes may live: always in host memory, or on NVMe if they do not fit. An optimizer that is
+ * not offloaded keeps all three planes in the ranks' own memory: the daemon has nothing. */
 enum zb_offload { ZB_OFFLOAD_NONE, ZB_OFFLOAD_HOST, ZB_OFFLOAD_NVME };
+
+/* How ranks exchange. A direct exchange sends a slice to each other rank. */
+enum zb_comm {
+    ZB_COMM_NCCL, /* gathers in a ring; gradients directly, so that they are added in rank order */
+    ZB_COMM_HOST, /* both directly, through host memory: MPI, TCP */
+    ZB_COMM_RING, /* both in a ring, as other programs do; this engine does not */
+};
 
 struct zb_run {
     const struct zb_model *model;
     enum zb_mode mode;
     uint32_t ranks, nodes; /* ranks is a multiple of nodes */
     struct zb_layout layout;
-    enum zb_offload param, optimizer; /* not ZB_OFFLOAD_NONE */
-    enum zb_offload grad;             /* ZB_OFFLOAD_HOST: if they do not fit in memory, the run is
+    enum zb_offload param; /* not ZB_OFFLOAD_NONE; ignored if optimizer is */
+    enum zb_offload optimizer;
+    enum zb_offload grad; /* ZB_OFFLOAD_HOST: if they do not fit in memory, the run is
                                          refused */
     bool durable;
     uint64_t commit_every; /* durable: steps between commits; 0: never */
     bool early;            /* steps begin early, if there is room for it */
     uint32_t micro_steps, prefetch_units;
-    double flops;   /* per second, of one rank; 0: unknown */
-    double seconds; /* of a whole step with forward and backward; 0: only the optimizer's time
+    enum zb_comm comm;
+    bool gather_alone; /* ranks of one node read each other's slices in host memory */
+    uint64_t tokens;   /* of a rank in a micro-step; 0: unknown */
+    double flops;      /* per second, of one rank; 0: unknown */
+    double seconds;    /* of a whole step with forward and backward; 0: only the optimizer's time
                        counts */
 };
 
@@ -52,14 +67,22 @@ struct zb_run {
 struct zb_node {
     uint64_t host_bytes, nvme_bytes; /* nvme_bytes: for pages, without ZB_DATA_START */
     uint64_t gpu_bytes;              /* of each rank's GPU; 0: ignored */
-    uint64_t gpu_tier_bytes;         /* of the daemon's GPU tier, for this job; 0: no tier */
+    uint64_t gpu_tier_bytes;         /* of the daemon's GPU tier, for this job, on each GPU; 0: no
+                                        tier */
+    uint32_t gpus;                   /* of the node; 0: one. Rank r of the node uses r % gpus */
+    uint32_t drives;                 /* 0: unknown. Rates and endurance are of all together */
     uint64_t host_taken, nvme_taken; /* by other jobs */
     uint32_t page_elems;
     uint64_t ring_bytes; /* as the daemon's option; 0: the daemon chooses */
     uint32_t nbuffers;   /* page buffers of a running daemon; 0: from host_bytes */
     uint32_t cores;
     double drive_read, drive_write, memory;
-    double endurance; /* bytes that may be written to the drives in their life; 0: unknown */
+    double link;       /* between host and each GPU, in one direction */
+    double gpu_link;   /* from each GPU to others of its node, in one direction */
+    double gpu_memory; /* of each GPU */
+    double network;    /* from the node to others, in one direction */
+    double latency;    /* seconds of each message of a collective */
+    double endurance;  /* bytes that may be written to the drives in their life; 0: unknown */
 };
 
 enum zb_bound { ZB_BOUND_UNKNOWN, ZB_BOUND_READ, ZB_BOUND_WRITE, ZB_BOUND_KERNEL, ZB_BOUND_CRC };
@@ -85,8 +108,10 @@ struct zb_forecast {
     uint64_t nvme_grad;                          /* gradients that do not fit into memory */
     uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data file */
     uint64_t gpu_state; /* state on the GPU tier from the third step on, in addition to its place in
-                           the lower tier */
+                           the lower tier; of all GPUs */
     uint64_t gpu_used;  /* device memory that this state takes */
+    uint32_t gpus;      /* that have a rank */
+    struct zb_gpu_share gpu[ZB_GPUS_MAX]; /* the same, for each */
     uint32_t nbuffers;
     bool early; /* requested, and there is room */
 
@@ -107,6 +132,12 @@ struct zb_forecast {
 };
 
 const char *zb_bound_name(enum zb_bound bound);
+
+/** Whether the daemon keeps the ranks' slices: not if nothing is offloaded, nor with ddp. */
+static inline bool zb_run_keeps(const struct zb_run *run)
+{
+    return run->optimizer != ZB_OFFLOAD_NONE && zb_mode_cuts(run->mode, ZB_STATE);
+}
 
 /** 0: ret->fits says whether it fits; -EINVAL, with a message: the run makes no sense; -ENOMEM. */
 int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *ret,

@@ -10,29 +10,30 @@
 #include "base/util.h"
 
 /* Planes that are whole on each rank are its own, padded to equal slices. The daemon has the
- * rank's slices of all three planes, and steps those. If no plane is split, the daemon has
- * nothing. */
+ * rank's slices of all three planes, and steps those. If nothing is offloaded, or no plane is
+ * split, the daemon has nothing: slices are the rank's own, and a part of the whole if there is
+ * one. */
 static void rank_planes(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *f,
                         uint64_t *ret_slice)
 {
-    uint32_t world = zb_mode_world(run->mode, run->ranks, run->nodes);
+    bool cuts = zb_mode_cuts(run->mode, ZB_STATE), keeps = zb_run_keeps(run);
+    uint32_t world = cuts ? zb_mode_world(run->mode, run->ranks, run->nodes) : 1;
 
     *ret_slice = 0;
     for (uint32_t u = 0; u < run->model->nunits; u++) {
         uint64_t slice, first, count;
 
-        zb_slice(run->model->units[u], zb_mode_cuts(run->mode, ZB_STATE) ? world : 1, 0, &slice,
-                 &first, &count);
+        zb_slice(run->model->units[u], world, 0, &slice, &first, &count);
         *ret_slice = zb_max_u64(*ret_slice, slice);
         for (enum zb_plane p = 0; p < ZB_PLANES; p++) {
             uint32_t block = run->layout.block_bytes[p];
 
-            if (zb_mode_cuts(run->mode, ZB_STATE))
+            if (keeps)
                 f->kept[p] += zb_layout_bytes(&run->layout, p, node->page_elems, count);
-            if (!zb_mode_cuts(run->mode, ZB_STATE))
-                f->own[p] += zb_blocks_bytes(block, slice);
-            else if (!zb_mode_cuts(run->mode, p))
+            if (!zb_mode_cuts(run->mode, p))
                 f->own[p] += zb_blocks_bytes(block, slice * world);
+            else if (!keeps)
+                f->own[p] += zb_blocks_bytes(block, count);
         }
     }
     f->field = zb_mode_field(run->mode, (double)run->model->params, run->ranks, run->nodes);
@@ -147,7 +148,9 @@ static void rank_buffers(const struct zb_run *run, const struct zb_node *node,
     f->gather_bytes = zb_mode_cuts(run->mode, ZB_PARAM) ? rank_gathers(run, world) : 0;
     f->grad_bytes = (1 + ZB_REDUCES_MAX) * largest + beside;
     if (world > 1 && !ddp && !zb_mode_cuts(run->mode, ZB_GRAD))
-        f->grad_bytes = f32 || node->gpu_bytes == 0 ? beside : ZB_REDUCES_MAX * largest / 2;
+        f->grad_bytes = f32 || (node->gpu_bytes == 0 && zb_run_keeps(run))
+                            ? beside
+                            : ZB_REDUCES_MAX * largest / 2;
 }
 
 void zb_forecast_rank(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *f,
@@ -162,11 +165,13 @@ void zb_forecast_gpu(const struct zb_node *node, struct zb_forecast *f)
     uint64_t need = f->own[ZB_PARAM] + f->own[ZB_GRAD] + f->own[ZB_STATE] + f->gather_bytes +
                     f->grad_bytes;
 
+    if (node->gpus > 0)
+        need *= f->local / node->gpus; /* ranks that share a GPU */
     if (node->gpu_bytes == 0 || need <= node->gpu_bytes)
         return;
     f->fits = false;
     (void)zb_fail(&f->why, -ENOSPC,
-                  "a rank's own copies and the engine's buffers need %s of its GPU's %s, without "
+                  "ranks' own copies and the engine's buffers need %s of a GPU's %s, without "
                   "activations; the smallest gpu_bytes that would work is %llu",
                   zb_size_text(need).s, zb_size_text(node->gpu_bytes).s, (unsigned long long)need);
 }

@@ -3,10 +3,9 @@
  */
 #include "base/forecast_priv.h"
 
-#define DAY_S         86400.0
-#define YEAR_DAYS     365.0
-#define FLOPS_A_TOKEN 8.0  /* per parameter: forward 2, backward 4, forward again 2 */
-#define CRC_BYTES_S   10e9 /* of one core, in the cache: less than half of its rate alone */
+#define DAY_S       86400.0
+#define YEAR_DAYS   365.0
+#define CRC_BYTES_S 10e9 /* of one core, in the cache: less than half of its rate alone */
 
 const char *zb_bound_name(enum zb_bound bound)
 {
@@ -45,7 +44,7 @@ void zb_forecast_time(const struct zb_node *node, struct zb_forecast *f)
         f->bound = kernel >= crc ? ZB_BOUND_KERNEL : ZB_BOUND_CRC;
 }
 
-/* Computing takes FLOPS_A_TOKEN operations per parameter and token. hide_tokens is the number of
+/* Computing takes ZB_FLOPS_TOKEN operations per parameter and token. hide_tokens is the number of
  * tokens whose computation takes as long as the drive. */
 void zb_forecast_wear(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *f)
 {
@@ -58,7 +57,7 @@ void zb_forecast_wear(const struct zb_run *run, const struct zb_node *node, stru
 
     if (run->flops > 0 && f->drive_seconds > 0)
         f->hide_tokens = (f->drive_seconds + fetch + push) * run->flops * run->ranks /
-                         (FLOPS_A_TOKEN * (double)run->model->params);
+                         (ZB_FLOPS_TOKEN * (double)run->model->params);
     if (seconds > 0 && written > 0) {
         f->written_day = written / seconds * DAY_S;
         if (node->endurance > 0)

@@ -378,6 +378,47 @@ uint32_t zb_gpu_runs(const struct zb_place_shard *shards, uint32_t nshards, uint
     return n;
 }
 
+/* Of the shards of one GPU: as many of their runs as fit. */
+static int gpu_fill(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
+                    uint64_t unit, uint64_t budget, struct zb_gpu_share *ret)
+{
+    uint32_t n = zb_gpu_runs(shards, nshards, page_elems, unit, NULL);
+    struct zb_gpu_run *runs = calloc(zb_max_u64(n, 1), sizeof(*runs));
+
+    if (!runs)
+        return -ENOMEM;
+    (void)zb_gpu_runs(shards, nshards, page_elems, unit, runs);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t taken = zb_gpu_run_taken(&runs[i], unit);
+
+        if (taken > budget - ret->used)
+            break;
+        ret->used += taken;
+        ret->state += runs[i].bytes;
+    }
+    free(runs);
+    return 0;
+}
+
+int zb_gpu_divide(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
+                  uint64_t unit, uint32_t ngpus, uint64_t budget, struct zb_gpu_share *ret)
+{
+    struct zb_place_shard *its = calloc(zb_max_u64(nshards, 1), sizeof(*its));
+    int rc = its ? 0 : -ENOMEM;
+
+    for (uint32_t g = 0; g < ngpus && rc == 0; g++) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < nshards; i++)
+            if (shards[i].rank % ngpus == g)
+                its[n++] = shards[i];
+        ret[g] = (struct zb_gpu_share){ 0 };
+        rc = gpu_fill(its, n, page_elems, unit, budget, &ret[g]);
+    }
+    free(its);
+    return rc;
+}
+
 void zb_place_done(struct zb_place *place)
 {
     free(place->state_resident);

@@ -178,6 +178,23 @@ struct zb_gpu_run {
  * the granularity of device memory. Returns the number of runs; runs NULL: only counts. */
 uint32_t zb_gpu_runs(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
                      uint64_t unit, struct zb_gpu_run *runs);
+/** What one of several GPUs holds of a job's state. */
+struct zb_gpu_share {
+    uint64_t state; /* bytes of state */
+    uint64_t used;  /* device memory that they take */
+};
+
+/**
+ * Divides a job's state among GPUs: rank r of the node uses GPU r % ngpus, and the state of its
+ * shards goes there and nowhere else. Each GPU holds the first runs of its shards, as many as fit
+ * into `budget` bytes.
+ *
+ * @param ret  [ngpus]
+ * @return 0 or -ENOMEM
+ */
+int zb_gpu_divide(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
+                  uint64_t unit, uint32_t ngpus, uint64_t budget, struct zb_gpu_share *ret);
+
 /** Device memory that a run takes. */
 static inline uint64_t zb_gpu_run_taken(const struct zb_gpu_run *run, uint64_t unit)
 {

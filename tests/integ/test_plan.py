@@ -229,6 +229,26 @@ def two_ranks():
     agrees("middle", 1 << 30, "nvme", ["--dtype", "bf16"], ranks=2)
 
 
+# Layers of 96 blocks: each of 8 ranks has 12.
+MODELS["eight"] = (2, 180)
+
+
+def eight_ranks():
+    """Eight ranks on a node: all is resident, and all state is streamed. --gpus 8 means the same."""
+    agrees("eight", 1 << 30, "host", ["--dtype", "bf16"], ranks=8)
+    model, node = plan_words("eight", "nvme"), ["--page-elems", "65536", "--nvme-bytes", NVME]
+    p = plan(None, *model, *node, "--ranks", "8", "--host-bytes", "1M", status=7)
+    least_grads = p["tiers"]["host"]["least_grads"]
+    p = agrees("eight", least_grads, "nvme", ["--dtype", "bf16"], ranks=8)
+    check(p["tiers"]["host"]["state"] == 0 and p["step"]["nvme_read_bytes"] > 0, f"{p}")
+    same = plan(None, *model, *node, "--gpus", "8", "--host-bytes", str(least_grads))
+    for key in ("rank", "step"):
+        for name, value in same[key].items():
+            check(value == p[key][name] or name.endswith("seconds") or name == "bound",
+                  f"--gpus 8: {name} is {value}, and with --ranks 8 {p[key][name]}")
+    check(same["ranks"] == 8 and same["tiers"]["host"] == p["tiers"]["host"], f"{same['tiers']}, {p['tiers']}")
+
+
 def durable():
     agrees("middle", 1 << 30, "nvme", ["--dtype", "bf16", "--keep", "--commit-every", "5"])
 
@@ -276,7 +296,7 @@ def kernel_counts():
 
 
 TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
-                                 kernel_counts, two_ranks, modes, durable, least_is_least)}
+                                 kernel_counts, two_ranks, eight_ranks, modes, durable, least_is_least)}
 
 if __name__ == "__main__":
     raise SystemExit(main(TESTS))

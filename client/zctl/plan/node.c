@@ -3,9 +3,9 @@
  *
  * MODEL. A node is described by the options that are members of `node` (plan.c): first from the
  * file of --node, then from the command line, which overrides it. For the rest the local daemon is
- * queried, unless a budget was given: then the plan is for another node. Without a daemon,
- * host_bytes is what a daemon would take here: a quarter of the memory that the machine and its
- * cgroups leave.
+ * queried, unless a budget was given, or nothing is offloaded: then the plan is for another node.
+ * Without a daemon, host_bytes is what a daemon would take here: a quarter of the memory that the
+ * machine and its cgroups leave.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -152,12 +152,33 @@ static int node_daemon(struct zctl_plan *p)
     return rc < 0 ? rc : daemon_idle_jobs(p);
 }
 
+/* Rates and endurance are of one drive, if a number of drives is given. */
+static int node_drives(struct zctl_plan *p)
+{
+    static const char *const names[] = { "drive-read", "drive-write", "drive-endurance" };
+    double *const values[] = { &p->node.drive_read, &p->node.drive_write, &p->node.endurance };
+    bool any = false;
+
+    if (p->node.drives == 0)
+        return 0;
+    for (size_t i = 0; i < ZB_COUNT(values); i++)
+        if ((p->node_file || zb_opt_given(&p->z->opts, names[i])) && *values[i] > 0) {
+            *values[i] *= p->node.drives;
+            any = true;
+        }
+    if (!any)
+        return zb_fail(&p->z->err, -EINVAL,
+                       "--drives needs --drive-read, --drive-write or --drive-endurance, of one "
+                       "drive");
+    return 0;
+}
+
 int zctl_plan_node(struct zctl_plan *p)
 {
     const struct zb_opts *opts = &p->z->opts;
     const struct zctl_plan line = *p;
     bool given = p->node_file || zb_opt_given(opts, "host-bytes") ||
-                 zb_opt_given(opts, "nvme-bytes");
+                 zb_opt_given(opts, "nvme-bytes") || p->run.optimizer == ZB_OFFLOAD_NONE;
     int rc = 0;
 
     p->node = (struct zb_node){ .page_elems = ZB_PAGE_ELEMS_DEFAULT,
@@ -175,5 +196,5 @@ int zctl_plan_node(struct zctl_plan *p)
         p->node.nvme_bytes -= zb_min_u64(p->node.nvme_bytes, ZB_DATA_START);
         p->node.nvme_bytes -= p->node.nvme_bytes % ZB_PAGE_ALIGN;
     }
-    return rc;
+    return rc < 0 ? rc : node_drives(p);
 }

@@ -3,8 +3,10 @@
  *
  * MODEL. Options describe a model, a run and a node (plan.h). base/forecast.h computes the plan,
  * with the same code as the daemon's admission. A plan that does not fit is shown, too, with a
- * budget that would suffice and an exit status of its own.
+ * budget that would suffice and an exit status of its own. base/iteration.h computes the time of an
+ * iteration, if the rates that it needs are given; scale.c does both for growing numbers of nodes.
  */
+#include <errno.h>
 #include <stdlib.h>
 
 #include "base/measure.h"
@@ -15,6 +17,7 @@
 #define MEASURE_NS UINT64_C(1000000000)
 
 #define AT(member) ZB_OPT_AT(struct zctl_plan, member)
+#define RATE       .arg = "GB/S", .min = 1e-6, .max = 1e9, .scale = 1e9
 
 static const struct zb_opt plan_options[] = {
     { "params", ZB_OPT_LARGE, AT(params), .arg = "N", .min = 1, .max = (double)ZB_PARAMS_MAX,
@@ -47,8 +50,9 @@ static const struct zb_opt plan_options[] = {
       .def = "fp32", .help = "how the optimizer's moments are stored" },
     { "offload-param", ZB_OPT_CHOICE, AT(run.param), .choices = "host nvme", .min = ZB_OFFLOAD_HOST,
       .def = "nvme", .help = "lowest tier for parameters; nvme: only when host memory is full" },
-    { "offload-optimizer", ZB_OPT_CHOICE, AT(run.optimizer), .choices = "host nvme",
-      .min = ZB_OFFLOAD_HOST, .def = "nvme", .help = "the same for optimizer state" },
+    { "offload-optimizer", ZB_OPT_CHOICE, AT(run.optimizer), .choices = "none host nvme",
+      .min = ZB_OFFLOAD_NONE, .def = "nvme",
+      .help = "the same for optimizer state; none: all states stay on the ranks' GPUs" },
     { "offload-grad", ZB_OPT_CHOICE, AT(run.grad), .choices = "host auto", .min = ZB_OFFLOAD_HOST,
       .def = "auto", .help = "auto: spill gradients to NVMe when memory is full; host: never" },
     { "durable", ZB_OPT_FLAG, AT(run.durable), .help = "the run commits steps" },
@@ -62,7 +66,17 @@ static const struct zb_opt plan_options[] = {
       .help = "units gathered ahead" },
     { "flops", ZB_OPT_LARGE, AT(run.flops), .arg = "N",
       .help = "floating-point operations per second of one rank: for the tokens that hide the "
-              "drives" },
+              "drives, and with --tokens for the time of an iteration" },
+    { "tokens", ZB_OPT_COUNT, AT(run.tokens), .arg = "N", .min = 1,
+      .help = "tokens of a rank in a micro-step: for the time of an iteration" },
+    { "comm", ZB_OPT_CHOICE, AT(run.comm), .choices = "nccl host ring", .def = "nccl",
+      .help = "how ranks exchange: nccl, host (MPI or TCP), or ring (not in this engine)" },
+    { "gather-alone", ZB_OPT_FLAG, AT(run.gather_alone),
+      .help = "ranks of one node read each other's parameters in host memory" },
+    { "scale", ZB_OPT_TEXT, AT(scale), .arg = "MODES",
+      .help = "a table for 1, 2, 4 ... --nodes nodes and these modes, separated by commas" },
+    { "svg", ZB_OPT_TEXT, AT(svg), .arg = "FILE",
+      .help = "with --scale and --tokens: also draw it, as SVG" },
     { "step-seconds", ZB_OPT_LARGE, AT(run.seconds), .arg = "S",
       .help = "duration of a whole step, with computing: for the wear of the drives" },
     { "node", ZB_OPT_TEXT, AT(node_file), .arg = "FILE",
@@ -75,7 +89,11 @@ static const struct zb_opt plan_options[] = {
     { "gpu-bytes", ZB_OPT_SIZE, AT(node.gpu_bytes), .arg = "SIZE",
       .help = "memory of each rank's GPU: the rank's own copies must fit" },
     { "gpu-tier-bytes", ZB_OPT_SIZE, AT(node.gpu_tier_bytes), .arg = "SIZE",
-      .help = "free bytes of the daemon's GPU tier" },
+      .help = "free bytes of the daemon's GPU tier, on each GPU" },
+    { "gpus", ZB_OPT_COUNT, AT(node.gpus), .arg = "N", .min = 1, .max = ZB_GPUS_MAX,
+      .help = "GPUs of the node, and its ranks, if --ranks is not given" },
+    { "drives", ZB_OPT_COUNT, AT(node.drives), .arg = "N", .min = 1, .max = ZB_DRIVES_MAX,
+      .help = "equal drives: then the three --drive options are of one of them" },
     { "page-elems", ZB_OPT_COUNT, AT(node.page_elems), .arg = "N",
       .help = "page size of the daemon", .absent = "262144" },
     { "ring-bytes", ZB_OPT_SIZE, AT(node.ring_bytes), .arg = "SIZE",
@@ -86,6 +104,16 @@ static const struct zb_opt plan_options[] = {
       .help = "their write bandwidth" },
     { "drive-endurance", ZB_OPT_REAL, AT(node.endurance), .arg = "TB", .max = 1e9, .scale = 1e12,
       .help = "bytes that may be written in their life, in 1e12 bytes" },
+    { "link", ZB_OPT_REAL, AT(node.link), RATE,
+      .help = "between host memory and each GPU, in one direction" },
+    { "gpu-link", ZB_OPT_REAL, AT(node.gpu_link), RATE,
+      .help = "from each GPU to the others of its node, in one direction" },
+    { "gpu-mem-bw", ZB_OPT_REAL, AT(node.gpu_memory), RATE,
+      .help = "bandwidth of each GPU's memory" },
+    { "network", ZB_OPT_REAL, AT(node.network), RATE,
+      .help = "from the node to the others, in one direction" },
+    { "latency", ZB_OPT_REAL, AT(node.latency), .arg = "US", .max = 1e9, .scale = 1e-6,
+      .help = "microseconds of each message of a collective" },
     { "mem-bw", ZB_OPT_REAL, AT(node.memory), .arg = "GB/S", .max = 1e9, .scale = 1e9,
       .help = "bandwidth of memory" },
     { "cores", ZB_OPT_COUNT, AT(node.cores), .arg = "N", .help = "cores for the optimizer" },
@@ -121,32 +149,69 @@ static int plan_measure(struct zctl_plan *p, const char *dir)
 
 /* ---- the command */
 
+/* Options that need others. */
+static int plan_check(struct zctl_plan *p)
+{
+    if (p->run.tokens > 0 && p->run.flops <= 0)
+        return zb_fail(&p->z->err, -EINVAL, "--tokens needs --flops");
+    if (p->svg && !(p->scale && p->run.tokens > 0))
+        return zb_fail(&p->z->err, -EINVAL, "--svg needs --scale and --tokens");
+    return 0;
+}
+
+/* A rank for each GPU, if their number is not given. */
+static int plan_ranks(struct zctl_plan *p)
+{
+    if (p->node.gpus == 0 || zb_opt_given(&p->z->opts, "ranks"))
+        return 0;
+    if (p->run.nodes > ZB_RANKS_MAX / p->node.gpus)
+        return zb_fail(&p->z->err, -EINVAL, "%u nodes of %u GPUs: at most %u ranks", p->run.nodes,
+                       p->node.gpus, ZB_RANKS_MAX);
+    p->run.ranks = p->run.nodes * p->node.gpus;
+    return 0;
+}
+
+/* One run: its forecast, and the time of an iteration if it was asked for. */
+static int plan_one(struct zctl_plan *p)
+{
+    struct zctl *z = p->z;
+    struct zb_iteration it;
+    struct zb_forecast f;
+    bool timed;
+    int rc = zctl_plan_run(p, &f, &it, &timed);
+
+    if (rc == 0)
+        rc = zctl_plan_print(p, &f, timed ? &it : NULL);
+    if (rc == 0 && !f.fits) {
+        z->status = ZCTL_EXIT_NO_FIT;
+        rc = zb_fail(&z->err, f.why.code, "does not fit, because %s", f.why.text);
+    }
+    return rc;
+}
+
 static int plan(struct zctl *z, int argc, char **argv)
 {
     struct zctl_plan *p = z->opts.values;
-    struct zb_forecast f;
     int rc;
 
     (void)argc;
     (void)argv;
     p->z = z;
     p->run.model = &p->model;
-    rc = zctl_plan_model(p);
+    rc = plan_check(p);
+    if (rc == 0)
+        rc = zctl_plan_model(p);
     if (rc == 0)
         rc = zb_layout_of(p->dtype ? p->dtype : ZB_BF16, p->grad_dtype, p->optimizer, p->moments,
                           false, &p->run.layout, &z->err);
     if (rc == 0)
         rc = zctl_plan_node(p);
+    if (rc == 0)
+        rc = plan_ranks(p);
     if (rc == 0 && p->measure)
         rc = plan_measure(p, p->measure);
     if (rc == 0)
-        rc = zb_forecast(&p->run, &p->node, &f, &z->err);
-    if (rc == 0)
-        rc = zctl_plan_print(p, &f);
-    if (rc == 0 && !f.fits) {
-        z->status = ZCTL_EXIT_NO_FIT;
-        rc = zb_fail(&z->err, f.why.code, "does not fit, because %s", f.why.text);
-    }
+        rc = p->scale ? zctl_scale(p) : plan_one(p);
     zb_model_done(&p->model);
     return rc;
 }

@@ -6,6 +6,7 @@
 #define ZCTL_PLAN_H
 
 #include "base/forecast.h"
+#include "base/iteration.h"
 #include "client/zctl/base/zctl.h"
 
 extern const struct zctl_cmd zctl_plan;
@@ -32,6 +33,9 @@ struct zctl_plan {
     const char *node_from; /* for people: "the daemon", "options" ... */
     uint64_t gives_room;   /* host memory of idle jobs that would leave it for this one */
     const char *measure;   /* directory on the drive to measure */
+
+    const char *scale; /* modes, separated by commas: a table over numbers of nodes */
+    const char *svg;   /* file for its picture */
 };
 
 /** Sets the model, and the dtype of its files, from --params, --layers ... or --index. 0, or
@@ -39,7 +43,38 @@ struct zctl_plan {
 int zctl_plan_model(struct zctl_plan *p);
 /** Sets the node from options, --node, the daemon or this machine. 0, or z->err. */
 int zctl_plan_node(struct zctl_plan *p);
-/** Prints the whole output. 0, or z->err. */
-int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f);
+/** Computes the run as it is in p. *ret_timed: `it` is set. 0, or z->err. */
+int zctl_plan_run(struct zctl_plan *p, struct zb_forecast *f, struct zb_iteration *it,
+                  bool *ret_timed);
+/** Prints the whole output; it: NULL if it is not known. 0, or z->err. */
+int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f,
+                    const struct zb_iteration *it);
+
+/** The iteration for people, and for programs (NULL: null). */
+struct json_t;
+void zctl_iteration_people(const struct zctl_plan *p, const struct zb_iteration *it);
+struct json_t *zctl_iteration_json(const struct zb_iteration *it);
+/** A number; null if it is not known (0), or JSON cannot represent it. */
+struct json_t *zctl_plan_real(double x);
+
+/* ---- numbers of nodes */
+
+/** A run on a number of nodes. */
+struct zctl_scale_row {
+    enum zb_mode mode;
+    uint32_t nodes, ranks;
+    bool fits, timed;
+    struct zb_err why;               /* why it does not fit */
+    uint64_t rank_bytes;             /* of a rank's GPU, without activations */
+    uint64_t host_bytes, nvme_bytes; /* of the node, in use */
+    struct zb_iteration it;          /* if timed */
+    double loss; /* of operations per second, against the fewest nodes that fit; 0..1 */
+};
+
+/** Prints the table of --scale, and draws its picture. 0, or z->err. */
+int zctl_scale(struct zctl_plan *p);
+/** Draws rows that were timed: a line for each mode. 0, or z->err. */
+int zctl_picture(struct zctl_plan *p, const char *path, const struct zctl_scale_row *rows,
+                 size_t n);
 
 #endif

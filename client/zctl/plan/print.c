@@ -4,7 +4,6 @@
  */
 #include <errno.h>
 #include <jansson.h>
-#include <math.h>
 
 #include "base/size.h"
 #include "base/util.h"
@@ -22,10 +21,9 @@ static json_t *integer(uint64_t n)
     return json_integer((json_int_t)zb_min_u64(n, INT64_MAX));
 }
 
-/* Unknown values, and those that JSON cannot represent, are null. */
 static json_t *real(double x)
 {
-    return x > 0 && isfinite(x) ? json_real(x) : json_null();
+    return zctl_plan_real(x);
 }
 
 static json_t *planes_json(const uint64_t bytes[ZB_PLANES])
@@ -42,6 +40,12 @@ static json_t *rank_json(const struct zctl_plan *p, const struct zb_forecast *f)
                      "grad_buffer_bytes", integer(f->grad_bytes));
 }
 
+static json_t *gpu_json(uint64_t state, uint64_t used, uint64_t budget)
+{
+    return json_pack("{s:o, s:o, s:o}", "state", integer(state), "used", integer(used), "budget",
+                     integer(budget));
+}
+
 static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f)
 {
     json_t *host = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params",
@@ -56,10 +60,17 @@ static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f
                              "used", integer(f->nvme_used), "budget", integer(p->node.nvme_bytes),
                              "least", integer(f->nvme_least));
 
-    json_t *gpu = json_pack("{s:o, s:o, s:o}", "state", integer(f->gpu_state), "used",
-                            integer(f->gpu_used), "budget", integer(p->node.gpu_tier_bytes));
+    json_t *all = json_pack("{s:o, s:o, s:o}", "host", host, "nvme", nvme, "gpu",
+                            gpu_json(f->gpu_state, f->gpu_used, p->node.gpu_tier_bytes * f->gpus));
 
-    return json_pack("{s:o, s:o, s:o}", "host", host, "nvme", nvme, "gpu", gpu);
+    for (uint32_t g = 0; g < p->node.gpus; g++) {
+        char name[16];
+
+        (void)snprintf(name, sizeof(name), "gpu%u", g);
+        (void)json_object_set_new(
+            all, name, gpu_json(f->gpu[g].state, f->gpu[g].used, p->node.gpu_tier_bytes));
+    }
+    return all;
 }
 
 static json_t *step_json(const struct zb_forecast *f)
@@ -78,31 +89,43 @@ static json_t *step_json(const struct zb_forecast *f)
         zb_bound_name(f->bound));
 }
 
-static json_t *node_json(const struct zctl_plan *p)
+/* A number that was given; null if not. */
+static json_t *count(uint32_t n)
 {
-    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "from", p->node_from, "page_elems",
-                     integer(p->node.page_elems), "page_buffers", integer(p->node.nbuffers),
-                     "cores", integer(p->node.cores), "drive_read", real(p->node.drive_read),
-                     "drive_write", real(p->node.drive_write), "mem_bw", real(p->node.memory),
-                     "gives_room", integer(p->gives_room));
+    return n > 0 ? integer(n) : json_null();
 }
 
-static int print_json(const struct zctl_plan *p, const struct zb_forecast *f)
+static json_t *node_json(const struct zctl_plan *p)
+{
+    const struct zb_node *n = &p->node;
+
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+                     "from", p->node_from, "page_elems", integer(n->page_elems), "page_buffers",
+                     integer(n->nbuffers), "cores", integer(n->cores), "drive_read",
+                     real(n->drive_read), "drive_write", real(n->drive_write), "mem_bw",
+                     real(n->memory), "gives_room", integer(p->gives_room), "gpus", count(n->gpus),
+                     "drives", count(n->drives), "link", real(n->link), "gpu_link",
+                     real(n->gpu_link), "gpu_mem_bw", real(n->gpu_memory), "network",
+                     real(n->network), "latency", json_real(n->latency));
+}
+
+static int print_json(const struct zctl_plan *p, const struct zb_forecast *f,
+                      const struct zb_iteration *it)
 {
     json_t *model = json_pack("{s:o, s:i, s:o}", "params", integer(f->params), "units",
                               (int)p->model.nunits, "largest_unit", integer(p->model.largest));
     json_t *all = json_pack(
         "{s:i, s:b, s:s, s:s, s:b, s:i, s:i, s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o, s:o}",
+        "s:o, s:o, s:o}",
         "schema", ZCTL_SCHEMA, "fits", (int)f->fits, "why", f->why.text, "mode",
         zb_mode_name(p->run.mode), "built", 1, "ranks", (int)p->run.ranks, "nodes",
         (int)p->run.nodes, "dtype", zb_dtype_name(p->run.layout.dtype), "grad_dtype",
         zb_dtype_name(p->run.layout.grad_dtype), "optimizer",
         zb_optimizer_name(p->run.layout.optimizer), "moments",
         zb_moments_name(p->run.layout.moments), "model", model, "rank", rank_json(p, f), "tiers",
-        tiers_json(p, f), "step", step_json(f), "node", node_json(p), "hide_tokens",
-        real(f->hide_tokens), "written_bytes_day", real(f->written_day), "endurance_years",
-        real(f->endurance_years));
+        tiers_json(p, f), "step", step_json(f), "iteration", zctl_iteration_json(it), "node",
+        node_json(p), "hide_tokens", real(f->hide_tokens), "written_bytes_day",
+        real(f->written_day), "endurance_years", real(f->endurance_years));
     int rc = zctl_dump(p->z->out, all, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
 
     return rc < 0 ? zb_fail(&p->z->err, rc, "the output: %m") : zctl_written(p->z);
@@ -168,6 +191,9 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
         if (p->run.early && !f->early)
             (void)fprintf(out, "  There is no room for steps that begin early.\n");
         line(p, "nvme: used", f->nvme_used, "with other jobs");
+        if (p->node.drives > 1)
+            line(p, "nvme: used of a drive", zb_div_up(f->nvme_used, p->node.drives),
+                 "of equal drives");
     }
     line(p, "nvme: budget", p->node.nvme_bytes, "");
     line(p, "nvme: smallest that works", f->nvme_least, "size of a data file, at this host_bytes");
@@ -175,7 +201,13 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
         return;
     line(p, "gpu:  state", f->gpu_state, "from the third step on; it keeps its place below");
     line(p, "gpu:  used", f->gpu_used, "");
-    line(p, "gpu:  free", p->node.gpu_tier_bytes, "");
+    line(p, "gpu:  free", p->node.gpu_tier_bytes * f->gpus, "");
+    for (uint32_t g = 0; g < p->node.gpus; g++) {
+        char name[32];
+
+        (void)snprintf(name, sizeof(name), "gpu%u: state", g);
+        line(p, name, f->gpu[g].state, "of its ranks");
+    }
 }
 
 static void people_time(const struct zctl_plan *p, const struct zb_forecast *f)
@@ -223,12 +255,12 @@ static void people_step(const struct zctl_plan *p, const struct zb_forecast *f)
     people_time(p, f);
 }
 
-int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f)
+int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f, const struct zb_iteration *it)
 {
     FILE *out = p->z->out;
 
     if (p->z->json)
-        return print_json(p, f);
+        return print_json(p, f, it);
     (void)fprintf(out, "%llu parameters in %u units, the largest has %llu; %s, %s gradients, %s\n",
                   (unsigned long long)f->params, p->model.nunits,
                   (unsigned long long)p->model.largest, zb_dtype_name(p->run.layout.dtype),
@@ -237,6 +269,8 @@ int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f)
     people_rank(p, f);
     people_node(p, f);
     people_step(p, f);
+    if (it)
+        zctl_iteration_people(p, it);
     (void)fprintf(out, "\n%s\n", f->fits ? "It fits." : "It does not fit.");
     return zctl_written(p->z);
 }

@@ -210,6 +210,98 @@ static void state_on_the_gpu(void **state)
     zb_model_done(&m);
 }
 
+/* Eight ranks, a GPU each, or two for each: the division is that of a rank's shards, whatever the
+ * others have, and the sum counts for the step. */
+static void state_on_several_gpus(void **state)
+{
+    struct zb_model m = { 0 };
+    struct zb_node node = { .host_bytes = 8 * ZB_GIB, .page_elems = 65536 };
+    struct zb_run run = { .model = &m,
+                          .mode = ZB_ZERO3,
+                          .ranks = 8,
+                          .nodes = 1,
+                          .layout = bf16(),
+                          .param = ZB_OFFLOAD_HOST,
+                          .optimizer = ZB_OFFLOAD_HOST,
+                          .micro_steps = 1 };
+    struct zb_forecast one, f;
+
+    (void)state;
+    assert_int_equal(zb_model_params(&m, 4096 * ZB_BLOCK_ELEMS, 8, NULL), 0);
+    for (node.gpus = 1; node.gpus <= 8; node.gpus *= 2)
+        for (unsigned i = 0; i <= 3; i++) {
+            node.gpu_tier_bytes = m.params * 5 * i / node.gpus;
+            assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+            assert_true(f.fits);
+            assert_int_equal(f.gpus, node.gpus);
+            for (uint32_t g = 0; g < node.gpus; g++) { /* ranks are equal, and so are GPUs */
+                assert_int_equal(f.gpu[g].state * node.gpus, f.gpu_state);
+                assert_true(f.gpu[g].used <= node.gpu_tier_bytes);
+            }
+            assert_true(i > 0 || f.gpu_state == 0);
+            assert_true(i < 3 ||
+                        f.gpu_state == 10 * m.params); /* device memory has a granularity */
+            assert_int_equal(f.kernel_bytes, (2 * 12 + 4) * m.params - 2 * f.gpu_state);
+        }
+    node.gpus = 0; /* not known: one */
+    node.gpu_tier_bytes = 5 * m.params;
+    assert_int_equal(zb_forecast(&run, &node, &one, NULL), 0);
+    node.gpus = 1;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    assert_int_equal(f.gpu_state, one.gpu_state);
+    assert_true(f.gpu_state > 0);
+    node.gpus = 3;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), -EINVAL);
+    node.gpus = 16;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), -EINVAL);
+    zb_model_done(&m);
+}
+
+/* Nothing is offloaded: a rank has its slices itself, and the daemon nothing. Whole planes contain
+ * the slice. */
+static void nothing_is_offloaded(void **state)
+{
+    struct zb_model m = { 0 };
+    struct zb_node node = { .page_elems = ZB_PAGE_ELEMS_DEFAULT };
+
+    (void)state;
+    assert_int_equal(zb_model_params(&m, 64 * 16 * ZB_BLOCK_ELEMS, 4, NULL), 0);
+    for (size_t i = 0; i < ZB_COUNT(fields); i++) {
+        struct zb_run run = { .model = &m,
+                              .mode = fields[i].mode,
+                              .ranks = fields[i].ranks,
+                              .nodes = fields[i].nodes,
+                              .layout = bf16(),
+                              .micro_steps = 1 };
+        static const double bytes[ZB_PLANES] = { 2, 4, 10 };
+        struct zb_forecast f;
+        uint64_t need;
+
+        node.gpu_bytes = 0;
+        assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+        assert_true(f.fits);
+        need = f.gather_bytes + f.grad_bytes;
+        for (enum zb_plane p = 0; p < ZB_PLANES; p++) {
+            double all = bytes[p] * (double)m.params;
+            uint32_t world = zb_mode_world(run.mode, run.ranks, run.nodes);
+
+            NEAR(f.own[p], zb_mode_cuts(run.mode, p) ? all / world : all);
+            assert_int_equal(f.kept[p], 0);
+            need += f.own[p];
+        }
+        NEAR(f.field, fields[i].field / 1e9 * (double)m.params);
+        assert_int_equal(f.host_used + f.nvme_used + f.step_read + f.kernel_bytes, 0);
+        node.gpu_bytes = need;
+        assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+        assert_true(f.fits);
+        node.gpu_bytes = need - 1;
+        assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+        assert_false(f.fits);
+        assert_int_equal(f.why.code, -ENOSPC);
+    }
+    zb_model_done(&m);
+}
+
 /* ---- the engine's buffers of gathered units, compared with measurements of zgpt */
 
 static const struct {
@@ -373,7 +465,12 @@ static void what_makes_no_sense(void **state)
 {
     struct zb_model m = { 0 };
     struct zb_node node = { .page_elems = 4096 };
-    struct zb_run run = { .model = &m, .mode = ZB_ZERO3, .ranks = 6, .nodes = 4, .micro_steps = 1 };
+    struct zb_run run = { .model = &m,
+                          .mode = ZB_ZERO3,
+                          .ranks = 6,
+                          .nodes = 4,
+                          .optimizer = ZB_OFFLOAD_HOST,
+                          .micro_steps = 1 };
     struct zb_gpt shape = { .layers = 0, .width = 1, .vocab = 1, .seq = 1 };
     struct zb_forecast f;
 
@@ -402,6 +499,8 @@ int main(void)
         cmocka_unit_test(gathers),
         cmocka_unit_test(spilled_gradients),
         cmocka_unit_test(state_on_the_gpu),
+        cmocka_unit_test(state_on_several_gpus),
+        cmocka_unit_test(nothing_is_offloaded),
         cmocka_unit_test(engine_buffers),
         cmocka_unit_test(time_table),
         cmocka_unit_test(tokens_and_wear),

@@ -236,12 +236,58 @@ static void gpu_runs(void **state)
     }
 }
 
+/* Two shards of each of 8 ranks, of one page and of two. A GPU holds state of its own ranks only, and
+ * as much as fits in runs of a page. */
+static const struct {
+    uint32_t ngpus;
+    uint64_t budget; /* in pages of state */
+    uint64_t state[8];
+} divisions[] = {
+    { 8, 100, { 3, 3, 3, 3, 3, 3, 3, 3 } },
+    { 8, 2, { 2, 2, 2, 2, 2, 2, 2, 2 } },
+    { 4, 100, { 6, 6, 6, 6 } },
+    { 4, 5, { 5, 5, 5, 5 } },
+    { 3, 100, { 9, 9, 6 } }, /* ranks 0, 3, 6; 1, 4, 7; 2, 5 */
+    { 3, 7, { 7, 7, 6 } },
+    { 1, 100, { 24 } },
+    { 1, 10, { 10 } },
+    { 8, 0, { 0 } },
+};
+
+static void gpu_division(void **state)
+{
+    struct zb_layout layout = layout_of(false);
+    struct zb_place_shard shards[16];
+    struct zb_gpu_share got[8];
+
+    (void)state;
+    for (uint32_t i = 0; i < 16; i++)
+        shards[i] = (struct zb_place_shard){ .layout = &layout,
+                                             .count = (1 + i % 2) * (uint64_t)PAGE,
+                                             .rank = i / 2 };
+    for (size_t d = 0; d < ZB_COUNT(divisions); d++) {
+        assert_int_equal(zb_gpu_divide(shards, 16, PAGE, 4096, divisions[d].ngpus,
+                                       divisions[d].budget * PAGE_S, got),
+                         0);
+        for (uint32_t g = 0; g < divisions[d].ngpus; g++) {
+            assert_int_equal(got[g].state, divisions[d].state[g] * PAGE_S);
+            assert_int_equal(got[g].used, got[g].state);
+        }
+    }
+    /* a run takes whole units of device memory, and one that does not fit ends it */
+    assert_int_equal(zb_gpu_divide(shards, 16, PAGE, 2 * ZB_MIB, 8, 2 * ZB_MIB - 1, got), 0);
+    assert_int_equal(got[7].state + got[7].used, 0);
+    assert_int_equal(zb_gpu_divide(shards, 16, PAGE, 2 * ZB_MIB, 8, 2 * ZB_MIB, got), 0);
+    assert_int_equal(got[7].state, 3 * PAGE_S);
+    assert_int_equal(got[7].used, 2 * ZB_MIB);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(place_table),  cmocka_unit_test(planes_of_one_size),
         cmocka_unit_test(place_frozen), cmocka_unit_test(buffers_least),
-        cmocka_unit_test(gpu_runs),
+        cmocka_unit_test(gpu_runs),     cmocka_unit_test(gpu_division),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,43 +11,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/model.h"
 #include "base/util.h"
-#include "client/zc_safetensors.h"
 #include "client/zctl/base/zctl.h"
-#include "client/zctl/zctl_main.h"
-
-#define WORDS_MAX 24
-
-/** The output of zctl, and its exit status. */
-struct said {
-    char *out, *err;
-    int status;
-};
-
-static struct said zctl(const char *line)
-{
-    char copy[256], *words[WORDS_MAX + 2] = { (char[]){ "zctl" } };
-    struct said s = { 0 };
-    size_t out_bytes, err_bytes;
-    FILE *out = open_memstream(&s.out, &out_bytes), *err = open_memstream(&s.err, &err_bytes);
-    int n = 1;
-
-    (void)snprintf(copy, sizeof(copy), "%s", line);
-    for (char *at = copy, *word; n <= WORDS_MAX && (word = strsep(&at, " ")) != NULL;)
-        if (*word)
-            words[n++] = word;
-    s.status = zctl_main(n, words, out, err);
-    (void)fclose(out);
-    (void)fclose(err);
-    return s;
-}
-
-static void said_free(struct said *s)
-{
-    free(s->out);
-    free(s->err);
-}
+#include "tests/unit/zctl/said.h"
 
 static void rows_are_sorted(void **state)
 {
@@ -256,26 +222,6 @@ static const struct {
     { "snapshot a --retain", 2, "--retain needs a value" },
     { "snapshot a --next=3", 2, "--next takes no value" },
     { "ls --next", 2, "unknown option '--next'; try --help" },
-    { "plan", 2, "which model?" },
-    { "plan --params 1G --layers 3", 2, "which model?" },
-    { "plan --params 1X", 2,
-      "--params must be a number, with K, M, G (or B), T or P after it, not '1X'" },
-    { "plan --params 1G --mode zero4", 2,
-      "--mode must be ddp, zero1, zero2, zero3, fsdp or hybrid, not 'zero4'" },
-    { "plan --params 1G --dtype int8", 2, "--dtype must be fp32, bf16 or fp16, not 'int8'" },
-    { "plan --params 1G --optimizer adamax", 2, "--optimizer must be adamw, adam, lion," },
-    { "plan --params 1G --moments int4", 2, "--moments must be fp32, bf16 or 8bit" },
-    { "plan --params 1G --ranks 0", 2, "--ranks must be 1 to 4294967295, not 0" },
-    { "plan --params 1G --ranks 3 --nodes 2 --host-bytes 1G", 2, "3 ranks on 2 nodes" },
-    { "plan --params 1G --host-bytes 1X", 2, "--host-bytes must be a size such as 1.5G, not '1X'" },
-    { "plan --params 1G --host-bytes 1G --drive-read fast", 2,
-      "--drive-read must be a number, not 'fast'" },
-    { "plan --params 1G --host-bytes 1G --page-elems 5", 2, "pages of 5 elements" },
-    { "plan --params 1T --units 1000000 --ranks 2 --host-bytes 1G", 2, "2000000 shards on a node" },
-    { "plan --params 1G --node /nowhere/n", 4, "/nowhere/n" },
-    { "plan --index /nowhere/x.safetensors", 4, "/nowhere/x" },
-    { "plan --params 1M --host-bytes 1G --measure /nowhere", 4, "/nowhere" },
-    { "plan --layers 2 --width 4 --host-bytes 1G", 2, "vocabulary 0" },
     { "-s /nowhere/there.sock plan --params 1G", 3, "Is zshardd running?" },
     { "fsck --data /nowhere -o json", 2, "for people only" },
     { "-s /nowhere/there.sock snapshot a", 3, "Is zshardd running?" },
@@ -536,175 +482,6 @@ static void exit_codes(void **state)
                      cases[i].status);
 }
 
-/* ---- plan: the output of base/forecast.h */
-
-#define PLAN_NODE "--host-bytes 1100M --nvme-bytes 4G --drive-read 2 --drive-write 1 --mem-bw 10 "
-
-static const struct {
-    const char *line;
-    int status;
-    const char *has[4];
-} plans[] = {
-    { "plan -o json --layers 12 --width 768 --vocab 50257 " PLAN_NODE,
-      0,
-      { "\"params\": 124439808", "\"fits\": true", "\"bound\": \"drive-write\"",
-        "\"units\": 14" } },
-    { "plan -o json --params 124M --units 7 --host-bytes 1G",
-      7,
-      { "\"params\": 124000000", "\"fits\": false", "\"units\": 7", "\"step_seconds\": null" } },
-    { "plan --params 0.3B --mode zero2 --ranks 4 --nodes 2 " PLAN_NODE,
-      0,
-      { "300000000 parameters", "zero2", "(p + (g + k)/N) P", "It fits." } },
-    { "plan -o json --params 1G --host-bytes 40G --optimizer lion --dtype fp16",
-      0,
-      { "\"dtype\": \"fp16\"", "\"optimizer\": \"lion\"", "\"moments\": \"fp32\"",
-        "\"state\": 8000" } },
-    { "plan -o json --params 1G --host-bytes 40G --nvme-bytes 1T --drive-read 1e-310 --drive-write "
-      "1 "
-      "--cores 4294967295",
-      0,
-      { "\"drive_seconds\": null", "\"cores\": 4294967295", "", "" } },
-    { "plan --params 7B --host-bytes 34G --nvme-bytes 1T --micro-steps 4294967295", /* at once */
-      0,
-      { "nvme read: by gathers", "It fits.", "", "" } },
-    { "plan --params 1K --host-bytes 100 --durable",
-      7,
-      { "\nIt does not fit.\n", "host: smallest that works", "nvme: smallest that works", "" } },
-};
-
-static void plan_table(void **state)
-{
-    (void)state;
-    for (size_t i = 0; i < ZB_COUNT(plans); i++) {
-        struct said s = zctl(plans[i].line);
-
-        if (s.status != plans[i].status ||
-            (s.status == ZCTL_EXIT_NO_FIT) != (strstr(s.err, "does not fit, because") != NULL))
-            fail_msg("zctl %s: status %d, '%s'", plans[i].line, s.status, s.err);
-        for (size_t k = 0; k < ZB_COUNT(plans[i].has); k++)
-            if (!strstr(s.out, plans[i].has[k]))
-                fail_msg("zctl %s: no '%s' in\n%s", plans[i].line, plans[i].has[k], s.out);
-        said_free(&s);
-    }
-}
-
-/* The words of an option are the names of base/plan.h and base/model.h, in the same order. */
-static void assert_choices(const char *option, const char *(*name_of)(unsigned n), unsigned first)
-{
-    size_t n;
-    const struct zctl_cmd *const *cmds = zctl_commands(&n);
-    const struct zctl z = { .cmds = cmds, .ncmds = n };
-    const struct zb_opt *o = zb_opt_find(zctl_command(&z, "plan")->options, option, strlen(option));
-    char all[128] = "";
-
-    assert_non_null(o);
-    for (unsigned i = first; name_of(i); i++)
-        (void)snprintf(all + strlen(all), sizeof(all) - strlen(all), "%s%s", i > first ? " " : "",
-                       name_of(i));
-    assert_string_equal(o->choices, all);
-    assert_int_equal(o->min, first);
-}
-
-static const char *mode_name(unsigned n)
-{
-    return n < ZB_MODES ? zb_mode_name((enum zb_mode)n) : NULL;
-}
-
-static const char *dtype_name(unsigned n)
-{
-    return zb_dtype_name((enum zb_dtype)n);
-}
-
-static const char *optimizer_name(unsigned n)
-{
-    return zb_optimizer_name((enum zb_optimizer)n);
-}
-
-static const char *moments_name(unsigned n)
-{
-    return zb_moments_name((enum zb_moments)n);
-}
-
-static void plan_choices_are_names(void **state)
-{
-    (void)state;
-    assert_choices("mode", mode_name, ZB_DDP);
-    assert_choices("dtype", dtype_name, ZB_F32);
-    assert_choices("grad-dtype", dtype_name, ZB_F32);
-    assert_choices("optimizer", optimizer_name, ZB_ADAMW);
-    assert_choices("moments", moments_name, ZB_MOMENTS_F32);
-}
-
-static void write_text(const char *path, const char *text)
-{
-    FILE *f = fopen(path, "w");
-
-    assert_non_null(f);
-    assert_true(fputs(text, f) >= 0);
-    assert_int_equal(fclose(f), 0);
-}
-
-static void files_write(const char *file, const struct zc_st_tensor *tensors, size_t n)
-{
-    float zeros[6400] = { 0 };
-    struct zc_st_writer *w;
-
-    assert_int_equal(zc_st_create(&w, file, tensors, n, NULL, 0, NULL, 0), 0);
-    for (size_t i = 0; i < n; i++)
-        assert_int_equal(
-            zc_st_append(w, zeros, 6400 * zc_st_dtype_bytes(tensors[i].dtype), NULL, 0), 0);
-    assert_int_equal(zc_st_commit(w, NULL, 0), 0);
-}
-
-/* Layers are units, and so is each tensor outside of layers; state that zctl exported is not a
- * parameter. The node comes from a file, and the command line takes precedence. */
-static void plan_of_files(void **state)
-{
-    static const char *const names[] = { "layers.0.a",  "layers.0.b.c", "layers.0.a.exp_avg",
-                                         "layers.10.a", "norm.weight",  "wte.weight" };
-    static const uint64_t dims[] = { 64, 100 };
-    char folder[] = "/tmp/zshard-plan-XXXXXX", file[64], node[64], line[300];
-    struct zc_st_tensor tensors[ZB_COUNT(names)];
-    struct said s;
-
-    (void)state;
-    assert_non_null(mkdtemp(folder));
-    (void)snprintf(file, sizeof(file), "%s/m.safetensors", folder);
-    (void)snprintf(node, sizeof(node), "%s/node", folder);
-    for (size_t i = 0; i < ZB_COUNT(names); i++)
-        tensors[i] =
-            (struct zc_st_tensor){ .name = names[i], .dtype = ZC_ST_F32, .ndims = 2, .dims = dims };
-    files_write(file, tensors, ZB_COUNT(names));
-    write_text(node, "{\"host_bytes\": \"64M\", \"nvme_bytes\": 1048576, \"drive_read\": 2.5}");
-    (void)snprintf(line, sizeof(line), "plan -o json --index %s --node %s --host-bytes 32M", file,
-                   node);
-    s = zctl(line);
-    assert_int_equal(s.status, 0);
-    assert_non_null(strstr(s.out, "\"params\": 32000"));
-    assert_non_null(strstr(s.out, "\"units\": 4"));
-    assert_non_null(strstr(s.out, "\"largest_unit\": 12800"));
-    assert_non_null(strstr(s.out, "\"dtype\": \"fp32\""));
-    assert_non_null(strstr(s.out, "\"budget\": 33554432"));
-    assert_non_null(strstr(s.out, "\"drive_read\": 2.5e9"));
-    said_free(&s);
-    for (size_t i = 0; i < ZB_COUNT(names); i++)
-        tensors[i].dtype = ZC_ST_F16;
-    assert_int_equal(unlink(file), 0);
-    files_write(file, tensors, ZB_COUNT(names));
-    s = zctl(line);
-    assert_int_equal(s.status, 0);
-    assert_non_null(strstr(s.out, "\"dtype\": \"fp16\""));
-    said_free(&s);
-    write_text(node, "{\"hosts\": 3}");
-    s = zctl(line);
-    assert_int_equal(s.status, 2);
-    assert_non_null(strstr(s.err, "unknown key 'hosts'"));
-    said_free(&s);
-    assert_int_equal(unlink(file), 0);
-    assert_int_equal(unlink(node), 0);
-    assert_int_equal(rmdir(folder), 0);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -720,9 +497,6 @@ int main(void)
         cmocka_unit_test(json),
         cmocka_unit_test(output_that_cannot_be_written),
         cmocka_unit_test(exit_codes),
-        cmocka_unit_test(plan_choices_are_names),
-        cmocka_unit_test(plan_table),
-        cmocka_unit_test(plan_of_files),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
