@@ -191,13 +191,30 @@ def modes():
         ddp_is(p, Training(d, "small", ["--dtype", "bf16", "--stage", "0"], 2))
 
 
-def ddp_is(p, training):
+def own_is(name, p, training):
+    """A rank's own states, without a daemon."""
     with training as t:
         t.wait(1)
         states = t.steps()[0]["state_bytes"]
     got = [states[plane] for plane in ("param", "grad", "optimizer")]
     want = [p["rank"]["own"][key] for key in ("params", "grads", "state")]
-    check(got == want, f"ddp: planned {want}, and it is {got}")
+    check(got == want, f"{name}: planned {want}, and it is {got}")
+
+
+def nothing_offloaded():
+    """Two ranks that keep all states themselves, in every mode and dtype."""
+    with Daemon("--host-bytes", "64M", *PAGES) as d:
+        for stage, mode, dtype in ((0, "ddp", "bf16"), (1, "zero1", "bf16"), (1, "zero1", "fp32"), (2, "zero2", "bf16"),
+                                   (3, "zero3", "bf16")):
+            words = [*plan_words("small", "host")[:-2], "--offload-optimizer", "none", "--dtype", dtype]
+            p = plan(None, *words, "--ranks", "2", "--mode", mode)
+            check(sum(p["rank"]["kept"].values()) == 0 and p["tiers"]["host"]["used"] == 0, f"{p}")
+            flags = ["--dtype", dtype, "--stage", str(stage), "--offload", "none"]
+            own_is(f"{mode}, {dtype}, nothing offloaded", p, Training(d, "small", flags, 2))
+
+
+def ddp_is(p, training):
+    own_is("ddp", p, training)
     check(p["tiers"]["host"]["used"] == p["tiers"]["host"]["buffers"], f"ddp has {p['tiers']} of a daemon")
 
 
@@ -296,7 +313,8 @@ def kernel_counts():
 
 
 TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
-                                 kernel_counts, two_ranks, eight_ranks, modes, durable, least_is_least)}
+                                 kernel_counts, two_ranks, eight_ranks, modes, nothing_offloaded, durable,
+                                 least_is_least)}
 
 if __name__ == "__main__":
     raise SystemExit(main(TESTS))

@@ -151,7 +151,7 @@ static const struct {
       "--gpu-bytes 24G --flops 100T --tokens 1000 --gpu-link 100 --gpu-mem-bw 1000 --network 10",
       0,
       { "\"mode\": \"ddp\",\n      \"nodes\": 1,\n      \"ranks\": 4,\n      \"fits\": false",
-        "\"loss\": 0.0", "\"iteration\": null", "\"network_bytes\": 8000" } },
+        "\"loss\": 0.0", "\"iteration\": null", "\"network_bytes\": 80" } },
     { "plan --params 1K --host-bytes 100 --durable",
       7,
       { "\nIt does not fit.\n", "host: smallest that works", "nvme: smallest that works", "" } },
