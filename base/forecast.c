@@ -24,11 +24,8 @@ static int forecast_check(const struct zb_run *run, const struct zb_node *node, 
         return zb_fail(err, -EINVAL,
                        "a step of %u micro-steps, %u units, and %u of them (to %u) gathered ahead",
                        run->micro_steps, run->model->nunits, run->prefetch_units, ZB_PREFETCH_MAX);
-    if (node->gpus > ZB_GPUS_MAX || node->gpus > run->ranks / run->nodes ||
-        (node->gpus > 0 && run->ranks / run->nodes % node->gpus != 0))
-        return zb_fail(err, -EINVAL,
-                       "%u ranks on a node of %u GPUs: as many on each, at most %u GPUs",
-                       run->ranks / run->nodes, node->gpus, ZB_GPUS_MAX);
+    if (node->gpus > ZB_GPUS_MAX)
+        return zb_fail(err, -EINVAL, "a node of %u GPUs: at most %u", node->gpus, ZB_GPUS_MAX);
     if (node->page_elems < ZB_BLOCK_ELEMS || node->page_elems > ZB_PAGE_ELEMS_MAX ||
         node->page_elems % ZB_BLOCK_ELEMS != 0)
         return zb_fail(err, -EINVAL, "pages of %u elements: a multiple of %u, at most %u",
@@ -105,7 +102,7 @@ static void forecast_refuse(const struct zb_node *node, const struct zb_place *p
 static int forecast_gpu_tier(const struct zb_node *node, const struct zb_place_job *job,
                              struct zb_forecast *f)
 {
-    int rc = zb_gpu_divide(job->shards, job->nshards, job->page_elems, GPU_UNIT, f->gpus,
+    int rc = zb_gpu_divide(job->shards, job->nshards, job->page_elems, GPU_UNIT, f->local, f->gpus,
                            node->gpu_tier_bytes, f->gpu);
 
     for (uint32_t g = 0; g < f->gpus && rc == 0; g++) {

@@ -266,6 +266,29 @@ def eight_ranks():
     check(same["ranks"] == 8 and same["tiers"]["host"] == p["tiers"]["host"], f"{same['tiers']}, {p['tiers']}")
 
 
+def state_on_gpus(device, row_names, ranks, budget):
+    """State that moves to emulated GPUs, each rank's to its own: after some steps, what each has is what was
+    planned for it. What the daemon itself needs on a device is used before."""
+    with Daemon("--host-bytes", "1G", "--nvme-bytes", NVME, "--gpu", device, "--gpu-bytes", budget, *PAGES) as d:
+        p = plan(d, *plan_words("eight", "nvme"), "--ranks", str(ranks))
+        with Training(d, "eight", ["--offload", "nvme", "--dtype", "bf16"], ranks) as t:
+            t.wait(STEPS)
+            tiers = {row["name"]: row for row in d.zctl("tiers")}
+    names = [name for name in tiers if name.startswith("gpu")]
+    check(names == row_names, f"{device}: tiers {names}")
+    for name in names:
+        got, want = tiers[name]["state"], p["tiers"][name]["used"]  # both in the device's units of memory
+        check(got == want, f"{device}, {budget} each, {ranks} ranks, {name}: planned {want} bytes, and it is {got}")
+    check(sum(p["tiers"][name]["state"] for name in names) == p["tiers"]["gpu"]["state"], f"{p['tiers']}")
+    return [tiers[name]["state"] for name in names]
+
+
+def one_gpu():
+    """All state of eight ranks on it, and none where it has no room for the first run."""
+    check(state_on_gpus("emulated:64M", ["gpu"], 8, "32M") != [0], "state is there")
+    check(state_on_gpus("emulated:64M", ["gpu"], 8, "4M") == [0], "a run of all state needs more")
+
+
 def durable():
     agrees("middle", 1 << 30, "nvme", ["--dtype", "bf16", "--keep", "--commit-every", "5"])
 
@@ -313,7 +336,7 @@ def kernel_counts():
 
 
 TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
-                                 kernel_counts, two_ranks, eight_ranks, modes, nothing_offloaded, durable,
+                                 kernel_counts, two_ranks, eight_ranks, modes, nothing_offloaded, one_gpu, durable,
                                  least_is_least)}
 
 if __name__ == "__main__":

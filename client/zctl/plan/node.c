@@ -75,6 +75,17 @@ static int node_file(struct zctl_plan *p, const char *path)
 
 /* ---- this node */
 
+/* The tier of one GPU: "gpu" if there is one, else "gpu0", "gpu1" ... Of several, the smallest free
+ * part counts for each. */
+static void daemon_gpu(struct zctl_plan *p, const struct zc_tier_row *row)
+{
+    uint64_t room = row->budget - zb_min_u64(row->used, row->budget);
+    bool several = row->name[3] != '\0', first = p->node.gpus == 0;
+
+    p->node.gpu_tier_bytes = several && !first ? zb_min_u64(p->node.gpu_tier_bytes, room) : room;
+    p->node.gpus += several;
+}
+
 static int daemon_tiers(struct zctl_plan *p)
 {
     struct zc_tier_row *rows = NULL;
@@ -84,8 +95,8 @@ static int daemon_tiers(struct zctl_plan *p)
     for (size_t i = 0; i < n && rc == 0; i++) {
         bool host = strcmp(rows[i].name, "host") == 0;
 
-        if (strcmp(rows[i].name, "gpu") == 0)
-            p->node.gpu_tier_bytes = rows[i].budget - rows[i].used;
+        if (strncmp(rows[i].name, "gpu", 3) == 0)
+            daemon_gpu(p, &rows[i]);
         if (!host && strcmp(rows[i].name, "nvme") != 0)
             continue;
         *(host ? &p->node.host_bytes : &p->node.nvme_bytes) = rows[i].budget;

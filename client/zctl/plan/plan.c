@@ -159,10 +159,12 @@ static int plan_check(struct zctl_plan *p)
     return 0;
 }
 
-/* A rank for each GPU, if their number is not given. */
+/* A rank for each GPU that an option or a file gives, if the number of ranks is not given. */
 static int plan_ranks(struct zctl_plan *p)
 {
-    if (p->node.gpus == 0 || zb_opt_given(&p->z->opts, "ranks"))
+    bool given = p->node_file || zb_opt_given(&p->z->opts, "gpus");
+
+    if (p->node.gpus == 0 || !given || zb_opt_given(&p->z->opts, "ranks"))
         return 0;
     if (p->run.nodes > ZB_RANKS_MAX / p->node.gpus)
         return zb_fail(&p->z->err, -EINVAL, "%u nodes of %u GPUs: at most %u ranks", p->run.nodes,

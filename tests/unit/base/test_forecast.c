@@ -250,9 +250,12 @@ static void state_on_several_gpus(void **state)
     assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
     assert_int_equal(f.gpu_state, one.gpu_state);
     assert_true(f.gpu_state > 0);
-    node.gpus = 3;
-    assert_int_equal(zb_forecast(&run, &node, &f, NULL), -EINVAL);
-    node.gpus = 16;
+    node.gpus = 16; /* more than ranks: every second one */
+    node.gpu_tier_bytes = m.params * 2;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    for (uint32_t g = 0; g < 16; g++)
+        assert_int_equal(f.gpu[g].state, g % 2 ? 0 : 10 * m.params / 8);
+    node.gpus = ZB_GPUS_MAX + 1;
     assert_int_equal(zb_forecast(&run, &node, &f, NULL), -EINVAL);
     zb_model_done(&m);
 }

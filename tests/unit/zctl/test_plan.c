@@ -51,7 +51,6 @@ static const struct {
     { "plan --params 1G --host-bytes 1G --gpu-mem-bw 0", 2, "--gpu-mem-bw must be" },
     { "plan --params 1G --host-bytes 1G --gpus 0", 2, "--gpus must be 1 to 64, not 0" },
     { "plan --params 1G --host-bytes 1G --gpus 65", 2, "--gpus must be 1 to 64, not 65" },
-    { "plan --params 1G --host-bytes 1G --gpus 8 --ranks 12", 2, "12 ranks on a node of 8 GPUs" },
     { "plan --params 1G --host-bytes 1G --gpus 8 --nodes 9000", 2, "9000 nodes of 8 GPUs" },
     { "plan --params 1G --host-bytes 1G --drives 0", 2, "--drives must be 1 to 1024, not 0" },
     { "plan --params 1G --host-bytes 1G --drives 4", 2, "--drives needs --drive-read" },
