@@ -64,12 +64,23 @@ static uint64_t forecast_budget(const struct zb_node *node, const struct zb_fore
                : all;
 }
 
+/* Bytes of pages on each of equal drives. A page is on one of them. */
+static uint64_t forecast_file(const struct zb_node *node, const struct zb_needs *needs)
+{
+    uint64_t n = zb_max_u64(node->drives, 1);
+    uint64_t bytes = zb_round_up(zb_div_up(node->nvme_taken, n), ZB_PAGE_ALIGN);
+
+    for (uint32_t i = 0; i < needs->n; i++)
+        bytes += zb_div_up(needs->needs[i].count, n) * needs->needs[i].bytes;
+    return bytes;
+}
+
 static void forecast_least(const struct zb_node *node, const struct zb_place *place,
                            struct zb_forecast *f)
 {
     f->host_least = forecast_budget(node, f, place->least_host);
     f->host_least_grads = forecast_budget(node, f, place->least_grads);
-    f->nvme_least = ZB_DATA_START + node->nvme_taken + zb_needs_bytes(&place->nvme);
+    f->nvme_least = ZB_DATA_START + forecast_file(node, &place->nvme);
 }
 
 static void forecast_refuse(const struct zb_node *node, const struct zb_place *place, bool placed,

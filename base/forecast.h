@@ -70,7 +70,7 @@ struct zb_node {
     uint64_t gpu_tier_bytes;         /* of the daemon's GPU tier, for this job, on each GPU; 0: no
                                         tier */
     uint32_t gpus;   /* of the node; 0: one. Ranks have them by place: zb_gpu_of() */
-    uint32_t drives; /* 0: unknown. Rates and endurance are of all together */
+    uint32_t drives; /* equal ones; 0: unknown. All other members are of all together */
     uint64_t host_taken, nvme_taken; /* by other jobs */
     uint32_t page_elems;
     uint64_t ring_bytes; /* as the daemon's option; 0: the daemon chooses */
@@ -106,7 +106,8 @@ struct zb_forecast {
                                                     memory */
     uint64_t nvme_param, nvme_state, nvme_spare; /* places: of one version, and all others */
     uint64_t nvme_grad;                          /* gradients that do not fit into memory */
-    uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data file */
+    uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data
+                                          file, one on each drive */
     uint64_t gpu_state; /* state on the GPU tier from the third step on, in addition to its place in
                            the lower tier; of all GPUs */
     uint64_t gpu_used;  /* device memory that this state takes */

@@ -116,9 +116,9 @@ def near(what, got, want, share=0.01, slack=0):
     check(abs(got - want) <= share * want + slack, f"{what}: planned {want}, and it was {got}")
 
 
-def agrees(model, host, offload, flags=(), ranks=1, micros=1, mode="zero3"):
+def agrees(model, host, offload, flags=(), ranks=1, micros=1, mode="zero3", drives=("--nvme-bytes", NVME)):
     """One run: the plan made before it against what it took. Returns the plan."""
-    with Daemon("--host-bytes", str(host), "--nvme-bytes", NVME, *PAGES) as d:
+    with Daemon("--host-bytes", str(host), *drives, *PAGES) as d:
         words = ["--ranks", str(ranks), "--micro-steps", str(micros), "--mode", mode]
         name = f"{model}, {offload}, {host} bytes of host memory, {ranks} ranks, {' '.join(flags)}"
 
@@ -266,6 +266,23 @@ def eight_ranks():
     check(same["ranks"] == 8 and same["tiers"]["host"] == p["tiers"]["host"], f"{same['tiers']}, {p['tiers']}")
 
 
+def four_drives():
+    """Eight ranks that stream from four data files, which are as small as the plan allows."""
+    words = [*plan_words("eight", "nvme"), "--gpus", "8", "--page-elems", "65536", "--drives", "4", "--nvme-bytes",
+             "64M"]
+    host = plan(None, *words, "--host-bytes", "1M", status=7)["tiers"]["host"]["least_grads"]
+    p = plan(None, *words, "--host-bytes", str(host))
+    size = p["tiers"]["nvme"]["least"]
+    check(4 * (size - 65536) >= p["tiers"]["nvme"]["used"] > 3 * (size - 65536), f"{p['tiers']}")
+    with tempfile.TemporaryDirectory() as folder:
+        paths = ":".join(os.path.join(folder, str(n)) for n in range(3))
+        real = agrees("eight", host, "nvme", ["--dtype", "bf16"], ranks=8,
+                      drives=("--nvme-bytes", str(size), "--paths", paths))
+    got, want = real["tiers"]["nvme"], p["tiers"]["nvme"]
+    check(all(got[key] == want[key] for key in ("used", "state", "params", "spare")), f"{got}, {want}")
+    check(got["budget"] == 4 * (size - 65536), f"{got}")
+
+
 def state_on_gpus(device, row_names, ranks, budget):
     """State that moves to emulated GPUs, each rank's to its own: after some steps, what each has is what was
     planned for it. What the daemon itself needs on a device is used before."""
@@ -336,8 +353,8 @@ def kernel_counts():
 
 
 TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
-                                 kernel_counts, two_ranks, eight_ranks, modes, nothing_offloaded, one_gpu, durable,
-                                 least_is_least)}
+                                 kernel_counts, two_ranks, eight_ranks, four_drives, modes, nothing_offloaded, one_gpu,
+                                 durable, least_is_least)}
 
 if __name__ == "__main__":
     raise SystemExit(main(TESTS))

@@ -53,7 +53,8 @@ static const struct {
     { "plan --params 1G --host-bytes 1G --gpus 65", 2, "--gpus must be 1 to 64, not 65" },
     { "plan --params 1G --host-bytes 1G --gpus 8 --nodes 9000", 2, "9000 nodes of 8 GPUs" },
     { "plan --params 1G --host-bytes 1G --drives 0", 2, "--drives must be 1 to 1024, not 0" },
-    { "plan --params 1G --host-bytes 1G --drives 4", 2, "--drives needs --drive-read" },
+    { "plan --params 1G --host-bytes 1G --drives 4", 2,
+      "--drives needs --nvme-bytes, --drive-read" },
     { "plan --params 1G --host-bytes 1G --comm tcp", 2, "--comm must be nccl, host or ring" },
     { "plan --params 1G --offload-optimizer disk", 2, "--offload-optimizer must be none, host" },
     { "plan --params 1G --host-bytes 1G --scale zero3,zero4", 2, "'zero4' is not a mode" },
@@ -127,7 +128,7 @@ static const struct {
       "--drive-write "
       "1 --drive-endurance 100 --host-bytes 40G --nvme-bytes 1T",
       0,
-      { "\"gpu7\": {\n      \"state\": 1", "\"ranks\": 8", "\"drive_read\": 8e9",
+      { "\"gpu7\": {\n      \"state\": 1", "\"budget\": 4398046248960", "\"drive_read\": 8e9",
         "\"iteration\": null" } },
     { "plan --params 1G --gpus 2 --gpu-tier-bytes 1G --drives 4 --drive-read 2 --host-bytes 40G "
       "--nvme-bytes 1T",
