@@ -24,11 +24,8 @@ static int forecast_check(const struct zb_run *run, const struct zb_node *node, 
         return zb_fail(err, -EINVAL,
                        "a step of %u micro-steps, %u units, and %u of them (to %u) gathered ahead",
                        run->micro_steps, run->model->nunits, run->prefetch_units, ZB_PREFETCH_MAX);
-    if (node->gpus > ZB_GPUS_MAX || node->gpus > run->ranks / run->nodes ||
-        (node->gpus > 0 && run->ranks / run->nodes % node->gpus != 0))
-        return zb_fail(err, -EINVAL,
-                       "%u ranks on a node of %u GPUs: as many on each, at most %u GPUs",
-                       run->ranks / run->nodes, node->gpus, ZB_GPUS_MAX);
+    if (node->gpus > ZB_GPUS_MAX)
+        return zb_fail(err, -EINVAL, "a node of %u GPUs: at most %u", node->gpus, ZB_GPUS_MAX);
     if (node->page_elems < ZB_BLOCK_ELEMS || node->page_elems > ZB_PAGE_ELEMS_MAX ||
         node->page_elems % ZB_BLOCK_ELEMS != 0)
         return zb_fail(err, -EINVAL, "pages of %u elements: a multiple of %u, at most %u",
@@ -67,12 +64,23 @@ static uint64_t forecast_budget(const struct zb_node *node, const struct zb_fore
                : all;
 }
 
+/* Bytes of pages on each of equal drives. A page is on one of them. */
+static uint64_t forecast_file(const struct zb_node *node, const struct zb_needs *needs)
+{
+    uint64_t n = zb_max_u64(node->drives, 1);
+    uint64_t bytes = zb_round_up(zb_div_up(node->nvme_taken, n), ZB_PAGE_ALIGN);
+
+    for (uint32_t i = 0; i < needs->n; i++)
+        bytes += zb_div_up(needs->needs[i].count, n) * needs->needs[i].bytes;
+    return bytes;
+}
+
 static void forecast_least(const struct zb_node *node, const struct zb_place *place,
                            struct zb_forecast *f)
 {
     f->host_least = forecast_budget(node, f, place->least_host);
     f->host_least_grads = forecast_budget(node, f, place->least_grads);
-    f->nvme_least = ZB_DATA_START + node->nvme_taken + zb_needs_bytes(&place->nvme);
+    f->nvme_least = ZB_DATA_START + forecast_file(node, &place->nvme);
 }
 
 static void forecast_refuse(const struct zb_node *node, const struct zb_place *place, bool placed,
@@ -105,7 +113,7 @@ static void forecast_refuse(const struct zb_node *node, const struct zb_place *p
 static int forecast_gpu_tier(const struct zb_node *node, const struct zb_place_job *job,
                              struct zb_forecast *f)
 {
-    int rc = zb_gpu_divide(job->shards, job->nshards, job->page_elems, GPU_UNIT, f->gpus,
+    int rc = zb_gpu_divide(job->shards, job->nshards, job->page_elems, GPU_UNIT, f->local, f->gpus,
                            node->gpu_tier_bytes, f->gpu);
 
     for (uint32_t g = 0; g < f->gpus && rc == 0; g++) {

@@ -69,8 +69,8 @@ struct zb_node {
     uint64_t gpu_bytes;              /* of each rank's GPU; 0: ignored */
     uint64_t gpu_tier_bytes;         /* of the daemon's GPU tier, for this job, on each GPU; 0: no
                                         tier */
-    uint32_t gpus;                   /* of the node; 0: one. Rank r of the node uses r % gpus */
-    uint32_t drives;                 /* 0: unknown. Rates and endurance are of all together */
+    uint32_t gpus;   /* of the node; 0: one. Ranks have them by place: zb_gpu_of() */
+    uint32_t drives; /* equal ones; 0: unknown. All other members are of all together */
     uint64_t host_taken, nvme_taken; /* by other jobs */
     uint32_t page_elems;
     uint64_t ring_bytes; /* as the daemon's option; 0: the daemon chooses */
@@ -106,11 +106,12 @@ struct zb_forecast {
                                                     memory */
     uint64_t nvme_param, nvme_state, nvme_spare; /* places: of one version, and all others */
     uint64_t nvme_grad;                          /* gradients that do not fit into memory */
-    uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data file */
+    uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data
+                                          file, one on each drive */
     uint64_t gpu_state; /* state on the GPU tier from the third step on, in addition to its place in
                            the lower tier; of all GPUs */
     uint64_t gpu_used;  /* device memory that this state takes */
-    uint32_t gpus;      /* that have a rank */
+    uint32_t gpus;      /* of the node, at least one */
     struct zb_gpu_share gpu[ZB_GPUS_MAX]; /* the same, for each */
     uint32_t nbuffers;
     bool early; /* requested, and there is room */

@@ -166,7 +166,7 @@ void zb_forecast_gpu(const struct zb_node *node, struct zb_forecast *f)
                     f->grad_bytes;
 
     if (node->gpus > 0)
-        need *= f->local / node->gpus; /* ranks that share a GPU */
+        need *= zb_div_up(f->local, node->gpus); /* ranks that share a GPU */
     if (node->gpu_bytes == 0 || need <= node->gpu_bytes)
         return;
     f->fits = false;

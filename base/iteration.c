@@ -5,6 +5,8 @@
 
 #include <errno.h>
 
+#include "base/util.h"
+
 #define F32_BYTES 4.0
 
 const char *zb_part_name(enum zb_part part)
@@ -97,14 +99,16 @@ static void move_sums(const struct iter *it, double elems, struct moved *m)
     }
 }
 
-/* Hybrid: the ranks with the same slice, one on each node, add their sums and return them. */
+/* Hybrid: the ranks with the same slice, one on each node, add their sums and return them. Each
+ * does so for a part of the slice, of whole blocks. */
 static void move_across(const struct iter *it, double elems, struct moved *m)
 {
-    double nodes = it->run->nodes;
+    uint32_t nodes = it->run->nodes;
+    uint64_t part = zb_padded_elems(zb_div_up((uint64_t)(elems / it->n), nodes));
     double bytes = it->run->comm == ZB_COMM_RING ? it->dtype_bytes : F32_BYTES;
 
-    m->network += it->here * 2 * (nodes - 1) / nodes * bytes * elems / it->n;
-    m->messages += 2 * (nodes - 1);
+    m->network += it->here * 2 * (nodes - 1) * bytes * (double)part;
+    m->messages += 2.0 * (nodes - 1);
 }
 
 /* A unit's gradient from each rank, summed; each rank gets its slice of the sum. */

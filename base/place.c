@@ -401,7 +401,8 @@ static int gpu_fill(const struct zb_place_shard *shards, uint32_t nshards, uint3
 }
 
 int zb_gpu_divide(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
-                  uint64_t unit, uint32_t ngpus, uint64_t budget, struct zb_gpu_share *ret)
+                  uint64_t unit, uint32_t nranks, uint32_t ngpus, uint64_t budget,
+                  struct zb_gpu_share *ret)
 {
     struct zb_place_shard *its = calloc(zb_max_u64(nshards, 1), sizeof(*its));
     int rc = its ? 0 : -ENOMEM;
@@ -410,7 +411,7 @@ int zb_gpu_divide(const struct zb_place_shard *shards, uint32_t nshards, uint32_
         uint32_t n = 0;
 
         for (uint32_t i = 0; i < nshards; i++)
-            if (shards[i].rank % ngpus == g)
+            if (zb_gpu_of(shards[i].rank, nranks, ngpus) == g)
                 its[n++] = shards[i];
         ret[g] = (struct zb_gpu_share){ 0 };
         rc = gpu_fill(its, n, page_elems, unit, budget, &ret[g]);

@@ -185,15 +185,22 @@ struct zb_gpu_share {
 };
 
 /**
- * Divides a job's state among GPUs: rank r of the node uses GPU r % ngpus, and the state of its
- * shards goes there and nowhere else. Each GPU holds the first runs of its shards, as many as fit
- * into `budget` bytes.
+ * Divides a job's state among GPUs: the state of a rank's shards goes to its GPU (zb_gpu_of()) and
+ * nowhere else. Each GPU holds the first runs of its shards, as many as fit into `budget` bytes.
  *
- * @param ret  [ngpus]
+ * @param nranks  of the node
+ * @param ret     [ngpus]
  * @return 0 or -ENOMEM
  */
 int zb_gpu_divide(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
-                  uint64_t unit, uint32_t ngpus, uint64_t budget, struct zb_gpu_share *ret);
+                  uint64_t unit, uint32_t nranks, uint32_t ngpus, uint64_t budget,
+                  struct zb_gpu_share *ret);
+
+/** The GPU of a rank of the node, if each rank has the one that its place says. */
+static inline uint32_t zb_gpu_of(uint32_t rank, uint32_t nranks, uint32_t ngpus)
+{
+    return (uint32_t)((uint64_t)rank * ngpus / nranks);
+}
 
 /** Device memory that a run takes. */
 static inline uint64_t zb_gpu_run_taken(const struct zb_gpu_run *run, uint64_t unit)

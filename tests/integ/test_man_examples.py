@@ -63,7 +63,8 @@ class World:
             os.makedirs(os.path.join(folder, name))
         safetensors(os.path.join(folder, "models", "demo", "model.safetensors"))
         files = {"ds_config.json": {"train_batch_size": 64, "zero_optimization": {"stage": 3}},
-                 "node.json": {"host_bytes": "64G", "nvme_bytes": "1T", "drive_read": 6, "drive_write": 4}}
+                 "node.json": {"host_bytes": "64G", "nvme_bytes": "1T", "drive_read": 6, "drive_write": 4, "mem_bw": 300,
+                               "link": 50, "gpu_link": 450}}
         for name, what in files.items():
             with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
                 json.dump(what, file)

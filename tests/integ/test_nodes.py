@@ -144,6 +144,19 @@ def formulas(p):
     }
 
 
+PLANNED = {"--stage 0": "ddp", "--stage 1": "zero1", "--stage 3": "zero3", "--stage 3 --group 2": "hybrid"}
+
+
+def planned_bytes(mode, dtype):
+    """The same by zctl plan, which counts one direction. Its rates do not matter here."""
+    rates = [word for name in ("link", "network", "mem-bw", "gpu-mem-bw") for word in ("--" + name, "1")]
+    p = plan(None, "--layers", flag(LINKED, "--layers"), "--width", flag(LINKED, "--width"), "--vocab",
+             str(VOCABULARY), "--seq", flag([], "--seq"), "--dtype", dtype, "--mode", PLANNED[mode], "--ranks",
+             str(RANKS), "--nodes", "2", "--comm", "host", "--offload-optimizer", "none", "--tokens", "1",
+             "--flops", "1", *rates)
+    return 2 * p["iteration"]["network_bytes"]
+
+
 def link():
     full, group = "--stage 3", "--stage 3 --group 2"
     for dtype, p, modes in (("bf16", 2, formulas(2)), ("fp32", 4, [full, group])):
@@ -154,6 +167,9 @@ def link():
             print(f"{dtype} {mode}: {got[mode]:.0f} bytes a step over the link, {want[mode]:.0f} by the formula, "
                   f"{100 * off:+.2f} %")
             check(-0.01 <= off <= HEADERS, f"{dtype} {mode}: {got[mode]} bytes a step, not {want[mode]}")
+            if mode in PLANNED:
+                ours = planned_bytes(mode, dtype)
+                check(ours == want[mode], f"{dtype} {mode}: planned {ours} bytes over the link, by the formula {want[mode]}")
         less, ratio = got[full] / got[group], want[full] / want[group]
         print(f"{dtype}: groups send {less:.3f} times less, by the formulas {ratio:.3f}")
         check(abs(less / ratio - 1) <= HEADERS, f"{dtype}: groups send {less} times less, not {ratio}")

@@ -116,9 +116,9 @@ def near(what, got, want, share=0.01, slack=0):
     check(abs(got - want) <= share * want + slack, f"{what}: planned {want}, and it was {got}")
 
 
-def agrees(model, host, offload, flags=(), ranks=1, micros=1, mode="zero3"):
+def agrees(model, host, offload, flags=(), ranks=1, micros=1, mode="zero3", drives=("--nvme-bytes", NVME)):
     """One run: the plan made before it against what it took. Returns the plan."""
-    with Daemon("--host-bytes", str(host), "--nvme-bytes", NVME, *PAGES) as d:
+    with Daemon("--host-bytes", str(host), *drives, *PAGES) as d:
         words = ["--ranks", str(ranks), "--micro-steps", str(micros), "--mode", mode]
         name = f"{model}, {offload}, {host} bytes of host memory, {ranks} ranks, {' '.join(flags)}"
 
@@ -191,13 +191,30 @@ def modes():
         ddp_is(p, Training(d, "small", ["--dtype", "bf16", "--stage", "0"], 2))
 
 
-def ddp_is(p, training):
+def own_is(name, p, training):
+    """A rank's own states, without a daemon."""
     with training as t:
         t.wait(1)
         states = t.steps()[0]["state_bytes"]
     got = [states[plane] for plane in ("param", "grad", "optimizer")]
     want = [p["rank"]["own"][key] for key in ("params", "grads", "state")]
-    check(got == want, f"ddp: planned {want}, and it is {got}")
+    check(got == want, f"{name}: planned {want}, and it is {got}")
+
+
+def nothing_offloaded():
+    """Two ranks that keep all states themselves, in every mode and dtype."""
+    with Daemon("--host-bytes", "64M", *PAGES) as d:
+        for stage, mode, dtype in ((0, "ddp", "bf16"), (1, "zero1", "bf16"), (1, "zero1", "fp32"), (2, "zero2", "bf16"),
+                                   (3, "zero3", "bf16")):
+            words = [*plan_words("small", "host")[:-2], "--offload-optimizer", "none", "--dtype", dtype]
+            p = plan(None, *words, "--ranks", "2", "--mode", mode)
+            check(sum(p["rank"]["kept"].values()) == 0 and p["tiers"]["host"]["used"] == 0, f"{p}")
+            flags = ["--dtype", dtype, "--stage", str(stage), "--offload", "none"]
+            own_is(f"{mode}, {dtype}, nothing offloaded", p, Training(d, "small", flags, 2))
+
+
+def ddp_is(p, training):
+    own_is("ddp", p, training)
     check(p["tiers"]["host"]["used"] == p["tiers"]["host"]["buffers"], f"ddp has {p['tiers']} of a daemon")
 
 
@@ -249,6 +266,46 @@ def eight_ranks():
     check(same["ranks"] == 8 and same["tiers"]["host"] == p["tiers"]["host"], f"{same['tiers']}, {p['tiers']}")
 
 
+def four_drives():
+    """Eight ranks that stream from four data files, which are as small as the plan allows."""
+    words = [*plan_words("eight", "nvme"), "--gpus", "8", "--page-elems", "65536", "--drives", "4", "--nvme-bytes",
+             "64M"]
+    host = plan(None, *words, "--host-bytes", "1M", status=7)["tiers"]["host"]["least_grads"]
+    p = plan(None, *words, "--host-bytes", str(host))
+    size = p["tiers"]["nvme"]["least"]
+    check(4 * (size - 65536) >= p["tiers"]["nvme"]["used"] > 3 * (size - 65536), f"{p['tiers']}")
+    with tempfile.TemporaryDirectory() as folder:
+        paths = ":".join(os.path.join(folder, str(n)) for n in range(3))
+        real = agrees("eight", host, "nvme", ["--dtype", "bf16"], ranks=8,
+                      drives=("--nvme-bytes", str(size), "--paths", paths))
+    got, want = real["tiers"]["nvme"], p["tiers"]["nvme"]
+    check(all(got[key] == want[key] for key in ("used", "state", "params", "spare")), f"{got}, {want}")
+    check(got["budget"] == 4 * (size - 65536), f"{got}")
+
+
+def state_on_gpus(device, row_names, ranks, budget):
+    """State that moves to emulated GPUs, each rank's to its own: after some steps, what each has is what was
+    planned for it. What the daemon itself needs on a device is used before."""
+    with Daemon("--host-bytes", "1G", "--nvme-bytes", NVME, "--gpu", device, "--gpu-bytes", budget, *PAGES) as d:
+        p = plan(d, *plan_words("eight", "nvme"), "--ranks", str(ranks))
+        with Training(d, "eight", ["--offload", "nvme", "--dtype", "bf16"], ranks) as t:
+            t.wait(STEPS)
+            tiers = {row["name"]: row for row in d.zctl("tiers")}
+    names = [name for name in tiers if name.startswith("gpu")]
+    check(names == row_names, f"{device}: tiers {names}")
+    for name in names:
+        got, want = tiers[name]["state"], p["tiers"][name]["used"]  # both in the device's units of memory
+        check(got == want, f"{device}, {budget} each, {ranks} ranks, {name}: planned {want} bytes, and it is {got}")
+    check(sum(p["tiers"][name]["state"] for name in names) == p["tiers"]["gpu"]["state"], f"{p['tiers']}")
+    return [tiers[name]["state"] for name in names]
+
+
+def one_gpu():
+    """All state of eight ranks on it, and none where it has no room for the first run."""
+    check(state_on_gpus("emulated:64M", ["gpu"], 8, "32M") != [0], "state is there")
+    check(state_on_gpus("emulated:64M", ["gpu"], 8, "4M") == [0], "a run of all state needs more")
+
+
 def durable():
     agrees("middle", 1 << 30, "nvme", ["--dtype", "bf16", "--keep", "--commit-every", "5"])
 
@@ -296,7 +353,8 @@ def kernel_counts():
 
 
 TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
-                                 kernel_counts, two_ranks, eight_ranks, modes, durable, least_is_least)}
+                                 kernel_counts, two_ranks, eight_ranks, four_drives, modes, nothing_offloaded, one_gpu,
+                                 durable, least_is_least)}
 
 if __name__ == "__main__":
     raise SystemExit(main(TESTS))

@@ -75,6 +75,17 @@ static int node_file(struct zctl_plan *p, const char *path)
 
 /* ---- this node */
 
+/* The tier of one GPU: "gpu" if there is one, else "gpu0", "gpu1" ... Of several, the smallest free
+ * part counts for each. */
+static void daemon_gpu(struct zctl_plan *p, const struct zc_tier_row *row)
+{
+    uint64_t room = row->budget - zb_min_u64(row->used, row->budget);
+    bool several = row->name[3] != '\0', first = p->node.gpus == 0;
+
+    p->node.gpu_tier_bytes = several && !first ? zb_min_u64(p->node.gpu_tier_bytes, room) : room;
+    p->node.gpus += several;
+}
+
 static int daemon_tiers(struct zctl_plan *p)
 {
     struct zc_tier_row *rows = NULL;
@@ -84,8 +95,8 @@ static int daemon_tiers(struct zctl_plan *p)
     for (size_t i = 0; i < n && rc == 0; i++) {
         bool host = strcmp(rows[i].name, "host") == 0;
 
-        if (strcmp(rows[i].name, "gpu") == 0)
-            p->node.gpu_tier_bytes = rows[i].budget - rows[i].used;
+        if (strncmp(rows[i].name, "gpu", 3) == 0)
+            daemon_gpu(p, &rows[i]);
         if (!host && strcmp(rows[i].name, "nvme") != 0)
             continue;
         *(host ? &p->node.host_bytes : &p->node.nvme_bytes) = rows[i].budget;
@@ -152,15 +163,28 @@ static int node_daemon(struct zctl_plan *p)
     return rc < 0 ? rc : daemon_idle_jobs(p);
 }
 
-/* Rates and endurance are of one drive, if a number of drives is given. */
-static int node_drives(struct zctl_plan *p)
+/* Budgets are used in whole pages, without the head of each data file. */
+static void node_budgets(struct zctl_plan *p)
+{
+    p->node.host_bytes -= p->node.host_bytes % ZB_PAGE_ALIGN;
+    p->node.nvme_bytes -= zb_min_u64(p->node.nvme_bytes, ZB_DATA_START);
+    p->node.nvme_bytes -= p->node.nvme_bytes % ZB_PAGE_ALIGN;
+}
+
+/* If a number of drives is given, what is given about drives is of one of them. `sizes`: so is the
+ * size of the data file. */
+static int node_drives(struct zctl_plan *p, bool sizes)
 {
     static const char *const names[] = { "drive-read", "drive-write", "drive-endurance" };
     double *const values[] = { &p->node.drive_read, &p->node.drive_write, &p->node.endurance };
-    bool any = false;
+    bool any = sizes && p->node.nvme_bytes > 0;
 
     if (p->node.drives == 0)
         return 0;
+    if (any && p->node.nvme_bytes > ZB_PARAMS_MAX / p->node.drives)
+        return zb_fail(&p->z->err, -EINVAL, "%u drives of %llu bytes: too many bytes",
+                       p->node.drives, (unsigned long long)p->node.nvme_bytes);
+    p->node.nvme_bytes *= any ? p->node.drives : 1;
     for (size_t i = 0; i < ZB_COUNT(values); i++)
         if ((p->node_file || zb_opt_given(&p->z->opts, names[i])) && *values[i] > 0) {
             *values[i] *= p->node.drives;
@@ -168,8 +192,8 @@ static int node_drives(struct zctl_plan *p)
         }
     if (!any)
         return zb_fail(&p->z->err, -EINVAL,
-                       "--drives needs --drive-read, --drive-write or --drive-endurance, of one "
-                       "drive");
+                       "--drives needs --nvme-bytes, --drive-read, --drive-write or "
+                       "--drive-endurance, of one drive");
     return 0;
 }
 
@@ -191,10 +215,7 @@ int zctl_plan_node(struct zctl_plan *p)
     for (const struct zb_opt *o = opts->rows; o->name; o++) /* the command line wins */
         if (node_option(o) && zb_opt_given(opts, o->name))
             memcpy((char *)p + o->at, (const char *)&line + o->at, o->size);
-    if (rc == 0 && given) {
-        p->node.host_bytes -= p->node.host_bytes % ZB_PAGE_ALIGN;
-        p->node.nvme_bytes -= zb_min_u64(p->node.nvme_bytes, ZB_DATA_START);
-        p->node.nvme_bytes -= p->node.nvme_bytes % ZB_PAGE_ALIGN;
-    }
-    return rc < 0 ? rc : node_drives(p);
+    if (rc == 0 && given)
+        node_budgets(p);
+    return rc < 0 ? rc : node_drives(p, given);
 }

@@ -93,13 +93,13 @@ static const struct zb_opt plan_options[] = {
     { "gpus", ZB_OPT_COUNT, AT(node.gpus), .arg = "N", .min = 1, .max = ZB_GPUS_MAX,
       .help = "GPUs of the node, and its ranks, if --ranks is not given" },
     { "drives", ZB_OPT_COUNT, AT(node.drives), .arg = "N", .min = 1, .max = ZB_DRIVES_MAX,
-      .help = "equal drives: then the three --drive options are of one of them" },
+      .help = "equal drives; --nvme-bytes and the --drive options are then of one of them" },
     { "page-elems", ZB_OPT_COUNT, AT(node.page_elems), .arg = "N",
       .help = "page size of the daemon", .absent = "262144" },
     { "ring-bytes", ZB_OPT_SIZE, AT(node.ring_bytes), .arg = "SIZE",
       .help = "ring_bytes of the daemon" },
     { "drive-read", ZB_OPT_REAL, AT(node.drive_read), .arg = "GB/S", .max = 1e9, .scale = 1e9,
-      .help = "read bandwidth of all drives, in 1e9 bytes per second" },
+      .help = "read bandwidth of all drives, or with --drives of one, in 1e9 bytes per second" },
     { "drive-write", ZB_OPT_REAL, AT(node.drive_write), .arg = "GB/S", .max = 1e9, .scale = 1e9,
       .help = "their write bandwidth" },
     { "drive-endurance", ZB_OPT_REAL, AT(node.endurance), .arg = "TB", .max = 1e9, .scale = 1e12,
@@ -159,10 +159,12 @@ static int plan_check(struct zctl_plan *p)
     return 0;
 }
 
-/* A rank for each GPU, if their number is not given. */
+/* A rank for each GPU that an option or a file gives, if the number of ranks is not given. */
 static int plan_ranks(struct zctl_plan *p)
 {
-    if (p->node.gpus == 0 || zb_opt_given(&p->z->opts, "ranks"))
+    bool given = p->node_file || zb_opt_given(&p->z->opts, "gpus");
+
+    if (p->node.gpus == 0 || !given || zb_opt_given(&p->z->opts, "ranks"))
         return 0;
     if (p->run.nodes > ZB_RANKS_MAX / p->node.gpus)
         return zb_fail(&p->z->err, -EINVAL, "%u nodes of %u GPUs: at most %u ranks", p->run.nodes,

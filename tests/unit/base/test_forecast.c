@@ -250,9 +250,12 @@ static void state_on_several_gpus(void **state)
     assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
     assert_int_equal(f.gpu_state, one.gpu_state);
     assert_true(f.gpu_state > 0);
-    node.gpus = 3;
-    assert_int_equal(zb_forecast(&run, &node, &f, NULL), -EINVAL);
-    node.gpus = 16;
+    node.gpus = 16; /* more than ranks: every second one */
+    node.gpu_tier_bytes = m.params * 2;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    for (uint32_t g = 0; g < 16; g++)
+        assert_int_equal(f.gpu[g].state, g % 2 ? 0 : 10 * m.params / 8);
+    node.gpus = ZB_GPUS_MAX + 1;
     assert_int_equal(zb_forecast(&run, &node, &f, NULL), -EINVAL);
     zb_model_done(&m);
 }
@@ -427,6 +430,40 @@ static void tokens_and_wear(void **state)
     zb_model_done(&m);
 }
 
+/* Each of several drives has its part of the pages, whole ones, and the head of a data file. */
+static void drives_of_a_node(void **state)
+{
+    struct zb_model m = { 0 };
+    struct zb_node node = { .nvme_bytes = ZB_GIB, .page_elems = 65536 };
+    struct zb_run run = { .model = &m,
+                          .mode = ZB_ZERO3,
+                          .ranks = 1,
+                          .nodes = 1,
+                          .layout = bf16(),
+                          .param = ZB_OFFLOAD_HOST,
+                          .optimizer = ZB_OFFLOAD_NVME,
+                          .micro_steps = 1 };
+    uint64_t page = 65536 * UINT64_C(10);
+    struct zb_forecast one, f;
+
+    (void)state;
+    assert_int_equal(zb_model_params(&m, 4096 * ZB_BLOCK_ELEMS, 8, NULL), 0); /* 256 pages */
+    assert_int_equal(zb_forecast(&run, &node, &one, NULL), 0);
+    node.host_bytes = one.host_least;
+    assert_int_equal(zb_forecast(&run, &node, &one, NULL), 0);
+    assert_int_equal(one.nvme_state, 256 * page);
+    assert_int_equal(one.nvme_least, ZB_DATA_START + one.nvme_used);
+    for (node.drives = 1; node.drives <= 8; node.drives++) {
+        uint64_t pages = one.nvme_used / page;
+
+        assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+        assert_int_equal(f.nvme_used, one.nvme_used);
+        assert_int_equal(f.nvme_least,
+                         ZB_DATA_START + (pages + node.drives - 1) / node.drives * page);
+    }
+    zb_model_done(&m);
+}
+
 /* Early steps need a second place for each streamed page; without room for these, a job works
  * without them. */
 static void early_steps(void **state)
@@ -504,6 +541,7 @@ int main(void)
         cmocka_unit_test(engine_buffers),
         cmocka_unit_test(time_table),
         cmocka_unit_test(tokens_and_wear),
+        cmocka_unit_test(drives_of_a_node),
         cmocka_unit_test(early_steps),
         cmocka_unit_test(what_makes_no_sense),
     };

@@ -91,6 +91,8 @@ static const struct {
       4 },
     { "test_nodes.py: groups", ZB_HYBRID, 4, 2, ZB_COMM_HOST, ZB_OFFLOAD_HOST, false, 1, 0, 8, 7,
       4 },
+    { "groups: a slice of 128 blocks in 3 parts of 43", ZB_HYBRID, 6, 3, ZB_COMM_HOST,
+      ZB_OFFLOAD_HOST, false, 1, 0, 4 * 2.6875, 7, 4 },
     { "ddp in rings: two of p bytes", ZB_DDP, 8, 2, ZB_COMM_RING, ZB_OFFLOAD_HOST, false, 1,
       8 * 7 / 8.0, 8 * 7 / 8.0, 0, 0 },
     { "ddp: p bytes, and fp32 back", ZB_DDP, 8, 1, ZB_COMM_NCCL, ZB_OFFLOAD_HOST, false, 1,

@@ -247,8 +247,9 @@ static const struct {
     { 8, 2, { 2, 2, 2, 2, 2, 2, 2, 2 } },
     { 4, 100, { 6, 6, 6, 6 } },
     { 4, 5, { 5, 5, 5, 5 } },
-    { 3, 100, { 9, 9, 6 } }, /* ranks 0, 3, 6; 1, 4, 7; 2, 5 */
+    { 3, 100, { 9, 9, 6 } }, /* ranks 0 to 2, 3 to 5, 6 and 7 */
     { 3, 7, { 7, 7, 6 } },
+    { 5, 100, { 6, 6, 3, 6, 3 } }, /* 0, 1; 2, 3; 4; 5, 6; 7 */
     { 1, 100, { 24 } },
     { 1, 10, { 10 } },
     { 8, 0, { 0 } },
@@ -266,7 +267,7 @@ static void gpu_division(void **state)
                                              .count = (1 + i % 2) * (uint64_t)PAGE,
                                              .rank = i / 2 };
     for (size_t d = 0; d < ZB_COUNT(divisions); d++) {
-        assert_int_equal(zb_gpu_divide(shards, 16, PAGE, 4096, divisions[d].ngpus,
+        assert_int_equal(zb_gpu_divide(shards, 16, PAGE, 4096, 8, divisions[d].ngpus,
                                        divisions[d].budget * PAGE_S, got),
                          0);
         for (uint32_t g = 0; g < divisions[d].ngpus; g++) {
@@ -275,9 +276,9 @@ static void gpu_division(void **state)
         }
     }
     /* a run takes whole units of device memory, and one that does not fit ends it */
-    assert_int_equal(zb_gpu_divide(shards, 16, PAGE, 2 * ZB_MIB, 8, 2 * ZB_MIB - 1, got), 0);
+    assert_int_equal(zb_gpu_divide(shards, 16, PAGE, 2 * ZB_MIB, 8, 8, 2 * ZB_MIB - 1, got), 0);
     assert_int_equal(got[7].state + got[7].used, 0);
-    assert_int_equal(zb_gpu_divide(shards, 16, PAGE, 2 * ZB_MIB, 8, 2 * ZB_MIB, got), 0);
+    assert_int_equal(zb_gpu_divide(shards, 16, PAGE, 2 * ZB_MIB, 8, 8, 2 * ZB_MIB, got), 0);
     assert_int_equal(got[7].state, 3 * PAGE_S);
     assert_int_equal(got[7].used, 2 * ZB_MIB);
 }
