@@ -84,8 +84,8 @@ static int daemon_tiers(struct zctl_plan *p)
     for (size_t i = 0; i < n && rc == 0; i++) {
         bool host = strcmp(rows[i].name, "host") == 0;
 
-        if (strcmp(rows[i].name, "gpu") == 0)
-            p->node.gpu_tier_bytes = rows[i].budget - rows[i].used;
+        if (strncmp(rows[i].name, "gpu", 3) == 0) /* gpu, or gpu0, gpu1, ... */
+            p->node.gpu_tier_bytes += rows[i].budget - rows[i].used;
         if (!host && strcmp(rows[i].name, "nvme") != 0)
             continue;
         *(host ? &p->node.host_bytes : &p->node.nvme_bytes) = rows[i].budget;
