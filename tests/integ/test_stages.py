@@ -31,8 +31,14 @@ MODES = [
     "--stage 3 --offload nvme",
 ]
 
-# Each rank gathers alone: no bytes between ranks.
-ALONE_MODES = ["--stage 3 --offload host --gather-alone", "--stage 3 --offload nvme --gather-alone"]
+# Each rank reads all slices in the daemon: no bytes between ranks.
+ALONE_MODES = [
+    "--stage 3 --offload host --gather-alone",
+    "--stage 3 --offload nvme --gather-alone",
+    "--stage 3 --offload host --node-gather host",
+    "--stage 3 --offload nvme --node-gather auto",
+    "--stage 2 --offload host --node-gather host",
+]
 
 # The first 2 blocks are frozen: they have only parameters. All have the losses of the first.
 FROZEN_MODES = [mode + " --freeze 2" for mode in (
@@ -111,7 +117,7 @@ def stages(ranks, dtypes=("fp32",), modes=MODES):
             check(run.losses() == first.losses(), f"{mode}, {dtype}, {ranks} ranks: other losses")
             check(run.weights == first.weights, f"{mode}, {dtype}, {ranks} ranks: other weights")
             check_bytes(mode, ranks, dtype, run)
-            if "--gather-alone" in mode:
+            if "--gather-alone" in mode or "--node-gather host" in mode:
                 gathered = run.steps[-1]["comm_bytes"]["gather"]
                 check(gathered == 0, f"{mode}, {dtype}, {ranks} ranks: {gathered} bytes were gathered between ranks")
 
@@ -141,12 +147,13 @@ def four_ranks():
     stages(4)
     # groups of two: gathers stay inside, gradients go across; sums in another order
     whole = run_mode("--stage 3", 4, "fp32")
-    for mode in ("--stage 3 --group 2", "--stage 3 --group 2 --offload nvme"):
+    for mode in ("--stage 3 --group 2", "--stage 3 --group 2 --offload nvme",
+                 "--stage 3 --group 2 --offload host --node-gather host"):
         run = run_mode(mode, 4, "fp32")
         for step, (a, b) in enumerate(zip(whole.losses(), run.losses())):
             check(abs(a - b) <= 1e-5 * abs(a), f"{mode}, step {step + 1}: {b}, and {a} in one group")
         comm = run.steps[-1]["comm_bytes"]
-        check(0 < comm["gather"] and 0 < comm["across"], f"{mode}: {comm}")
+        check((0 == comm["gather"]) == ("--node-gather" in mode) and 0 < comm["across"], f"{mode}: {comm}")
 
 
 def a_limit():

@@ -46,12 +46,12 @@ static bool early_wanted(const struct zc_zero *z)
            (z->options.overlap & ZC_ZERO_EARLY) != 0;
 }
 
-/* If ranks gather between devices, each by itself, or not at all. If they gather through host
+/* If ranks gather between devices, by reading from the daemon, or not at all. If they gather through host
  * memory, parameters are better kept there. */
 static bool params_on_gpu(const struct zc_zero *z)
 {
     return z->options.offload_param == ZC_ZERO_GPU && z->device.gpu &&
-           (z->shards == 1 || z->device.ops || z->options.gather_alone);
+           (z->shards == 1 || z->device.ops || (zcz_nodes_share(z) && !z->near.several));
 }
 
 static enum zc_place place_param(const struct zc_zero *z)
