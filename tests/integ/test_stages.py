@@ -156,6 +156,24 @@ def four_ranks():
         check((0 == comm["gather"]) == ("--node-gather" in mode) and 0 < comm["across"], f"{mode}: {comm}")
 
 
+def two_daemons():
+    """Half of the ranks have one daemon, half another: a slice crosses between them once for each rank of the
+    other one, or once. Also in groups whose two ranks have two daemons: there the bytes are the same."""
+    batch(8, 2)
+    for sockets, group, less in (("AB", 0, 2), ("ABAB", 2, 1)):
+        runs = {}
+        for way in ("comm", "host"):
+            with Daemon(*DAEMON) as a, Daemon(*DAEMON) as b:
+                flags = ["--stage", "3", "--offload", "host", "--group", str(group), "--node-gather", way,
+                         "--socket", ",".join({"A": a.socket, "B": b.socket}[s] for s in sockets)]
+                runs[way] = good(Run(flags, 4, steps=FEW), f"{sockets}, {way}")
+        check(runs["host"].losses() == runs["comm"].losses(), f"{sockets}: other losses")
+        check(runs["host"].weights == runs["comm"].weights, f"{sockets}: other weights")
+        # what is gathered ahead at the end may have begun or not
+        across = {way: sum(step["gather_nodes_bytes"] for step in run.steps) for way, run in runs.items()}
+        check(abs(across["comm"] / across["host"] / less - 1) < 0.1, f"{sockets}: {across}")
+
+
 def a_limit():
     """What does not fit is refused with the numbers, and a higher stage fits."""
     batch(6, 3)
@@ -169,7 +187,7 @@ def a_limit():
     good(Run(["--stage", "3", "--memory", str(limit)], 2, steps=FEW), "stage 3 under the same limit")
 
 
-TESTS = {f.__name__: f for f in (two_ranks, three_ranks, four_ranks, frozen_blocks, a_limit)}
+TESTS = {f.__name__: f for f in (two_ranks, three_ranks, four_ranks, two_daemons, frozen_blocks, a_limit)}
 
 if __name__ == "__main__":
     if not shutil.which("mpirun"):
