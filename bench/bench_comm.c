@@ -23,6 +23,8 @@
  * LINK. `delayed` is a backend around TCP over loopback that reports the completion of a collective
  * later (slow_comm.h); `tbf` is a pair of virtual Ethernet devices with a token bucket (link.h).
  *
+ * BOX. Gathers inside a node are compared on a simulated one: box_rows.c.
+ *
  * Each slice has its own engine and two iterations: the engine learns the order of gathers in the
  * first, and only the second counts. A round is each case once, then once again in reverse order.
  * After each slice the parameters must have the same bits.
@@ -44,6 +46,7 @@
 #include "base/plan.h"
 #include "base/size.h"
 #include "base/util.h"
+#include "bench/box_rows.h"
 #include "bench/link.h"
 #include "bench/slow_comm.h"
 #include "bench/turns.h"
@@ -79,6 +82,7 @@ struct comm_bench {
     struct zbench *z;
     const char *only;
     uint64_t units, elems, rate, ranks;
+    uint64_t gpu_link, memory; /* of the simulated node */
     unsigned rounds;
 
     uint32_t world;   /* ranks on this link */
@@ -439,8 +443,12 @@ static const struct zb_opt comm_options[] = {
       .max = UINT64_C(1) << 30, .round = COMM_SLICES },
     { "rate", ZB_OPT_SIZE, AT(rate), .arg = "SIZE", .def = "25000000", .min = 100000,
       .max = UINT64_C(1) << 36 },
+    { "gpu-link", ZB_OPT_SIZE, AT(gpu_link), .arg = "SIZE", .def = "25000000000", .min = 1,
+      .max = UINT64_C(1) << 50 },
+    { "memory", ZB_OPT_SIZE, AT(memory), .arg = "SIZE", .def = "200000000000", .min = 1,
+      .max = UINT64_C(1) << 50 },
     ZBENCH_ROUNDS(struct comm_bench, "6"),
-    ZBENCH_ONLY(struct comm_bench, "delayed|tbf"),
+    ZBENCH_ONLY(struct comm_bench, "delayed|tbf|box"),
     { 0 },
 };
 
@@ -453,13 +461,16 @@ static int comm_main(struct zbench *z, void *bench)
     for (size_t i = 0; i < ZB_COUNT(ways) && rc == 0; i++)
         if (!b->only || strcmp(b->only, ways[i].name) == 0)
             rc = comm_way(b, &ways[i]);
+    if (rc == 0 && (!b->only || strcmp(b->only, "box") == 0))
+        rc = zbench_box_rows(z, (double)b->gpu_link, (double)b->memory);
     return rc;
 }
 
 const struct zbench_cmd zbench_comm = {
     .name = "comm",
     .help = "communication that a rank of ZeRO-3 waits for, with prefetching and overlap_comm, "
-            "against without, on a link that takes as long as the computation",
+            "against without, on a link that takes as long as the computation; gathers inside a "
+            "simulated node",
     .options = comm_options,
     .bytes = sizeof(struct comm_bench),
     .run = comm_main,

@@ -65,6 +65,8 @@ static uint64_t account_buffers(const struct zc_zero *z)
         grad = zb_max_u64(grad, its);
         grads += its;
     }
+    if (z->near.column) /* slices of other nodes, twice */
+        param *= 3;
     return (z->whole_params ? 0 : (param + wire) * 2) +
            (z->whole_grads                ? 0
             : z->options.accumulate_local ? grads
@@ -117,6 +119,12 @@ int zcz_stats_begin(struct zc_zero *z)
     return 0;
 }
 
+int zcz_stats_restart(struct zc_zero *z)
+{
+    z->base = (struct zcz_store_stats){ 0 };
+    return zcz_stats_begin(z);
+}
+
 uint64_t zc_zero_device_bytes(const struct zc_zero *z)
 {
     uint64_t whole = z->device.gpu ? z->whole_param.bytes + z->whole_grad.bytes : 0;
@@ -160,6 +168,10 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
         .comm_reduce_bytes = z->colls.sent.reduce,
         .comm_across_bytes = z->colls.sent.across,
         .stall_seconds = (double)z->turns.stall_ns * 1e-9,
+        .gather_up_bytes = z->device.up_bytes,
+        .comm_nodes_bytes = z->colls.sent.nodes,
+        .node_gather = z->pass->chosen,
+        .node_gather_why = z->pass->chosen_why,
     };
     return 0;
 }

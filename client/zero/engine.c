@@ -89,12 +89,13 @@ static bool node_same(const struct introduction *a, const struct introduction *b
     return memcmp(a->node, b->node, sizeof(a->node)) == 0 && a->replica == b->replica;
 }
 
-static bool node_seen(const struct introduction *all, uint32_t r)
+static uint32_t node_first(const struct introduction *all, uint32_t r)
 {
-    for (uint32_t before = 0; before < r; before++)
-        if (node_same(&all[before], &all[r]))
-            return true;
-    return false;
+    uint32_t first = 0;
+
+    while (!node_same(&all[first], &all[r]))
+        first++;
+    return first;
 }
 
 /* Groups of ranks may share a daemon: all except the first append a number to the job's name. */
@@ -110,46 +111,82 @@ static void open_name(struct zc_zero *z, uint64_t pid)
         (void)snprintf(z->job, sizeof(z->job), "zero-%llu%s", (unsigned long long)pid, group);
 }
 
+/* Whether slices are read in the daemon follows from who shares it. first: of each rank, the first
+ * one with the same daemon. */
+static int open_near(struct zc_zero *z, const uint32_t *first)
+{
+    const char *why;
+    int rc = zcz_nodes_find(z, first);
+
+    if (rc < 0)
+        return rc;
+    why = zcz_nodes_apart(z);
+    if (z->options.node_gather == ZC_NODE_GATHER_HOST && !z->options.gather_alone &&
+        z->shards > 1 && why)
+        return zcz_fail(z, -ENOTSUP, "gathers from host memory (node_gather host): %s", why);
+    return zcz_nodes_split(z);
+}
+
+/* Numbers the ranks of this node, and the daemons. */
+static int open_ranks(struct zc_zero *z, const struct introduction *all, uint32_t *first)
+{
+    struct zcz_store *s = z->store;
+
+    s->node_ranks = calloc(z->world, sizeof(*s->node_ranks));
+    if (!first || !s->node_ranks)
+        return zcz_fail(z, -ENOMEM, "no memory for %u ranks", z->world);
+    for (uint32_t r = 0; r < z->world; r++) {
+        first[r] = node_first(all, r);
+        z->nodes += first[r] == r;
+        if (all[r].page_elems != all[0].page_elems)
+            return zcz_fail(z, -EINVAL,
+                            "rank %u has a daemon with pages of %u elements, rank 0 of %u: they "
+                            "must have the same configuration",
+                            r, all[r].page_elems, all[0].page_elems);
+        if (!node_same(&all[r], &all[z->rank]))
+            continue;
+        if (r == z->rank)
+            s->node_rank = s->node_world;
+        s->node_ranks[s->node_world++] = r;
+    }
+    return 0;
+}
+
+/* Whether this node's ranks are on one device. */
+static bool open_common(const struct zc_zero *z, const struct introduction *all)
+{
+    const struct introduction *mine = &all[z->rank];
+
+    for (uint32_t r = 0; r < z->world; r++)
+        if (node_same(&all[r], mine) && strcmp(all[r].device, mine->device) != 0)
+            return false;
+    return true;
+}
+
 /* Ranks exchange who shares a daemon, how many daemons there are, the job's name, and the page
  * size. */
 static int open_introduce(struct zc_zero *z)
 {
-    struct zcz_store *s = z->store;
     struct introduction mine = { .pid = (uint64_t)getpid(),
-                                 .page_elems = s->page_elems,
+                                 .page_elems = z->store->page_elems,
                                  .replica = z->replica };
     const struct introduction *all;
     struct zcz_buf *buf;
-    bool common = true; /* this node's ranks are on one device */
+    uint32_t *first;
     int rc;
 
     if (getrandom(&mine.run, sizeof(mine.run), GRND_NONBLOCK) != sizeof(mine.run))
         mine.run = (uint32_t)zb_now_ns();
     mine.run += mine.run == 0;
-    memcpy(mine.node, s->node, sizeof(mine.node));
+    memcpy(mine.node, z->store->node, sizeof(mine.node));
     if (z->device.gpu)
         (void)snprintf(mine.device, sizeof(mine.device), "%s", zk_gpu_info(z->device.gpu)->id);
     rc = zcz_share(z, &mine, sizeof(mine), ZCZ_CALL_MEET, 0, &buf);
     if (rc < 0)
         return rc;
     all = buf->data;
-    s->node_ranks = calloc(z->world, sizeof(*s->node_ranks));
-    for (uint32_t r = 0; r < z->world && rc == 0; r++) {
-        z->nodes += !node_seen(all, r);
-        if (!s->node_ranks) {
-            rc = zcz_fail(z, -ENOMEM, "no memory for %u ranks", z->world);
-        } else if (all[r].page_elems != all[0].page_elems) {
-            rc = zcz_fail(z, -EINVAL,
-                          "rank %u has a daemon with pages of %u elements, rank 0 of %u: they must "
-                          "have the same configuration",
-                          r, all[r].page_elems, all[0].page_elems);
-        } else if (node_same(&all[r], &mine)) {
-            if (r == z->rank)
-                s->node_rank = s->node_world;
-            s->node_ranks[s->node_world++] = r;
-            common = common && strcmp(all[r].device, mine.device) == 0;
-        }
-    }
+    first = calloc(z->world, sizeof(*first));
+    rc = open_ranks(z, all, first);
     if (!z->options.durable && z->nodes > 1) /* the other nodes' jobs would end when ranks leave */
         z->options.reconnect_ms = 0;
     if (rc == 0 && z->options.gather_alone && z->shards > 1 && z->nodes > 1)
@@ -158,7 +195,10 @@ static int open_introduce(struct zc_zero *z)
             "gathers that are each rank's own read the slices of all ranks from one daemon, "
             "and these ranks have %u",
             z->nodes);
-    zcz_device_set_common(z, common);
+    zcz_device_set_common(z, open_common(z, all));
+    if (rc == 0)
+        rc = open_near(z, first);
+    free(first);
     zcz_note_run(z, all[0].run);
     open_name(z, all[0].pid);
     zcz_buf_put(&z->small, buf);
@@ -269,6 +309,7 @@ void zc_zero_close(struct zc_zero *z, bool clean)
     zcz_pool_done(&z->whole_param, orphans && !z->device.gpu);
     zcz_pool_done(&z->whole_grad, orphans && !z->device.gpu);
     zcz_device_close(z);
+    zcz_nodes_done(z, clean && !z->failed);
     if (z->splits) {
         zc_comm_close(z->inside, clean && !z->failed);
         zc_comm_close(z->across, clean && !z->failed);

@@ -18,6 +18,8 @@ int zcz_again(struct zc_zero *z);
 
 /** Begins to count what the store moves, in addition to what was kept. 0 or its failure. */
 int zcz_stats_begin(struct zc_zero *z);
+/** Counts anew, at the end of the start. 0 or the store's failure. */
+int zcz_stats_restart(struct zc_zero *z);
 /** Keeps the counts of a store that is about to be replaced. */
 void zcz_stats_keep(struct zc_zero *z);
 

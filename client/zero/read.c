@@ -201,7 +201,7 @@ int zc_zero_read_on(struct zc_zero *z, int root, uint32_t unit, enum zc_what wha
     if (root >= 0 && (uint32_t)root >= z->world)
         return zcz_refuse(z, -EINVAL, "a read on rank %d of %u", root, z->world);
     rc = zcz_elems_check(z, r.u, first, count, dtype);
-    alone = z->pass->alone && root >= 0 && what != ZC_GRAD;
+    alone = z->options.gather_alone && z->pass->way == ZCZ_WAY_HOST && root >= 0 && what != ZC_GRAD;
     if (rc < 0 || (alone && !mine))
         return rc;
     if (what == ZC_GRAD)

@@ -109,6 +109,16 @@ int zcz_start_store(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     return start_agree(z, rc);
 }
 
+/* Chooses how to gather, if that is left to the engine. What it moves for that is not counted. */
+static int start_choose(struct zc_zero *z)
+{
+    int rc = zcz_choose(z);
+
+    if (rc < 0 || z->options.node_gather != ZC_NODE_GATHER_AUTO)
+        return rc;
+    return zcz_vote(z, zcz_stats_restart(z), z->pass->chosen, ZCZ_CALL_CHOICE);
+}
+
 int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 {
     ZCZ_GUARD(z);
@@ -129,6 +139,8 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     }
     if (rc == 0)
         rc = zcz_start_store(z, init, arg);
+    if (rc == 0)
+        rc = start_choose(z);
     if (rc < 0)
         return rc;
     z->started = true;

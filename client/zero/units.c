@@ -207,7 +207,7 @@ uint32_t zcz_digest(const struct zc_zero *z)
                            o->live_elems,     o->reuse_elems,   o->prefetch_elems,
                            o->reduce_elems,   o->reduce_waits,  o->quantize_gather,
                            o->gather_alone,   o->step_unused,   o->resume_if_there,
-                           o->optimizer_late, o->reconnect_ms };
+                           o->optimizer_late, o->reconnect_ms,  o->node_gather };
     double scalars[] = { o->clip,          o->beta1,     o->beta2,    o->eps,
                          o->momentum,      o->dampening, o->lr_decay, o->loss_scale.fixed,
                          o->loss_scale.min };

@@ -203,7 +203,7 @@ int zc_zero_write_on(struct zc_zero *z, int root, uint32_t unit, enum zc_what wh
     rc = zcz_pass_forget(z, w.u);
     if (rc == 0 && mine && !in)
         rc = zcz_refuse(z, -EINVAL, "a write to unit %u '%s' of no values", unit, w.u->def.name);
-    if (rc == 0 && z->pass->alone && (rc = z->store->ops->sync(z->store)) < 0)
+    if (rc == 0 && z->pass->way != ZCZ_WAY_COMM && (rc = z->store->ops->sync(z->store)) < 0)
         rc = zcz_fail(z, rc, "%s", z->error.text);
     if (z->failed)
         return z->failed;

@@ -270,6 +270,24 @@ struct zc_loss_scale {
     2u /* zc_zero_step() returns when the step has begun; gathers wait unit by unit */
 #define ZC_ZERO_OVERLAP (ZC_ZERO_EARLY | ZC_ZERO_SERVE)
 
+/**
+ * How ranks that share a daemon gather parameters from each other (stages 1 to 3). The same bits in
+ * each way.
+ */
+enum zc_node_gather {
+    /* all ranks that share a unit all-gather it: between devices (NCCL), or in host memory */
+    ZC_NODE_GATHER_COMM = 0,
+    /* each rank reads the slices of all ranks of its node in the daemon's host memory, and copies
+     * them to where it computes. If the ranks have several daemons, each slice crosses to another
+     * node once, not once for each rank there. The calls stay collective. -ENOTSUP: without a
+     * daemon, with quantize_gather, and on several nodes if collectives are between devices, if
+     * nodes have different numbers of ranks, or if the comm has no split() */
+    ZC_NODE_GATHER_HOST = 1,
+    /* zc_zero_start() gathers the largest unit in both ways, several times, and uses the faster
+     * one. zc_zero_stats() says which one and why */
+    ZC_NODE_GATHER_AUTO = 2,
+};
+
 struct zc_zero_options {
     struct zc_comm *comm; /* the caller's; must outlive the engine */
     const char *socket;   /* as in zc_options */
@@ -392,6 +410,9 @@ struct zc_zero_options {
     /* How long to wait for another daemon, in milliseconds, if this one has restarted or, of a
      * durable job, was lost. RESTARTS at the top of this file. 0: its loss is final */
     uint32_t reconnect_ms;
+    /* gathers inside a node; the same on all ranks. gather_alone takes precedence: its gathers are
+     * as with ZC_NODE_GATHER_HOST, and not collective */
+    enum zc_node_gather node_gather;
 };
 
 /**
@@ -838,6 +859,15 @@ struct zc_zero_stats {
     uint64_t gpu_params_bytes;
     /* why they are not, although requested; else "". Valid as long as the engine */
     const char *gpu_why;
+    /* parameters that gathers have copied from host memory to the device, over its link */
+    uint64_t gather_up_bytes;
+    /* part of comm_gather_bytes: to ranks that have another daemon */
+    uint64_t comm_nodes_bytes;
+    /* how gathers are made: ZC_NODE_GATHER_COMM or ZC_NODE_GATHER_HOST */
+    enum zc_node_gather node_gather;
+    /* the reason, if that was not asked for: the times measured at the start, or why there was
+     * nothing to choose; else "". Valid as long as the engine */
+    const char *node_gather_why;
 };
 
 /**

@@ -38,6 +38,7 @@ struct gpt_args {
     uint32_t share;
     uint32_t below_3; /* gpt_args_stage() */
     bool keep_gathered, gather_alone, quantize_gather;
+    uint32_t node_gather; /* enum zc_node_gather */
     bool quantize_frozen; /* with freeze */
     uint32_t group;
     uint64_t memory;

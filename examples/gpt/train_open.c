@@ -243,6 +243,7 @@ static int engine_open(struct train *t)
     options.stage = (enum zc_zero_stage)gpt_args_stage(a);
     options.keep_gathered = a->keep_gathered;
     options.gather_alone = a->gather_alone;
+    options.node_gather = (enum zc_node_gather)a->node_gather;
     options.quantize_gather = a->quantize_gather;
     options.group_ranks = a->group;
     options.memory_bytes = a->memory;

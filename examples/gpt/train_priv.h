@@ -65,6 +65,8 @@ struct report {
     struct memory memory; /* of this step */
     uint64_t nvme_read_bytes, nvme_written_bytes;
     uint64_t gather_bytes, reduce_bytes, across_bytes, other_bytes; /* sent by this rank */
+    uint64_t gather_nodes_bytes; /* part of the first: to ranks with another daemon */
+    uint64_t gather_up_bytes;    /* of parameters: from host memory to the device */
 };
 
 /* ---- train_open.c */

@@ -62,18 +62,19 @@ static int json_states(struct train *t, const struct report *r)
     struct zc_zero_bytes b;
 
     zc_zero_bytes(t->zero, &b);
-    return fprintf(t->jsonl,
-                   ", \"state_bytes\": {\"param\": %" PRIu64 ", \"grad\": %" PRIu64
-                   ", \"optimizer\": %" PRIu64 ", \"daemon_param\": %" PRIu64
-                   ", \"daemon_grad\": %" PRIu64 ", \"daemon_optimizer\": %" PRIu64
-                   "}, \"buffer_bytes\": {\"forward\": %" PRIu64 ", \"backward\": %" PRIu64
-                   ", \"step\": %" PRIu64 "}, \"comm_bytes\": {\"gather\": %" PRIu64
-                   ", \"reduce\": %" PRIu64 ", \"across\": %" PRIu64 ", \"other\": %" PRIu64 "}",
-                   b.param, b.grad, b.state, b.daemon_param, b.daemon_grad, b.daemon_state,
-                   m->gathered[PHASE_FORWARD] + m->reducing[PHASE_FORWARD],
-                   m->gathered[PHASE_BACKWARD] + m->reducing[PHASE_BACKWARD],
-                   m->gathered[PHASE_STEP] + m->reducing[PHASE_STEP], r->gather_bytes,
-                   r->reduce_bytes, r->across_bytes, r->other_bytes);
+    return fprintf(
+        t->jsonl,
+        ", \"state_bytes\": {\"param\": %" PRIu64 ", \"grad\": %" PRIu64 ", \"optimizer\": %" PRIu64
+        ", \"daemon_param\": %" PRIu64 ", \"daemon_grad\": %" PRIu64
+        ", \"daemon_optimizer\": %" PRIu64 "}, \"buffer_bytes\": {\"forward\": %" PRIu64
+        ", \"backward\": %" PRIu64 ", \"step\": %" PRIu64 "}, \"gather_up_bytes\": %" PRIu64
+        ", \"gather_nodes_bytes\": %" PRIu64 ", \"comm_bytes\": {\"gather\": %" PRIu64
+        ", \"reduce\": %" PRIu64 ", \"across\": %" PRIu64 ", \"other\": %" PRIu64 "}",
+        b.param, b.grad, b.state, b.daemon_param, b.daemon_grad, b.daemon_state,
+        m->gathered[PHASE_FORWARD] + m->reducing[PHASE_FORWARD],
+        m->gathered[PHASE_BACKWARD] + m->reducing[PHASE_BACKWARD],
+        m->gathered[PHASE_STEP] + m->reducing[PHASE_STEP], r->gather_up_bytes,
+        r->gather_nodes_bytes, r->gather_bytes, r->reduce_bytes, r->across_bytes, r->other_bytes);
 }
 
 int gpt_jsonl_write(struct train *t, const struct report *r)
@@ -150,6 +151,11 @@ void gpt_say_step(struct train *t, const struct report *r)
             bytes_text(r->stats.gpu_params_bytes).s);
     if (t->ran == 1 && r->stats.gpu_why[0])
         say(t, "zgpt: the parameters are not in the daemon's GPU memory: %s\n", r->stats.gpu_why);
+    if (t->ran == 1 && t->args->node_gather != ZC_NODE_GATHER_COMM)
+        say(t, "zgpt: parameters are gathered %s%s%s\n",
+            r->stats.node_gather == ZC_NODE_GATHER_HOST ? "from the daemon's host memory"
+                                                        : "by collectives",
+            r->stats.node_gather_why[0] ? ": " : "", r->stats.node_gather_why);
     if (t->ran != 1 && r->step != t->args->steps && !t->stopped && now - t->said_at < SAY_EVERY_S)
         return;
     t->said_at = now;

@@ -43,6 +43,7 @@ COMMIT_NO, COMMIT_STEP, COMMIT_PREPARE, COMMIT_PREPARED, COMMIT_DROP = 0, 1, 2, 
 SCRUB_STATUS, SCRUB_START, SCRUB_PAUSE, SCRUB_RESUME, SCRUB_STOP = 0, 1, 2, 3, 4
 NOTE_MAX = 65536
 ZERO_NONE, ZERO_HOST, ZERO_NVME, ZERO_GPU = 0, 1, 2, 3
+NODE_GATHER_COMM, NODE_GATHER_HOST, NODE_GATHER_AUTO = 0, 1, 2
 ZERO_EARLY, ZERO_SERVE, ZERO_OVERLAP = 1, 2, 3
 STAGE_DDP, STAGE_1, STAGE_2, STAGE_3 = 0, 1, 2, 3
 
@@ -193,7 +194,7 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_uint64, "memory_bytes"), (c_bool, "gather_alone step_unused resume_if_there"),
                          (c_uint32, "poll_ms"),
                          (c_void_p, "alloc free memory_arg"), (c_bool, "optimizer_late"),
-                         (c_void_p, "stream"), (c_uint32, "reconnect_ms"))
+                         (c_void_p, "stream"), (c_uint32, "reconnect_ms"), (c_int, "node_gather"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))
@@ -205,7 +206,8 @@ zc_zero_stats = struct("zc_zero_stats",
                                   "grad_buffer_bytes device_bytes comm_bytes comm_gather_bytes "
                                   "comm_reduce_bytes comm_across_bytes"),
                        (c_double, "stall_seconds"), (c_uint64, "grads_nvme_bytes pinned_bytes gpu_params_bytes"),
-                       (c_char_p, "gpu_why"))
+                       (c_char_p, "gpu_why"), (c_uint64, "gather_up_bytes comm_nodes_bytes"),
+                       (c_int, "node_gather"), (c_char_p, "node_gather_why"))
 
 zc_comm = struct("zc_comm", (c_void_p, "ops"), (c_uint32, "rank world"), (c_void_p, "arg"))
 

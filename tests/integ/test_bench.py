@@ -177,6 +177,25 @@ def plans():
     check(cases == ["plan/fixed-1G/step-time", "plan/fixed-1G-half/step-time"], f"{cases}")
 
 
+def boxes():
+    """Gathers of a simulated node: the ratios of the formulas."""
+    def run(*args):
+        done = zbench("--json", "--only", "box", *args, bench="comm")
+        check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+        return {row["case"]: row["ratio"] for row in json.loads(done.stdout)["rows"]}, done.stderr
+
+    ratios, notes = run()
+    check("25.0 GB/s" in notes and "200.0 GB/s" in notes, notes)
+    check(len(ratios) == 12, f"{ratios}")
+    for r, expected in ((2, 1), (4, 1), (8, 1.875)):  # below 8 the links are the limit
+        check(abs(ratios[f"comm/box/{r}/shared/all-gather"] - expected) < 1e-3, f"{r}: {ratios}")
+        check(abs(ratios[f"comm/box-unlimited/{r}/shared/all-gather"] - 1) < 1e-3, f"{r}: {ratios}")
+    check(all(ratio > 0.97 for case, ratio in ratios.items() if case.endswith("auto/better")), f"{ratios}")
+    slow, _ = run("--memory", "1000000000")  # the memory is the limit everywhere: 2 - 1/R
+    for r in (2, 4, 8):
+        check(abs(slow[f"comm/box/{r}/shared/all-gather"] - (2 - 1 / r)) < 1e-3, f"{r}: {slow}")
+
+
 def steps():
     if not shutil.which("fio"):
         print("skipped: steps has no fio")
@@ -243,7 +262,7 @@ def comm():
     for args, worlds in ((("--only", "delayed", "--ranks", "3"), 3), ((), 2)):
         done = zbench(*small, *args, bench="comm")
         check(done.returncode == 0, f"comm {args}: {done.returncode} {done.stdout}{done.stderr}")
-        said = json.loads(done.stdout)["rows"]
+        said = [row for row in json.loads(done.stdout)["rows"] if not row["case"].startswith("comm/box")]
         links = ["delayed"] if args or "skipped: comm/tbf" in done.stderr else ["delayed", "tbf"]
         check([row["case"] for row in said] == [f"comm/{link}/{way}" for link in links for way in ways], f"{said}")
         check(all(row["value"] > 0 and row["better"] == "lower" for row in said), f"{said}")
@@ -301,7 +320,7 @@ def gpu_kernels():
 
 
 TESTS = {f.__name__: f for f in (rows, gpu, catalog, ready, commits, killed, shares, hostile, snapshots, turns, plans,
-                                 overlap, comm, steps,
+                                 overlap, comm, boxes, steps,
                                  peers, trains, gpu_kernels, refused, no_daemon)}
 
 if __name__ == "__main__":

@@ -31,8 +31,14 @@ MODES = [
     "--stage 3 --offload nvme",
 ]
 
-# Each rank gathers alone: no bytes between ranks.
-ALONE_MODES = ["--stage 3 --offload host --gather-alone", "--stage 3 --offload nvme --gather-alone"]
+# Each rank reads all slices in the daemon: no bytes between ranks.
+ALONE_MODES = [
+    "--stage 3 --offload host --gather-alone",
+    "--stage 3 --offload nvme --gather-alone",
+    "--stage 3 --offload host --node-gather host",
+    "--stage 3 --offload nvme --node-gather auto",
+    "--stage 2 --offload host --node-gather host",
+]
 
 # The first 2 blocks are frozen: they have only parameters. All have the losses of the first.
 FROZEN_MODES = [mode + " --freeze 2" for mode in (
@@ -111,7 +117,7 @@ def stages(ranks, dtypes=("fp32",), modes=MODES):
             check(run.losses() == first.losses(), f"{mode}, {dtype}, {ranks} ranks: other losses")
             check(run.weights == first.weights, f"{mode}, {dtype}, {ranks} ranks: other weights")
             check_bytes(mode, ranks, dtype, run)
-            if "--gather-alone" in mode:
+            if "--gather-alone" in mode or "--node-gather host" in mode:
                 gathered = run.steps[-1]["comm_bytes"]["gather"]
                 check(gathered == 0, f"{mode}, {dtype}, {ranks} ranks: {gathered} bytes were gathered between ranks")
 
@@ -141,12 +147,31 @@ def four_ranks():
     stages(4)
     # groups of two: gathers stay inside, gradients go across; sums in another order
     whole = run_mode("--stage 3", 4, "fp32")
-    for mode in ("--stage 3 --group 2", "--stage 3 --group 2 --offload nvme"):
+    for mode in ("--stage 3 --group 2", "--stage 3 --group 2 --offload nvme",
+                 "--stage 3 --group 2 --offload host --node-gather host"):
         run = run_mode(mode, 4, "fp32")
         for step, (a, b) in enumerate(zip(whole.losses(), run.losses())):
             check(abs(a - b) <= 1e-5 * abs(a), f"{mode}, step {step + 1}: {b}, and {a} in one group")
         comm = run.steps[-1]["comm_bytes"]
-        check(0 < comm["gather"] and 0 < comm["across"], f"{mode}: {comm}")
+        check((0 == comm["gather"]) == ("--node-gather" in mode) and 0 < comm["across"], f"{mode}: {comm}")
+
+
+def two_daemons():
+    """Half of the ranks have one daemon, half another: a slice crosses between them once for each rank of the
+    other one, or once. Also in groups whose two ranks have two daemons: there the bytes are the same."""
+    batch(8, 2)
+    for sockets, group, less in (("AB", 0, 2), ("ABAB", 2, 1)):
+        runs = {}
+        for way in ("comm", "host"):
+            with Daemon(*DAEMON) as a, Daemon(*DAEMON) as b:
+                flags = ["--stage", "3", "--offload", "host", "--group", str(group), "--node-gather", way,
+                         "--socket", ",".join({"A": a.socket, "B": b.socket}[s] for s in sockets)]
+                runs[way] = good(Run(flags, 4, steps=FEW), f"{sockets}, {way}")
+        check(runs["host"].losses() == runs["comm"].losses(), f"{sockets}: other losses")
+        check(runs["host"].weights == runs["comm"].weights, f"{sockets}: other weights")
+        # what is gathered ahead at the end may have begun or not
+        across = {way: sum(step["gather_nodes_bytes"] for step in run.steps) for way, run in runs.items()}
+        check(abs(across["comm"] / across["host"] / less - 1) < 0.1, f"{sockets}: {across}")
 
 
 def a_limit():
@@ -162,7 +187,7 @@ def a_limit():
     good(Run(["--stage", "3", "--memory", str(limit)], 2, steps=FEW), "stage 3 under the same limit")
 
 
-TESTS = {f.__name__: f for f in (two_ranks, three_ranks, four_ranks, frozen_blocks, a_limit)}
+TESTS = {f.__name__: f for f in (two_ranks, three_ranks, four_ranks, two_daemons, frozen_blocks, a_limit)}
 
 if __name__ == "__main__":
     if not shutil.which("mpirun"):

@@ -94,6 +94,22 @@ def same_as_mpi():
         check(mpi.weights == tcp.weights, f"{offload}: other weights than under mpirun")
 
 
+def two_daemons():
+    """Four ranks on two daemons, and in groups that have ranks of both: slices are read in the daemons, and
+    cross between them in groups of connections (--node-gather)."""
+    for order, group in ((0, 0, 1, 1), "0"), ((0, 1, 0, 1), "2"):
+        runs = []
+        for way in ("comm", "host", "auto"):
+            with Daemon("--host-bytes", "64M") as a, Daemon("--host-bytes", "64M") as b:
+                sockets = ",".join((a, b)[i].socket for i in order)
+                runs.append(Trained(["--offload", "host", "--micro-batch", "1", "--socket", sockets, "--group", group,
+                                     "--node-gather", way], as_torchrun(dict(os.environ), 4), 3).good(way))
+            check(runs[-1].losses == runs[0].losses and runs[-1].weights == runs[0].weights,
+                  f"{order}, {way}: {runs[-1].losses} instead of {runs[0].losses}")
+        check("parameters are gathered from the daemon's host memory" in runs[1].ended[0][1], runs[1].ended[0][1])
+        check("ms from host memory" in runs[2].ended[0][1], runs[2].ended[0][1])
+
+
 def a_rank_that_does_not_come():
     """A world of three, but two come: both end with an error message."""
     done = Trained(["--offload", "none"],
@@ -114,7 +130,7 @@ def ranks_that_were_told_other_values():
             check(code == 2 and says in out, f"rank {rank} ended with {code}: {out}")
 
 
-TESTS = {f.__name__: f for f in (same_as_mpi, a_rank_that_does_not_come, ranks_that_were_told_other_values)}
+TESTS = {f.__name__: f for f in (same_as_mpi, two_daemons, a_rank_that_does_not_come, ranks_that_were_told_other_values)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))

@@ -139,6 +139,8 @@ int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb
         return zb_fail(err, -EINVAL, "resume needs a daemon and the name of a job that it kept");
     if (o->durable && (o->offload_optimizer == ZC_ZERO_NONE || !o->keep))
         return zb_fail(err, -EINVAL, "a durable job needs a daemon, and to be kept");
+    if (o->node_gather > ZC_NODE_GATHER_AUTO)
+        return zb_fail(err, -EINVAL, "node_gather %d is not known", (int)o->node_gather);
     rc = check_alone(o, world, err);
     if (rc == 0)
         rc = check_name(o, world, err);

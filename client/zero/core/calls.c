@@ -61,6 +61,7 @@ static const struct {
     [ZCZ_CALL_SLICES] = { "the names of the slices", "names its slices" },
     [ZCZ_CALL_RUN] = { "the run that each node has this job of", "compares runs" },
     [ZCZ_CALL_AGAIN] = { "attaching again", "attaches again" },
+    [ZCZ_CALL_CHOICE] = { "the choice of a way to gather", "measures gathers" },
     [ZCZ_CALL_START] = { "the start of the engine", "starts" },
     [ZCZ_CALL_COMPARE] = { "a comparison of calls", "waits for a collective between devices" },
 };

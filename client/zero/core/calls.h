@@ -32,6 +32,7 @@ enum zcz_call {
     ZCZ_CALL_SLICES,
     ZCZ_CALL_RUN,
     ZCZ_CALL_START,
+    ZCZ_CALL_CHOICE, /* of a way to gather */
     ZCZ_CALL_AGAIN,  /* after a restart of a daemon */
     ZCZ_CALL_COMPARE /* of calls, after a failure */
 };

@@ -117,14 +117,17 @@ static void coll_count(struct zc_zero *z, const struct zcz_coll *c)
 
     if (c->names)
         return;
-    if (c->call == ZCZ_CALL_GATHER)
+    if (c->call == ZCZ_CALL_GATHER) {
         sent->gather += bytes;
-    else if (c->call == ZCZ_CALL_REDUCE && z->shards > 1)
+        sent->nodes += (uint64_t)c->slice_bytes * zcz_nodes_away(z, c->comm);
+    } else if (c->call == ZCZ_CALL_REDUCE && z->shards > 1) {
         sent->reduce += bytes;
-    else if (c->call == ZCZ_CALL_REDUCE || c->call == ZCZ_CALL_PARTS || c->call == ZCZ_CALL_SUMS)
+    } else if (c->call == ZCZ_CALL_REDUCE || c->call == ZCZ_CALL_PARTS ||
+               c->call == ZCZ_CALL_SUMS) {
         sent->across += bytes;
-    else
+    } else {
         sent->other += bytes;
+    }
 }
 
 static int coll_start(struct zc_zero *z, struct zcz_coll *c)

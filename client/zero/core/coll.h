@@ -31,6 +31,7 @@ struct zcz_coll {
 /* Bytes that this rank has sent since zcz_coll_clear(). */
 struct zcz_sent {
     uint64_t gather, reduce, across, other;
+    uint64_t nodes; /* part of gather: to ranks of other nodes */
 };
 
 struct zcz_colls {

@@ -202,6 +202,11 @@ int zcz_device_full(struct zc_zero *z, const struct zcz_pool *pool, const char *
                     what, u->def.index, u->def.name, bytes, pool->why.text);
 }
 
+void zcz_device_clear(struct zc_zero *z)
+{
+    z->device.up_bytes = 0;
+}
+
 int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const struct zcz_pieces *from,
                   size_t bytes)
 {
@@ -215,6 +220,7 @@ int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const struct 
         rc = zk_gpu_copy(up, within ? ZK_GPU_WITHIN : ZK_GPU_TO_DEVICE, to + done,
                          (const char *)from->data + done / from->piece * from->stride,
                          zb_min_u64(from->piece, from->bytes - done), &err);
+    z->device.up_bytes += within ? 0 : from->bytes;
     if (rc == 0 && bytes > from->bytes)
         rc = zk_gpu_fill(up, to + from->bytes, 0, bytes - from->bytes, &err);
     if (rc == 0)

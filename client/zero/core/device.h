@@ -26,7 +26,8 @@ struct zcz_device {
                                                               driver's */
     void (*free)(void *arg, void *mem, size_t bytes, void *stream);
     void *memory_arg;
-    void *arena; /* the store's memory that is pinned; NULL: none */
+    void *arena;       /* the store's memory that is pinned; NULL: none */
+    uint64_t up_bytes; /* copied by zcz_device_up() over the link */
 
     /* Collectives between devices; NULL: collectives run in host memory. */
     const struct zc_comm_device_ops *ops;
@@ -75,6 +76,8 @@ struct zcz_pieces {
     size_t piece, stride;
 };
 
+/** Counts anew what is copied up. */
+void zcz_device_clear(struct zc_zero *z);
 /** Begins to copy the pieces, one after the other, to b from byte `at` on, with zeros after them up
  * to `bytes`. */
 int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const struct zcz_pieces *from,

@@ -40,6 +40,12 @@ int zcz_split(struct zc_zero *z)
 
 uint32_t zcz_rank_of(const struct zc_zero *z, const struct zc_comm *comm, uint32_t rank)
 {
+    const struct zcz_nodes *near = &z->near;
+
+    if (comm && (comm == near->mates || comm == near->column))
+        return z->replica * z->shards +
+               near->shards[comm == near->mates ? near->node * near->ranks + rank
+                                                : rank * near->ranks + near->place];
     return !z->splits || comm == z->comm ? rank
            : comm == z->inside           ? z->replica * z->shards + rank
                                          : rank * z->shards + z->shard;

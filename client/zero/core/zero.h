@@ -43,6 +43,7 @@
 #include "client/zero/core/device.h"
 #include "client/zero/core/fail.h"
 #include "client/zero/core/guard.h"
+#include "client/zero/core/nodes.h"
 #include "client/zero/core/ranks.h"
 #include "client/zero/core/store.h"
 #include "client/zero/core/turn.h"
@@ -135,7 +136,8 @@ struct zc_zero {
     struct zcz_shares shares;
     struct zcz_calls calls;
     struct zcz_device device;
-    bool comm_broken; /* the backend has reported a failure, and is not called again */
+    struct zcz_nodes near; /* nodes.c: who shares a daemon */
+    bool comm_broken;      /* the backend has reported a failure, and is not called again */
 
     struct zcz_pool small;                   /* for votes and reads */
     struct zcz_pool whole_param, whole_grad; /* for what is kept whole, on the device or the host */

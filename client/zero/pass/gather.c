@@ -50,7 +50,9 @@ void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u)
     u->pass->state = ZCZ_FETCH;
     zb_list_push_back(&z->pass->gathers, &u->pass->node);
     zcz_alone_begin(u);
-    if (z->shards > 1 && !z->pass->alone)
+    if (z->pass->way == ZCZ_WAY_NODES)
+        zcz_nodes_begin(z, u);
+    else if (z->shards > 1 && z->pass->way == ZCZ_WAY_COMM)
         zcz_coll_queue(z, &u->pass->coll, z->inside, ZCZ_CALL_GATHER, u->def.index, 0);
 }
 
@@ -58,7 +60,7 @@ static int gather_unpin(struct zc_zero *z, struct zcz_unit *u)
 {
     int rc;
 
-    if (z->pass->alone)
+    if (z->pass->way != ZCZ_WAY_COMM)
         return zcz_alone_unpin(z, u);
     rc = z->store->ops->release(z->store, u);
     u->pass->pinned = false;
@@ -142,18 +144,6 @@ static int gather_fetched(struct zc_zero *z, struct zcz_unit *u)
     return 0;
 }
 
-/* The pool for buffers on the host. */
-static struct zcz_pool *gather_pool(struct zc_zero *z)
-{
-    return z->whole_params && !z->device.gpu ? &z->whole_param : &z->pass->gather_pool;
-}
-
-static int gather_no_memory(struct zc_zero *z, const struct zcz_unit *u)
-{
-    return zcz_fail(z, -ENOMEM, "no memory to gather unit %u '%s': %llu bytes", u->def.index,
-                    u->def.name, (unsigned long long)(zcz_slice_bytes(u) * z->shards));
-}
-
 static struct zcz_pieces view_pieces(const struct zc_zero *z, const struct zcz_unit *u)
 {
     return zcz_gather_pieces(z, u, &u->view, u->count);
@@ -175,10 +165,10 @@ static void gather_place(const struct zc_zero *z, const struct zcz_unit *u, stru
 
 static int gather_copy(struct zc_zero *z, struct zcz_unit *u)
 {
-    if (!u->pass->buf)
-        u->pass->buf = zcz_buf_get(gather_pool(z), zcz_slice_bytes(u) * z->shards);
-    if (!u->pass->buf)
-        return gather_no_memory(z, u);
+    int rc = zcz_gather_host_get(z, u);
+
+    if (rc < 0)
+        return rc;
     gather_place(z, u, u->pass->buf, zcz_slice_bytes(u));
     u->pass->params = u->pass->buf->data;
     return u->pass->pinned ? gather_unpin(z, u) : 0;
@@ -208,9 +198,10 @@ static int gather_encode(struct zc_zero *z, struct zcz_unit *u)
 
 static int gather_decode(struct zc_zero *z, struct zcz_unit *u)
 {
-    u->pass->buf = zcz_buf_get(&z->pass->gather_pool, zcz_slice_bytes(u) * z->shards);
-    if (!u->pass->buf)
-        return gather_no_memory(z, u);
+    int rc = zcz_gather_host_get(z, u); /* a unit in codes is of stage 3 */
+
+    if (rc < 0)
+        return rc;
     zk_q8_read(z->kernels, u->layout.dtype, u->pass->wire->data, u->slice * z->shards,
                u->pass->buf->data);
     zcz_buf_put(&z->pass->wire_pool, u->pass->wire);
@@ -251,18 +242,11 @@ static int gather_up(struct zc_zero *z, struct zcz_unit *u)
 /* The data is complete on the host, or in the view: begins to copy it to the device. */
 static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
 {
-    size_t bytes = zcz_slice_bytes(u) * z->shards;
-    struct zcz_pieces from = { .bytes = bytes, .piece = bytes, .stride = bytes };
     int rc;
 
-    if (!u->pass->buf) {
-        rc = gather_up(z, u);
-    } else {
-        from.data = u->pass->buf->data;
-        rc = zcz_gather_dev_whole(z, u);
-        if (rc == 0)
-            rc = zcz_device_up(z, u->pass->on_dev, 0, &from, bytes);
-    }
+    if (u->pass->buf)
+        return zcz_gather_host_up(z, u);
+    rc = gather_up(z, u);
     return rc < 0 ? rc : zcz_gather_made(z, u);
 }
 
@@ -374,15 +358,17 @@ static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
 
 static int gather_run(struct zc_zero *z, struct zcz_unit *u)
 {
+    bool by_name = z->pass->way != ZCZ_WAY_COMM;
+
     switch (u->pass->state) {
     case ZCZ_IDLE:
         return 0;
     case ZCZ_FETCH:
-        return z->pass->alone ? zcz_alone_fetch(z, u) : gather_fetch(z, u);
+        return by_name ? zcz_alone_fetch(z, u) : gather_fetch(z, u);
     case ZCZ_FETCHING:
-        return z->pass->alone ? zcz_alone_fetched(z, u) : gather_fetched(z, u);
+        return by_name ? zcz_alone_fetched(z, u) : gather_fetched(z, u);
     case ZCZ_COLLECT:
-        return z->pass->alone ? zcz_alone_collect(z, u) : gather_collect(z, u);
+        return by_name ? zcz_alone_collect(z, u) : gather_collect(z, u);
     case ZCZ_UPLOAD:
         return gather_uploaded(z, u);
     case ZCZ_READY:

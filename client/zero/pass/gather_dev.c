@@ -1,8 +1,36 @@
 /*
- * gather_dev.c - gathers on a device: buffers, quantizing and dequantizing there. Also the layout
- * of a view, in pieces.
+ * gather_dev.c - buffers of gathers, on the host and on a device; quantizing and dequantizing there.
+ * Also the layout of a view, in pieces.
  */
+#include <errno.h>
+
 #include "client/zero/pass/pass_priv.h"
+
+int zcz_gather_host_get(struct zc_zero *z, struct zcz_unit *u)
+{
+    struct zcz_pool *pool = z->whole_params && !z->device.gpu ? &z->whole_param
+                                                              : &z->pass->gather_pool;
+    size_t bytes = zcz_slice_bytes(u) * z->shards;
+
+    if (!u->pass->buf)
+        u->pass->buf = zcz_buf_get(pool, bytes);
+    return u->pass->buf ? 0
+                        : zcz_fail(z, -ENOMEM, "no memory to gather unit %u '%s': %zu bytes",
+                                   u->def.index, u->def.name, bytes);
+}
+
+int zcz_gather_host_up(struct zc_zero *z, struct zcz_unit *u)
+{
+    size_t bytes = zcz_slice_bytes(u) * z->shards;
+    struct zcz_pieces from = {
+        .data = u->pass->buf->data, .bytes = bytes, .piece = bytes, .stride = bytes
+    };
+    int rc = zcz_gather_dev_whole(z, u);
+
+    if (rc == 0)
+        rc = zcz_device_up(z, u->pass->on_dev, 0, &from, bytes);
+    return rc < 0 ? rc : zcz_gather_made(z, u);
+}
 
 static int device_codes(struct zc_zero *z, const struct zcz_unit *u, enum zk_gpu_op op,
                         const void *from, void *to, uint64_t n, struct zb_err *err)

@@ -11,6 +11,14 @@
 #define ZCZ_REDUCES_MAX  ZB_REDUCES_MAX /* reductions that may hold buffers */
 #define ZCZ_PREFETCH_MAX ZB_PREFETCH_MAX
 
+/* How the slices of a unit come together. */
+enum zcz_way {
+    ZCZ_WAY_COMM,  /* an all-gather of the ranks that share the unit */
+    ZCZ_WAY_HOST,  /* each rank reads all slices in the store, by name: alone.c */
+    ZCZ_WAY_NODES, /* it reads those of its node, and gets the others from its node's ranks, which
+                      have gathered them from one rank of each other node: nodes.c */
+};
+
 enum zcz_gather_state { ZCZ_IDLE, ZCZ_FETCH, ZCZ_FETCHING, ZCZ_COLLECT, ZCZ_UPLOAD, ZCZ_READY };
 
 struct zcz_pass_unit {
@@ -34,9 +42,15 @@ struct zcz_pass_unit {
     bool copying;           /* this rank's slice was copied there, or is being copied */
     const void *params;     /* in ZCZ_READY: the data of the view or of a buffer */
 
-    /* alone.c: with gather_alone: how many slices are in place, and how many are being fetched or
-     * are pinned */
+    /* alone.c: how many slices that are read by name are in place, and how many are being fetched
+     * or are pinned */
     uint32_t slices_done, slices_pinned;
+
+    /* nodes.c */
+    bool local;             /* the slices of this node are in place */
+    struct zcz_coll mates;  /* coll is that of the column */
+    struct zcz_buf *column; /* received from other nodes: this place's slices, */
+    struct zcz_buf *remote; /* and those of all places */
 
     /* schedule.c */
     uint32_t window; /* pass->window when the unit was last in the window */
@@ -96,10 +110,15 @@ struct zcz_pass {
     struct zcz_pool gather_dev, wire_dev; /* on the device */
     uint64_t fetched_bytes;
 
-    /* alone.c */
-    bool alone;            /* gather_alone: each rank gathers by itself, without collectives */
-    uint64_t *names;       /* [z->nunits * z->shards]: names of slices in the store; 0: no slice */
+    /* alone.c, unless slices are not read by name. `sources` slices of each unit are, all or those
+     * of this node; source[] has their numbers, which ascend, and this rank's is source[own] */
+    uint32_t sources, own, *source;
+    uint64_t *names;       /* [z->nunits * sources]: names of slices in the store; 0: no slice */
     struct zc_view *views; /* of pinned slices, indexed like `names` */
+
+    enum zcz_way way;           /* of gathers that begin now */
+    enum zc_node_gather chosen; /* as asked for; else choose.c's */
+    char chosen_why[192];       /* the reason, if it was not asked for */
 
     /* schedule.c */
     struct zcz_order order, seen; /* of the last complete micro-step, and since then */
@@ -133,9 +152,12 @@ void zcz_pass_open(struct zc_zero *z, uint32_t prefetch_units);
 /** Called in the start, when the store has the slices. Afterwards every unit can be gathered. 0 or
  * a refusal. */
 int zcz_pass_start(struct zc_zero *z);
-/** Called in the start, when the store has named the slices. With gather_alone, ranks exchange
- * these names. Collective. 0, a refusal or the failure. */
+/** Called in the start, when the store has named the slices. If slices are read by name, or may
+ * be, ranks exchange these names. Collective. 0, a refusal or the failure. */
 int zcz_alone_start(struct zc_zero *z);
+/** The end of the start: with ZC_NODE_GATHER_AUTO, measures and chooses. Collective. 0 or the
+ * failure. */
+int zcz_choose(struct zc_zero *z);
 /** Forgets these names: before the store is replaced, and at the end. */
 void zcz_alone_done(struct zc_zero *z);
 /** Whether no unit is gathered, being gathered or being reduced. */

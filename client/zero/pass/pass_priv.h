@@ -66,8 +66,17 @@ void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u);
 /** Waits until a dropped unit, which is needed again, is idle. A failure is recorded in z. */
 void zcz_gather_gone(struct zc_zero *z, struct zcz_unit *u);
 
-/* ---- alone.c: stages of a gather with gather_alone */
+/* ---- nodes.c: with ZCZ_WAY_NODES */
+/** The collectives take their places. */
+void zcz_nodes_begin(struct zc_zero *z, struct zcz_unit *u);
+/** The slices of this node are in u->pass->buf: gathers the others. 1: all are there; 0: not yet;
+ * or the failure. */
+int zcz_nodes_collect(struct zc_zero *z, struct zcz_unit *u);
+
+/* ---- alone.c: stages of a gather of slices that are read by name */
 void zcz_alone_begin(struct zcz_unit *u);
+/** Sets the way of gathers that begin from now on: as asked for, or as chosen. */
+void zcz_alone_way(struct zc_zero *z);
 int zcz_alone_fetch(struct zc_zero *z, struct zcz_unit *u);
 int zcz_alone_fetched(struct zc_zero *z, struct zcz_unit *u);
 int zcz_alone_collect(struct zc_zero *z, struct zcz_unit *u);
@@ -75,6 +84,10 @@ int zcz_alone_collect(struct zc_zero *z, struct zcz_unit *u);
 int zcz_alone_unpin(struct zc_zero *z, struct zcz_unit *u);
 
 /* ---- gather_dev.c */
+/** Makes sure that u->pass->buf exists, on the host. 0 or the failure. */
+int zcz_gather_host_get(struct zc_zero *z, struct zcz_unit *u);
+/** The whole unit is in u->pass->buf: begins to copy it to the device, and enters UPLOAD. */
+int zcz_gather_host_up(struct zc_zero *z, struct zcz_unit *u);
 /** Returns the layout of a view of `count` elements of the unit: in host memory, or on the device,
  * where it is copied within the device. Pages of codes have padding between them. */
 struct zcz_pieces zcz_gather_pieces(const struct zc_zero *z, const struct zcz_unit *u,

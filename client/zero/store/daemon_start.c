@@ -46,13 +46,16 @@ static bool early_wanted(const struct zc_zero *z)
            (z->options.overlap & ZC_ZERO_EARLY) != 0;
 }
 
-/* If ranks gather between devices, each by itself from one device, or not at all. If they gather
- * through host memory, parameters are better kept there. */
+/* If ranks gather between devices, by reading each other's slices on the one device that they share, or
+ * not at all. If they gather through host memory, parameters are better kept there. */
 static bool params_on_gpu(const struct zc_zero *z)
 {
-    bool reads = z->options.gather_alone ? z->device.common : z->device.ops != NULL;
+    bool share = zcz_nodes_share(z), reads = share && !z->near.several && z->device.common;
+    bool must_read = share && (z->options.gather_alone ||
+                               z->options.node_gather == ZC_NODE_GATHER_HOST);
 
-    return z->options.offload_param == ZC_ZERO_GPU && z->device.gpu && (z->shards == 1 || reads);
+    return z->options.offload_param == ZC_ZERO_GPU && z->device.gpu &&
+           (z->shards == 1 || reads || (z->device.ops && !must_read));
 }
 
 static enum zc_place place_param(const struct zc_zero *z)

@@ -494,7 +494,8 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
                                    .host_bytes = 5000000,
                                    .nvme_bytes = 70,
                                    .stall_seconds = 0.25 * (double)z->iterations,
-                                   .gpu_why = "" };
+                                   .gpu_why = "",
+                                   .node_gather_why = "" };
     return 0;
 }
 

@@ -162,8 +162,13 @@ static void it_learns(void **state)
 
 static void one_object_per_step(void **state)
 {
-    static const char *const integers[] = { "step", "fetched_bytes", "nvme_read_bytes",
-                                            "nvme_written_bytes", "activation_bytes" };
+    static const char *const integers[] = { "step",
+                                            "fetched_bytes",
+                                            "nvme_read_bytes",
+                                            "nvme_written_bytes",
+                                            "activation_bytes",
+                                            "gather_up_bytes",
+                                            "gather_nodes_bytes" };
     static const char *const numbers[] = { "loss",         "grad_norm", "lr",
                                            "tokens_per_s", "stall_s",   "loss_scale" };
     static const char *const tiers[] = { "host", "nvme", "gpu" };
@@ -180,7 +185,7 @@ static void one_object_per_step(void **state)
     for (int step = 1; step <= 2; step++) {
         o = json_loadf(f, JSON_DISABLE_EOF_CHECK, NULL);
         assert_non_null(o);
-        assert_int_equal(json_object_size(o), 16);
+        assert_int_equal(json_object_size(o), 18);
         for (size_t i = 0; i < sizeof(integers) / sizeof(integers[0]); i++)
             assert_true(json_is_integer(json_object_get(o, integers[i])));
         for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)

@@ -397,6 +397,7 @@ static int train_all(struct run *r, struct zc_zero **ret)
     zc_zero_bytes(*ret, &r->bytes);
     TRY(zc_zero_stats(*ret, &r->stats));
     (void)snprintf(r->gpu_why, sizeof(r->gpu_why), "%s", r->stats.gpu_why);
+    (void)snprintf(r->gather_why, sizeof(r->gather_why), "%s", r->stats.node_gather_why);
     return 0;
 }
 

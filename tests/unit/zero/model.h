@@ -78,7 +78,7 @@ struct run {
     char refusal_text[512];
     struct zc_zero_stats stats;
     struct zc_zero_bytes bytes;
-    char gpu_why[256]; /* from stats: the engine is closed by then */
+    char gpu_why[256], gather_why[256]; /* from stats: the engine is closed by then */
     struct model_values values;
 };
 

@@ -51,6 +51,9 @@ struct party {
     struct member members[RANKS_MAX];
 };
 
+static enum zc_node_gather gather; /* of all runs */
+static bool gather_once;           /* each unit once in a micro-step */
+
 static struct fake_nccl *fake; /* in the library that comm_nccl.c loads */
 
 static void *member_run(void *arg)
@@ -106,6 +109,8 @@ static void party_run_as(struct party *p, const struct setting *s, const char *d
         run->options.quantize_gather = codes & GATHERED;
         run->quantized = codes & KEPT;
         run->options.group_ranks = s->group;
+        run->options.node_gather = gather;
+        run->options.keep_gathered = gather_once;
         run->options.stage = (enum zc_zero_stage)(ZC_STAGE_3 - s->below_3);
         run->options.offload_optimizer = s->offload;
         run->options.offload_param = s->below_3 > 0 ? ZC_ZERO_NONE : s->offload;
@@ -189,6 +194,54 @@ static void the_bits_are_those_of_the_host(void **state)
         party_done(&host);
         party_done(&device);
     }
+}
+
+static uint64_t round_up(uint64_t n, uint64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+/* Gathers of one node, by NCCL and from the daemon's host memory: the same bits. With R ranks, P
+ * bytes as stored, and S in equal slices:
+ *
+ *     NCCL         all ranks together copy P up, and each sends S (R - 1)/R. Through host memory,
+ *                  this is P + 2 (R - 1) S of it: with whole slices (2 R - 1) P
+ *     host memory  each rank copies P up: R P of host memory */
+static void bytes_of_a_node(void **state)
+{
+    static const struct setting s = {
+        "node", 3, ZC_BF16, 0, 1, 0, "emulated", 0, ZC_ZERO_HOST, 0, 0
+    };
+    uint64_t stored = 0, sliced = 0, up[2] = { 0 }, sent[2] = { 0 };
+    struct party p[2];
+
+    (void)state;
+    *fake = (struct fake_nccl){ 0 };
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        stored += round_up(model_units[u].elems, ZB_BLOCK_ELEMS) * sizeof(uint16_t);
+        sliced += round_up(round_up(model_units[u].elems, s.world) / s.world, ZB_BLOCK_ELEMS) *
+                  s.world * sizeof(uint16_t);
+    }
+    gather_once = true;
+    for (int i = 0; i < 2; i++) {
+        gather = i == 0 ? ZC_NODE_GATHER_COMM : ZC_NODE_GATHER_HOST;
+        party_run(&p[i], &s, s.device, true);
+        for (uint32_t r = 0; r < s.world; r++) {
+            if (p[i].members[r].run.rc != 0)
+                fail_msg("rank %u: %s", r, p[i].members[r].run.error);
+            up[i] += p[i].members[r].run.stats.gather_up_bytes;
+            sent[i] += p[i].members[r].run.stats.comm_gather_bytes;
+        }
+    }
+    gather = ZC_NODE_GATHER_COMM;
+    gather_once = false;
+    assert_runs_same(s.name, &p[0].members[0].run, &p[1].members[0].run);
+    assert_int_equal(up[0], 3 * stored); /* 3 steps, each unit once in each */
+    assert_int_equal(sent[0], 3 * (s.world - 1) * sliced);
+    assert_int_equal(up[1], 3 * s.world * stored);
+    assert_int_equal(sent[1], 0);
+    party_done(&p[0]);
+    party_done(&p[1]);
 }
 
 /* Without a device, or with a single rank, NCCL is not called. */
@@ -441,6 +494,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bits_are_those_of_the_host),
+        cmocka_unit_test(bytes_of_a_node),
         cmocka_unit_test(host_memory_needs_no_nccl),
         cmocka_unit_test(each_collective_may_be_refused),
         cmocka_unit_test(a_device_that_fails_says_why),
