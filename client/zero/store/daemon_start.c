@@ -38,11 +38,24 @@ int zcz_daemon_open(struct zcz_store *s)
     return 0;
 }
 
-/* With clipping, the scale of a step is not known in advance; with micro_steps 0, its end is
- * not. */
-static bool early_wanted(const struct zc_zero *z)
+/* Whether clipping allows early steps. By tensor, the daemon must have all slices of a unit; and with
+ * a dynamic loss scale an overflow is known too late. */
+static bool early_clipped(const struct zcz_daemon *d)
 {
-    return z->options.clip <= 0 && z->options.micro_steps > 0 &&
+    const struct zc_zero *z = d->base.z;
+
+    if (z->options.clip_mode == ZC_CLIP_TENSOR)
+        return d->base.node_world == z->shards && !z->options.loss_scale.dynamic;
+    return z->options.clip <= 0 || z->options.clip_mode == ZC_CLIP_NONE;
+}
+
+/* With global clipping, the scale of a step is not known in advance; with micro_steps 0, its end is
+ * not. */
+static bool early_wanted(const struct zcz_daemon *d)
+{
+    const struct zc_zero *z = d->base.z;
+
+    return early_clipped(d) && z->options.micro_steps > 0 &&
            (z->options.overlap & ZC_ZERO_EARLY) != 0;
 }
 
@@ -78,6 +91,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .takeover = attaches && epoch == 0,
         .epoch = epoch ? epoch : d->base.epoch_next,
         .returns = z->options.reconnect_ms > 0,
+        .tensor_norms = z->options.clip_mode == ZC_CLIP_TENSOR,
         .offload_param = place_param(z),
         .device = params_on_gpu(z) ? zk_gpu_info(z->device.gpu)->id : NULL,
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
@@ -86,7 +100,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .optimizer = z->options.optimizer,
         .moments = z->options.moments,
         .share = z->options.share,
-        .early = early_wanted(z),
+        .early = early_wanted(d),
         .writable = zcz_device_pins_writable(z),
     };
     int rc;
@@ -257,7 +271,7 @@ int zcz_daemon_place(struct zcz_store *s)
         s->iterations = d->placement.iterations;
         s->applied = d->placement.applied;
         /* a kept job keeps the option that it was opened with */
-        s->early = early_wanted(s->z) && d->placement.early;
+        s->early = early_wanted(d) && d->placement.early;
     }
     return rc;
 }
