@@ -13,10 +13,15 @@
  *     serve  the next forward pass proceeds as its parameters become available
  *     early  shards are stepped as their gradients arrive, and the trainer waits for the step
  *     all    both: about the larger of computing and I/O
+ *
+ * CLIPPING. global: the step needs the norm of all gradients, so it cannot begin early. tensor: each
+ * tensor has a limit for its norm, 1.05 times its last norm; the daemon steps a unit early when its
+ * norm is known. Gradients are the same in each step, so nothing is clipped after all.
  */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <string.h>
 #include <time.h>
 
 #include "base/place.h"
@@ -43,11 +48,14 @@ static const struct overlap_case {
     { .name = "overlap/all", .early = true, .serve = true },
 };
 
+enum overlap_clip { CLIP_NONE, CLIP_TENSOR, CLIP_GLOBAL };
+
 struct overlap_bench {
     struct zbench *z;
     const char *dir;
     uint64_t params, rate;
     unsigned rounds;
+    uint32_t clip; /* enum overlap_clip */
 
     uint64_t unit;  /* elements of each */
     double drive_s; /* of a step, and of computing */
@@ -56,7 +64,14 @@ struct overlap_bench {
     bool stepping;
     int step_rc;
     struct zc_stepped stepped;
+    double limits[OVERLAP_UNITS]; /* of the next step; 0: none */
 };
+
+/* Whether steps of this case begin early. */
+static bool overlap_early(const struct overlap_bench *b)
+{
+    return b->now->early && b->clip != CLIP_GLOBAL;
+}
 
 static void compute_for(double s)
 {
@@ -71,7 +86,8 @@ static void compute_for(double s)
 static int overlap_begin(struct overlap_bench *b)
 {
     uint64_t buffers = OVERLAP_BUFFERS * zb_buffer_bytes(OVERLAP_PAGE);
-    const struct zc_job_options options = { .early = b->now->early,
+    const struct zc_job_options options = { .early = overlap_early(b),
+                                            .tensor_norms = b->clip == CLIP_TENSOR,
                                             .staging_bytes = b->unit * sizeof(float) };
     struct zc_placement placement = { 0 };
     int rc = zbench_rig_start(&b->rig, b->z, b->dir,
@@ -82,11 +98,14 @@ static int overlap_begin(struct overlap_bench *b)
                               b->params * NVME_BYTES + (64u << 20), buffers, OVERLAP_PAGE, b->rate);
 
     b->stepping = false;
+    memset(b->limits, 0, sizeof(b->limits));
     if (rc == 0)
         rc = zbench_rig_open(&b->rig, &options);
     if (rc == 0)
         rc = zbench_rig_define(&b->rig, OVERLAP_UNITS, b->unit, ZC_F32, &placement);
-    if (rc == 0 && placement.early != b->now->early)
+    for (uint64_t i = 0; i < b->unit && rc == 0; i++) /* the gradient of each unit */
+        ((float *)b->rig.job.staging)[i] = 0x1p-10f;
+    if (rc == 0 && placement.early != overlap_early(b))
         return zb_fail(&b->z->err, -ENOSPC, "the daemon had no room for early steps");
     return rc;
 }
@@ -101,11 +120,58 @@ static void overlap_stepped(void *arg, int rc)
     b->step_rc = rc;
 }
 
+/* Before the backward pass: announces the step. */
+static int overlap_announce(struct overlap_bench *b, const struct zc_step *step)
+{
+    const struct zbench_rig *r = &b->rig;
+    struct zc_step begin = *step;
+    int rc = 0;
+
+    begin.limits = b->clip == CLIP_TENSOR;
+    if (begin.limits)
+        rc = zc_step_tensors_wait(r->c, r->job.id, step->step, true, b->limits, OVERLAP_UNITS);
+    return rc < 0 ? rc : zc_step_begin_wait(r->c, r->job.id, &begin, 1);
+}
+
+/* After it: computes the norms of tensors, and sends the factors that follow. */
+static int overlap_factors(struct overlap_bench *b, const struct zc_step *step)
+{
+    const struct zbench_rig *r = &b->rig;
+    uint8_t sums[OVERLAP_UNITS][ZC_NORM_BYTES];
+    double factors[OVERLAP_UNITS];
+    int rc = zc_tensor_norms_wait(r->c, r->job.id, step->step, OVERLAP_UNITS, sums[0]);
+
+    for (uint32_t u = 0; u < OVERLAP_UNITS && rc == 0; u++) {
+        struct zc_norm sum = { 0 };
+        double norm;
+
+        memcpy(sum.sum_of_squares, sums[u], sizeof(sums[u]));
+        norm = zc_norm_value(&sum);
+        factors[u] = zc_limit_factor(b->limits[u], norm);
+        b->limits[u] = 1.05 * norm;
+    }
+    return rc < 0
+               ? rc
+               : zc_step_tensors_wait(r->c, r->job.id, step->step, false, factors, OVERLAP_UNITS);
+}
+
+/* The same for the global norm. */
+static int overlap_scale(struct overlap_bench *b, struct zc_step *step)
+{
+    const struct zbench_rig *r = &b->rig;
+    struct zc_norm norm;
+    int rc = zc_norms_wait(r->c, r->job.id, step->step, &norm);
+
+    if (rc == 0)
+        step->scale = fmin(1, 1 / (zc_norm_value(&norm) + 1e-6));
+    return rc;
+}
+
 static int overlap_backward(struct overlap_bench *b, const struct zc_step *step)
 {
     const struct zbench_rig *r = &b->rig;
     double pause = b->drive_s * (OVERLAP_FORWARD - 1) / OVERLAP_FORWARD / OVERLAP_UNITS;
-    int rc = b->now->early ? zc_step_begin_wait(r->c, r->job.id, step, 1) : 0;
+    int rc = overlap_early(b) ? overlap_announce(b, step) : 0;
 
     for (uint32_t u = OVERLAP_UNITS; u-- > 0 && rc == 0;) {
         const struct zc_push push = { .shard = r->ids[u],
@@ -151,6 +217,11 @@ static int overlap_iteration(void *bench, unsigned who, double *ret_s)
     (void)who;
     r->step++;
     b->step_rc = 0;
+    step.factors = b->clip == CLIP_TENSOR;
+    if (rc == 0 && step.factors)
+        rc = overlap_factors(b, &step);
+    else if (rc == 0 && b->clip == CLIP_GLOBAL)
+        rc = overlap_scale(b, &step);
     if (rc == 0 && b->now->serve) {
         b->stepping = true;
         rc = zc_step(r->c, r->job.id, &step, &b->stepped, overlap_stepped, b);
@@ -221,6 +292,7 @@ static const struct zb_opt overlap_options[] = {
       .max = UINT64_C(1) << 34, .round = OVERLAP_ALIGN },
     /* so slow that the processor does not matter */
     { "rate", ZB_OPT_SIZE, AT(rate), .arg = "SIZE", .def = "300000000", .min = 1 },
+    { "clip-mode", ZB_OPT_CHOICE, AT(clip), .choices = "none tensor global", .def = "none" },
     ZBENCH_ROUNDS(struct overlap_bench, "5"),
     { 0 },
 };

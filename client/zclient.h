@@ -288,6 +288,9 @@ struct zc_job_options {
      * UUID, or "emulated" ("emulated-N"). Its state, and with ZC_GPU its parameters, are kept there
      * if it is one of the daemon's. NULL: none; then the daemon chooses one for the state */
     const char *device;
+    /* sum the squares of gradients tensor by tensor, too: for zc_tensor_norms(), and for limits of
+     * zc_step_tensors() */
+    bool tensor_norms;
 };
 
 /** A state that a kept job can resume from. */
@@ -694,6 +697,18 @@ ZC_EXPORT int zc_norms(struct zc_client *c, uint64_t job, uint64_t step, struct 
                        zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_norms_wait(struct zc_client *c, uint64_t job, uint64_t step, struct zc_norm *ret);
 
+/**
+ * The same tensor by tensor, for a job with tensor_norms. ret has ZC_NORM_BYTES for each trainable
+ * tensor, which are numbered as for zc_step_classes(): the exact sum of its squares over this
+ * rank's shards. A norm is the square root of zc_norm_value() of the merged sums of all shards.
+ *
+ * @param ntensors  number of trainable tensors of the job (-EINVAL)
+ */
+ZC_EXPORT int zc_tensor_norms(struct zc_client *c, uint64_t job, uint64_t step, uint32_t ntensors,
+                              uint8_t *ret, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_tensor_norms_wait(struct zc_client *c, uint64_t job, uint64_t step,
+                                   uint32_t ntensors, uint8_t *ret);
+
 /* ---- the step */
 
 /**
@@ -737,6 +752,8 @@ struct zc_step {
     uint32_t ngroups;      /* the job's number of groups; 0 with classes */
     enum zc_commit commit; /* ZC_COMMIT_NO, ZC_COMMIT_STEP or ZC_COMMIT_PREPARE */
     uint32_t timeout_ms;
+    bool factors; /* of zc_step(): with the factors that zc_step_tensors() has sent */
+    bool limits;  /* of zc_step_begin(): with the limits */
 };
 
 /** Result of a step or skip. */
@@ -824,6 +841,26 @@ ZC_EXPORT int zc_step_classes(struct zc_client *c, uint64_t job, uint64_t step,
                               const struct zc_classes *classes, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_step_classes_wait(struct zc_client *c, uint64_t job, uint64_t step,
                                    const struct zc_classes *classes);
+
+/**
+ * Sends a value for each trainable tensor, for the next step. All ranks send the same (-EINVAL). A
+ * repeated call replaces them. Copied. -EBUSY: the job is stepping, or the rank has begun the step.
+ *
+ *     factors  for zc_step(): the gradient of each tensor is multiplied by its factor, in addition
+ *              to zc_step.scale and the factor of its class
+ *     limits   for zc_step_begin(), of a job with tensor_norms that has all shards of its units on
+ *              this node: the gradient of each tensor is scaled so that its norm is at most its
+ *              limit. 0: no limit. A unit's shards are stepped when all of them have their
+ *              gradients. zc_step() must then have the factors that result: zc_limit_factor() of
+ *              the limit and the norm, which is |scale| (of the step, times that of the class) times
+ *              the square root of the tensor's sum of squares
+ */
+ZC_EXPORT int zc_step_tensors(struct zc_client *c, uint64_t job, uint64_t step, bool limits,
+                              const double *values, uint32_t ntensors, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_step_tensors_wait(struct zc_client *c, uint64_t job, uint64_t step, bool limits,
+                                   const double *values, uint32_t ntensors);
+/** limit / norm if there is a limit and the norm is above it, else 1. */
+ZC_EXPORT double zc_limit_factor(double limit, double norm);
 
 /**
  * Changes the optimizer, before the first step of a job that is not kept. Every rank makes this

@@ -76,6 +76,8 @@ static const struct row {
     [ZP_LOG_LEVEL] = { .handler = zsd_log_level },
     [ZP_RESTART] = { .handler = zsd_restart },
     [ZP_LOG_EVENTS] = { .handler = zsd_log_events },
+    [ZP_TENSOR_NORMS] = { .handler = zsd_tensor_norms },
+    [ZP_STEP_TENSORS] = { .handler = zsd_step_tensors },
 };
 
 /* ---- hello and ping */

@@ -9,6 +9,7 @@
 #include "kernels/zk_page.h"
 
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/util.h"
@@ -178,16 +179,29 @@ static void block_step_run(const struct block *b, zk_step_fn *step, uint64_t fro
     step(scalars, &arrays, to - from);
 }
 
+/* The scalars of a segment: those of its group, or a copy with the segment's own scale. */
+static const struct zk_scalars *segment_scalars(const struct block *b, const struct zk_segment *s,
+                                                struct zk_scalars *own)
+{
+    if (s->scale == 0)
+        return &b->by_group[s->group];
+    *own = b->by_group[s->group];
+    own->scale = s->scale;
+    return own;
+}
+
 /* Steps those elements of a block that are in segments, up to element `end`. */
 static void block_step(const struct block *b, zk_step_fn *step, const struct moment_run *m,
                        uint64_t end)
 {
+    struct zk_scalars own;
+
     for (const struct zk_segment *s = b->segments; s < b->end && s->first < b->first + end; s++) {
         uint64_t from = zb_max_u64(s->first > b->first ? s->first - b->first : 0, m->begin);
         uint64_t to = zb_min_u64(s->first + s->count - b->first, end);
 
         if (from < to)
-            block_step_run(b, step, from, to, m, &b->by_group[s->group]);
+            block_step_run(b, step, from, to, m, segment_scalars(b, s, &own));
     }
 }
 
@@ -429,10 +443,57 @@ static double page_ingest_block(const struct zk_ops *ops, enum zb_dtype grad_dty
     return ops->sumsq(page_as_f32(ops, grad_dtype, grad, B, scratch), B, bad);
 }
 
+/* Adds the runs of one block, of n elements from element `first` of the unit on. `*at`: the first
+ * tensor that may reach into the block. whole: the sum of the block's squares, if it is finite;
+ * else NaN. */
+static void block_by_tensor(const struct zk_ops *ops, const float *x, uint64_t first, uint64_t n,
+                            double whole, const struct zk_by_tensor *by, size_t *at,
+                            uint64_t *nonfinite)
+{
+    while (*at < by->n && by->tensors[*at].first + by->tensors[*at].count <= first)
+        ++*at;
+    for (size_t t = *at; t < by->n && by->tensors[t].first < first + n; t++) {
+        uint64_t from = zb_max_u64(by->tensors[t].first, first);
+        uint64_t to = zb_min_u64(by->tensors[t].first + by->tensors[t].count, first + n);
+        uint64_t bad = 0;
+        double squares = whole;
+
+        if (to - from < B || isnan(whole))
+            squares = ops->sumsq(x + (from - first), to - from, &bad);
+        *nonfinite += bad;
+        if (bad == 0)
+            zk_xsum_add(&by->sums[t], squares);
+    }
+}
+
+void zk_sums_by_tensor(const struct zk_ops *ops, const float *x, uint64_t first, uint64_t n,
+                       const struct zk_by_tensor *by, uint64_t *nonfinite)
+{
+    size_t tensor = 0;
+
+    assert(first % B == 0);
+    for (uint64_t at = 0; at < n; at += B)
+        block_by_tensor(ops, x + at, first + at, zb_min_u64(B, n - at), (double)NAN, by, &tensor,
+                        nonfinite);
+}
+
 void zk_page_ingest(const struct zk_ops *ops, const struct zb_layout *layout,
                     const struct zk_page *page, const void *from, enum zb_dtype from_dtype,
                     bool add, struct zk_xsum *sum, uint64_t *nonfinite)
 {
+    const struct zk_by_tensor none = { 0 };
+
+    zk_page_ingest_by(ops, layout, page, from, from_dtype, add, sum, nonfinite, &none);
+}
+
+void zk_page_ingest_by(const struct zk_ops *ops, const struct zb_layout *layout,
+                       const struct zk_page *page, const void *from, enum zb_dtype from_dtype,
+                       bool add, struct zk_xsum *sum, uint64_t *nonfinite,
+                       const struct zk_by_tensor *by)
+{
+    uint64_t ignored = 0; /* counted block by block */
+    float scratch[B];
+    size_t tensor = 0;
     size_t from_bytes = zb_dtype_bytes(from_dtype);
 
     page_check(page);
@@ -446,5 +507,9 @@ void zk_page_ingest(const struct zk_ops *ops, const struct zb_layout *layout,
         *nonfinite += bad;
         if (bad == 0)
             zk_xsum_add(sum, squares);
+        if (by->n > 0)
+            block_by_tensor(ops, page_as_f32(ops, layout->grad_dtype, grad, B, scratch),
+                            page->first + at, B, bad == 0 ? squares : (double)NAN, by, &tensor,
+                            &ignored);
     }
 }

@@ -88,6 +88,18 @@ int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *p, stru
     return -EINVAL;
 }
 
+double zk_limit_factor(double limit, double norm)
+{
+    return limit > 0 && norm > limit ? limit / norm : 1;
+}
+
+float zk_segment_scale(double scale)
+{
+    float f = (float)scale;
+
+    return f == 0 && scale != 0 ? copysignf(0x1p-149f, (float)scale) : f;
+}
+
 struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params *params,
                              uint64_t t)
 {

@@ -171,6 +171,12 @@ double zk_powi(double b, uint64_t t);
  * ignored, except for lr, weight decay and scale. */
 int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *params,
                     struct zb_err *err);
+/** The factor that limits a norm: limit / norm if the norm is above the limit, else 1. limit 0:
+ * none. */
+double zk_limit_factor(double limit, double norm);
+/** The same scale as a segment's, which is never 0 (zk_page.h): (float)scale, or the float next
+ * to 0 where that is 0 and scale is not. */
+float zk_segment_scale(double scale);
 /** t >= 1: the number of this step. The betas are in [0, 1): 1 would divide by zero. What the
  * optimizer does not use is ignored: its scalars are 0. */
 struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params *params,

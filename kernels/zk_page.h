@@ -17,6 +17,7 @@
 struct zk_segment {
     uint64_t first, count; /* of the unit's elements */
     uint32_t group;
+    float scale; /* of the gradient, instead of the group's; 0: the group's */
 };
 
 struct zk_page {
@@ -38,7 +39,7 @@ void zk_q8_read(const struct zk_ops *ops, enum zb_dtype dtype, const void *block
 void zk_page_init(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, const float *master);
 
-/** One optimizer step; by_group[segment.group]. Reads grad, changes param and state. */
+/** One optimizer step; by_group[segment.group], with the segment's scale. Reads grad, changes param and state. */
 void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, const struct zk_segment *segments, size_t nsegments,
                   const struct zk_scalars *by_group);
@@ -67,5 +68,27 @@ void zk_page_set(const struct zk_ops *ops, const struct zb_layout *layout,
 void zk_page_ingest(const struct zk_ops *ops, const struct zb_layout *layout,
                     const struct zk_page *page, const void *from, enum zb_dtype from_dtype,
                     bool add, struct zk_xsum *sum, uint64_t *nonfinite);
+
+/** Sums of squares, tensor by tensor. */
+struct zk_by_tensor {
+    const struct zk_segment *tensors; /* ascending, without overlaps; of each, first and count */
+    size_t n;
+    struct zk_xsum *sums; /* [n] */
+};
+
+/**
+ * zk_page_ingest(), and adds the squares of each tensor's elements to its sum. They are summed in
+ * runs, each by sumsq(): a run ends where the tensor ends, and where a block of the unit ends. So a
+ * tensor's sum is the same however its unit is cut. Runs with a value that is not finite are left
+ * out.
+ */
+void zk_page_ingest_by(const struct zk_ops *ops, const struct zb_layout *layout,
+                       const struct zk_page *page, const void *from, enum zb_dtype from_dtype,
+                       bool add, struct zk_xsum *sum, uint64_t *nonfinite,
+                       const struct zk_by_tensor *by);
+/** The same runs, of fp32 values in memory: elements [first, first + n) of the unit, which begin at
+ * a block of it. `*nonfinite` grows by the number of values of these tensors that are not finite. */
+void zk_sums_by_tensor(const struct zk_ops *ops, const float *x, uint64_t first, uint64_t n,
+                       const struct zk_by_tensor *by, uint64_t *nonfinite);
 
 #endif

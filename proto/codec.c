@@ -237,6 +237,8 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_LOG_LEVEL] = { "log-level", METHOD(log_level, log_level) },
     [ZP_RESTART] = { "restart", METHOD(restart_request, restart_reply) },
     [ZP_LOG_EVENTS] = { "log-events", METHOD(log_events_request, log_events_reply) },
+    [ZP_TENSOR_NORMS] = { "tensor-norms", METHOD(tensor_norms, tensor_norms_reply) },
+    [ZP_STEP_TENSORS] = { "step-tensors", METHOD(step_tensors, empty) },
 };
 
 const struct zp_method_info *zp_method_info(unsigned method)

@@ -35,6 +35,8 @@
 #define ZP_GROUPS_MAX   64u
 #define ZP_GROUP_FROZEN 65535u
 #define ZP_CLASSES_MAX  1024u /* of one step */
+#define ZP_NORMS_PART   256u  /* sums by tensor, in one reply */
+#define ZP_VALUES_PART  1024u /* values by tensor, in one request */
 #define ZP_CLASSES_PART 256u  /* of them in one message, */
 #define ZP_RUNS_PART    4096u /* and runs of tensors */
 #define ZP_WORLD_MAX    4096u
@@ -100,6 +102,8 @@ enum zp_method {
     ZP_LOG_LEVEL = 50,
     ZP_RESTART = 51,
     ZP_LOG_EVENTS = 52,
+    ZP_TENSOR_NORMS = 53,
+    ZP_STEP_TENSORS = 54,
     ZP_METHOD_END
 };
 

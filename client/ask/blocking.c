@@ -57,6 +57,14 @@ FORM(zc_push, (struct zc_client *c, const struct zc_push *push), 0, c, push)
 FORM(zc_norms, (struct zc_client *c, uint64_t job, uint64_t step, struct zc_norm *ret),
      0, c, job, step, ret)
 
+FORM(zc_tensor_norms, (struct zc_client *c, uint64_t job, uint64_t step, uint32_t ntensors,
+         uint8_t *ret),
+     0, c, job, step, ntensors, ret)
+
+FORM(zc_step_tensors, (struct zc_client *c, uint64_t job, uint64_t step, bool limits,
+         const double *values, uint32_t ntensors),
+     0, c, job, step, limits, values, ntensors)
+
 FORM(zc_step, (struct zc_client *c, uint64_t job, const struct zc_step *step,
          struct zc_stepped *ret),
      step->timeout_ms, c, job, step, ret)

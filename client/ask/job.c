@@ -86,6 +86,7 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.returns = options->returns;
     m.share = options->share;
     m.early = options->early;
+    m.tensor_norms = options->tensor_norms;
     c->params_writable = options->writable;
     m.device = UNCONST(char, options->device ? options->device : "");
     return zc_ask(c, &method_job_open, &m.base, ret, done, arg);

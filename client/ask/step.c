@@ -58,6 +58,7 @@ int zc_step(struct zc_client *c, uint64_t job, const struct zc_step *step, struc
     m.commit = step->commit;
     m.timeout_ms = step->timeout_ms;
     m.by_classes = !step->groups;
+    m.factors = step->factors;
     return zc_ask(c, &method_step, &m.base, ret, done, arg);
 }
 
@@ -79,6 +80,7 @@ int zc_step_begin(struct zc_client *c, uint64_t job, const struct zc_step *step,
     m.groups = pointers;
     m.micros = micros;
     m.by_classes = !step->groups;
+    m.limits = step->limits;
     return zc_ask(c, &method_step_begin, &m.base, NULL, done, arg);
 }
 

@@ -15,6 +15,7 @@
 #include "client/zero/core/piece.h"
 #include "client/zero/engine.h"
 #include "client/zero/pass/pass.h"
+#include "client/zero/step/clip.h"
 #include "client/zero/step/counts.h"
 #include "client/zero/step/step.h"
 
@@ -68,7 +69,7 @@ static int start_values(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 /* Checks that all ranks continue in the same way. */
 static int start_agree(struct zc_zero *z, int rc)
 {
-    uint64_t version[6];
+    uint64_t version[7];
 
     version[0] = z->iterations;
     version[1] = z->applied;
@@ -76,6 +77,7 @@ static int start_agree(struct zc_zero *z, int rc)
     version[3] = (uint64_t)z->steps->scaler.last_overflow;
     version[4] = z->steps->scaler.hysteresis;
     version[5] = zcz_counts_digest(z);
+    version[6] = zcz_clip_digest(z);
     return zcz_vote(z, rc, zb_crc32c(0, version, sizeof(version)), ZCZ_CALL_START);
 }
 

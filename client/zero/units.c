@@ -113,7 +113,8 @@ static void unit_segments(struct zcz_unit *u)
         if (last && last->group == t->group && last->first + last->count == t->first)
             last->count += count;
         else
-            u->segments[u->nsegments++] = (struct zk_segment){ t->first, count, t->group };
+            u->segments[u->nsegments++] =
+                (struct zk_segment){ .first = t->first, .count = count, .group = t->group };
     }
 }
 
@@ -197,20 +198,52 @@ static uint32_t digest_unit(uint32_t crc, const struct zc_unit *unit)
 uint32_t zcz_digest(const struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
-    uint64_t numbers[] = { o->keep,           o->durable,       o->commit_every,
-                           o->resume,         o->offload_param, o->offload_optimizer,
-                           o->micro_steps,    o->groups,        o->prefetch_units,
-                           o->optimizer,      o->moments,       o->nesterov,
-                           o->overlap,        o->offload_grad,  z->comm->ops->device && o->device,
-                           o->stage,          o->group_ranks,   o->accumulate_local,
-                           o->vertical,       o->keep_gathered, o->persist_elems,
-                           o->live_elems,     o->reuse_elems,   o->prefetch_elems,
-                           o->reduce_elems,   o->reduce_waits,  o->quantize_gather,
-                           o->gather_alone,   o->step_unused,   o->resume_if_there,
-                           o->optimizer_late, o->reconnect_ms,  o->node_gather };
-    double scalars[] = { o->clip,          o->beta1,     o->beta2,    o->eps,
-                         o->momentum,      o->dampening, o->lr_decay, o->loss_scale.fixed,
-                         o->loss_scale.min };
+    uint64_t numbers[] = { o->keep,
+                           o->durable,
+                           o->commit_every,
+                           o->resume,
+                           o->offload_param,
+                           o->offload_optimizer,
+                           o->micro_steps,
+                           o->groups,
+                           o->prefetch_units,
+                           o->optimizer,
+                           o->moments,
+                           o->nesterov,
+                           o->overlap,
+                           o->offload_grad,
+                           z->comm->ops->device && o->device,
+                           o->stage,
+                           o->group_ranks,
+                           o->accumulate_local,
+                           o->vertical,
+                           o->keep_gathered,
+                           o->persist_elems,
+                           o->live_elems,
+                           o->reuse_elems,
+                           o->prefetch_elems,
+                           o->reduce_elems,
+                           o->reduce_waits,
+                           o->quantize_gather,
+                           o->gather_alone,
+                           o->step_unused,
+                           o->resume_if_there,
+                           o->optimizer_late,
+                           o->reconnect_ms,
+                           o->node_gather,
+                           o->clip_mode,
+                           o->clip_tensor_warmup };
+    double scalars[] = { o->clip,
+                         o->beta1,
+                         o->beta2,
+                         o->eps,
+                         o->momentum,
+                         o->dampening,
+                         o->lr_decay,
+                         o->loss_scale.fixed,
+                         o->loss_scale.min,
+                         o->clip_tensor_ratio,
+                         o->clip_tensor_beta };
     uint64_t scale[] = { o->loss_scale.dynamic, o->loss_scale.power, o->loss_scale.window,
                          o->loss_scale.hysteresis, o->loss_scale.consecutive };
     uint32_t crc = digest_numbers(0, numbers, ZB_COUNT(numbers));

@@ -288,6 +288,27 @@ enum zc_node_gather {
     ZC_NODE_GATHER_AUTO = 2,
 };
 
+/**
+ * How gradients are clipped.
+ *
+ * ZC_CLIP_TENSOR is AdaGC (arXiv 2502.11034): each tensor against a moving average of its own norms.
+ * With g the averaged gradient of a tensor, and v its average, of clip_tensor_warmup steps on:
+ *
+ *     limit = ratio * v        h = limit / |g| if |g| > limit, else 1
+ *     g = h * g                v = beta * v + (1 - beta) * h * |g|
+ *
+ * The steps before that are clipped globally, and v is the smallest norm after clipping. A norm of 0
+ * and a skipped step leave v alone. A tensor without v (it had no gradient so far) is not clipped, and
+ * v becomes its norm. Norms are exact sums, rounded once: h is the same number on all ranks,
+ * wherever the tensor is stored. The averages are stored in the job's note: with commits and
+ * snapshots, 4 bytes for each trainable tensor.
+ */
+enum zc_clip_mode {
+    ZC_CLIP_GLOBAL = 0, /* all gradients, by their global norm */
+    ZC_CLIP_TENSOR = 1,
+    ZC_CLIP_NONE = 2, /* `clip` is ignored */
+};
+
 struct zc_zero_options {
     struct zc_comm *comm; /* the caller's; must outlive the engine */
     const char *socket;   /* as in zc_options */
@@ -325,7 +346,9 @@ struct zc_zero_options {
     /* units to gather ahead, up to 64; 0: none. 1 is the usual choice */
     uint32_t prefetch_units;
     /* flags of ZC_ZERO_OVERLAP. EARLY needs room on the daemon's data files, the size of all
-     * streamed state once more. Without that room, or with clipping, steps do not begin early */
+     * streamed state once more. Without that room, or with global clipping, steps do not begin
+     * early. With clipping by tensor they do after its warm-up, without a dynamic loss scale, if all
+     * ranks that share the states are on one node */
     uint32_t overlap;
     uint32_t share;      /* of the job: as in zc_job_options */
     uint32_t timeout_ms; /* for every wait for the daemon or a peer; 0: 60000 */
@@ -413,11 +436,18 @@ struct zc_zero_options {
     /* gathers inside a node; the same on all ranks. gather_alone takes precedence: its gathers are
      * as with ZC_NODE_GATHER_HOST, and not collective */
     enum zc_node_gather node_gather;
+    enum zc_clip_mode clip_mode;
+    /* ZC_CLIP_TENSOR. ratio: above 0; beta: from 0 to below 1; the number of applied steps that are
+     * clipped globally, by `clip`, before tensors are clipped: counted from the step with which the
+     * job began to clip by tensor. */
+    double clip_tensor_ratio, clip_tensor_beta;
+    uint64_t clip_tensor_warmup;
 };
 
 /**
  * Sets the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1, all
- * overlap, a commit every 100 steps (of a durable job), stage 3, no loss scale.
+ * overlap, a commit every 100 steps (of a durable job), stage 3, no loss scale; for clipping by tensor
+ * ratio 1.05, beta 0.98 and a warm-up of 100 steps.
  */
 ZC_EXPORT void zc_zero_defaults(struct zc_zero_options *options);
 
@@ -603,8 +633,9 @@ ZC_EXPORT int zc_zero_micro_end(struct zc_zero *z);
 /** Result of a step. */
 struct zc_zero_stepped {
     uint64_t iterations, applied;
-    double grad_norm;  /* of the averaged gradient, before clipping; NaN if skipped */
-    double clip_scale; /* 1: not clipped */
+    double grad_norm; /* of the averaged gradient, before clipping; NaN if skipped */
+    /* 1: not clipped. Global clipping: its factor. By tensor: the norm after clipping over that before */
+    double clip_scale;
     /* a gradient was not finite on some rank: nothing changed on any rank */
     bool skipped;
     double loss_scale; /* the scale that this step divided by */
@@ -654,7 +685,8 @@ struct zc_zero_step_how {
     /* gradients, summed over ranks and micro-steps, are divided by world * divide * loss scale. 0:
      * the number of micro-steps */
     double divide;
-    /* limit of the global norm of what is stepped, after divide and factors; 0: off */
+    /* limit of the global norm of what is stepped, after divide and factors; 0: off. With
+     * ZC_CLIP_TENSOR only in its warm-up */
     double clip;
 };
 
@@ -751,8 +783,9 @@ ZC_EXPORT int zc_zero_abandon(struct zc_zero *z);
  * Announces the learning rate of the next step, so that it begins during the last backward pass,
  * unit by unit, if state is streamed. Collective, between two steps, best before the last
  * micro-step. zc_zero_step() must then have the same lr (-EINVAL). Does nothing if there is nothing
- * to gain: without a daemon, without room, without ZC_ZERO_EARLY, or with clipping. If the step is
- * skipped, nothing has changed.
+ * to gain: without a daemon, without room, without ZC_ZERO_EARLY, with global clipping, or with
+ * clipping by tensor where that does not allow it (`overlap`). If the step is skipped, nothing has
+ * changed.
  */
 ZC_EXPORT int zc_zero_announce(struct zc_zero *z, double lr);
 

@@ -58,6 +58,7 @@ struct zsd_job_params;
 struct zsd_replan;
 struct zsd_step_op;
 struct zsd_commit_op;
+struct zsd_tensors;
 
 /** All jobs, including ended ones that something still holds. */
 struct zsd_jobs {
@@ -122,7 +123,9 @@ struct zsd_shard {
     int grad_rc;        /* error of a failed page: pushes fail with it until none is in flight */
     struct zk_xsum grad_sum; /* of the result of this micro-step */
     uint64_t grad_nonfinite;
-    uint32_t grad_reads;         /* reads of it in progress; no push begins meanwhile */
+    struct zk_xsum
+        *tensor_sums;    /* by trainable tensor of the unit; NULL: not summed; op/tensors.c */
+    uint32_t grad_reads; /* reads of it in progress; no push begins meanwhile */
     struct zb_list push_waiters; /* pushes that may not begin yet, in order */
     bool grad_begun, grad_whole; /* a part exists; it is complete: as counted in struct zsd_rank */
     uint64_t grad_of;            /* job->grads_of when it was set; older: there is no gradient */
@@ -159,6 +162,12 @@ struct zsd_pin {
 
 /* ---- ranks */
 
+/* The values by tensor that a rank has sent. */
+struct zsd_values_sent {
+    uint64_t step; /* for this step */
+    uint32_t n;
+};
+
 struct zsd_member {
     struct zsd_job *job;
     struct zsd_conn *conn; /* NULL: closed; the struct exists until its staging is no longer used */
@@ -175,11 +184,12 @@ struct zsd_member {
     struct zsd_timed ready_timed;
     struct zsd_req *step_req;
     struct zsd_timed step_timed;
-    bool begun;                     /* called step-begin for the next step */
-    struct zsd_classes *classes;    /* of its next step, as received so far; op/classes.h */
-    struct zsd_note note, job_note; /* for the next step */
-    struct zb_list fetches;         /* in progress, of this rank */
-    struct zb_list node;            /* in job->members */
+    bool begun;                  /* called step-begin for the next step */
+    struct zsd_classes *classes; /* of its next step, as received so far; op/classes.h */
+    struct zsd_values_sent limits_sent, factors_sent; /* op/tensors.h */
+    struct zsd_note note, job_note;                   /* for the next step */
+    struct zb_list fetches;                           /* in progress, of this rank */
+    struct zb_list node;                              /* in job->members */
 };
 
 /* ---- jobs */
@@ -210,6 +220,7 @@ struct zsd_job {
     enum zp_offload offload_grad; /* ZP_HOST, else anywhere; not saved: each attach sets it */
     uint64_t host_bytes_max;
     bool early_wish;       /* its ranks requested room for early steps */
+    bool tensor_norms;     /* they requested norms of single tensors; not saved, like that */
     uint32_t share_opened; /* as its ranks opened it */
     struct zsd_unit **units;
     uint32_t nunits;
@@ -278,6 +289,7 @@ struct zsd_job {
     struct zsd_step_op *step;     /* op/step.h */
     bool draining;                /* STEPPING, and waits for pins and active to reach 0 */
     struct zsd_early *early;      /* op/early.h */
+    struct zsd_tensors *tensors;  /* op/tensors.h; NULL: not needed so far */
     uint32_t early_said;          /* number of ranks that called step-begin */
     uint32_t early_inflight;      /* page operations of early steps, also of dropped ones */
     struct zsd_commit_op *commit; /* in progress, or NULL */

@@ -60,6 +60,7 @@ void zsd_shard_free(struct zsd_shard *s)
         free(s->planes[p].crcs);
     }
     free(s->held);
+    free(s->tensor_sums);
     free(s->written);
     free(s->busy);
     free(s);

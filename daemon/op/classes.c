@@ -33,6 +33,7 @@
 #include "daemon/op/early.h"
 #include "daemon/op/requests.h"
 #include "daemon/op/step.h"
+#include "daemon/op/tensors.h"
 
 /* ---- scalars */
 
@@ -107,17 +108,12 @@ bool zsd_classes_same(const struct zsd_classes *a, const struct zsd_classes *b)
            (a->nruns == 0 || memcmp(a->runs, b->runs, a->nruns * sizeof(*a->runs)) == 0);
 }
 
-static bool tensor_trainable(const struct zsd_unit *unit, uint32_t tensor)
-{
-    return !unit->layout.frozen && unit->tensors[tensor].group != ZP_GROUP_FROZEN;
-}
-
 static uint32_t unit_trainable(const struct zsd_unit *unit)
 {
     uint32_t n = 0;
 
     for (uint32_t t = 0; t < unit->ntensors; t++)
-        n += tensor_trainable(unit, t);
+        n += zsd_tensor_trainable(unit, t);
     return n;
 }
 
@@ -291,22 +287,36 @@ bool zsd_classes_leave(const struct zsd_job *job, const struct zsd_classes *c,
 
 /* ---- the table for page operations */
 
+/* Where the walk over the tensors of a job is, in the runs of its classes. */
+struct table_walk {
+    const struct zsd_class_run *run; /* NULL: by groups */
+    uint32_t left;                   /* of the run */
+    bool apart;                      /* a segment for each tensor */
+};
+
+static uint32_t table_class(struct table_walk *w, const struct zsd_tensor *tensor)
+{
+    if (!w->run)
+        return tensor->group;
+    if (w->left == 0)
+        w->left = (++w->run)->count;
+    w->left--;
+    return w->run->class;
+}
+
 static void table_unit(struct zsd_step_table *table, const struct zsd_unit *unit, uint32_t *n,
-                       const struct zsd_class_run **run, uint32_t *left)
+                       struct table_walk *w)
 {
     uint32_t first = *n;
 
     for (uint32_t t = 0; t < unit->ntensors; t++) {
         const struct zsd_tensor *tensor = &unit->tensors[t];
-        struct zk_segment *last = *n > first ? &table->segments[*n - 1] : NULL;
+        struct zk_segment *last = *n > first && !w->apart ? &table->segments[*n - 1] : NULL;
         uint32_t class;
 
-        if (!tensor_trainable(unit, t))
+        if (!zsd_tensor_trainable(unit, t))
             continue;
-        if (*left == 0)
-            *left = (++*run)->count;
-        (*left)--;
-        class = (*run)->class;
+        class = table_class(w, tensor);
         if (class == ZSD_CLASS_NONE || tensor->count == 0)
             continue;
         if (last && last->group == class && last->first + last->count == tensor->first)
@@ -318,39 +328,72 @@ static void table_unit(struct zsd_step_table *table, const struct zsd_unit *unit
     }
 }
 
-int zsd_table_make(struct zsd_step_table *table, const struct zsd_job *job, double scale,
-                   const struct zsd_classes *c)
+/* Makes the scalars of classes, or of groups if c is NULL. */
+static void table_scalars(struct zsd_step_table *table, const struct zsd_job *job, double scale,
+                          const struct zk_params *groups, const struct zsd_classes *c)
 {
-    const struct zsd_class_run *run = c->runs;
-    uint32_t n = 0, left = c->nruns > 0 ? run->count : 0;
+    for (uint32_t i = 0; i < table->nscalars; i++) {
+        struct zk_params params = c ? c->classes[i].params : groups[i];
 
+        if (c)
+            params.scale *= scale;
+        table->scales[i] = params.scale;
+        table->scalars[i] =
+            zk_prepare(job->optimizer, &params, c ? c->classes[i].t : job->applied + 1);
+    }
+}
+
+int zsd_table_make(struct zsd_step_table *table, const struct zsd_job *job, double scale,
+                   const struct zk_params *params, const struct zsd_classes *c,
+                   const double *factors)
+{
+    uint32_t n = 0, nscalars = c ? c->nclasses : job->groups;
+    struct table_walk w = { .apart = factors != NULL };
+
+    if (c && c->nruns > 0)
+        w = (struct table_walk){ .run = c->runs, .left = c->runs->count, .apart = w.apart };
     *table = (struct zsd_step_table){
-        .scalars = calloc(zb_max_u64(c->nclasses, 1), sizeof(*table->scalars)),
-        .nscalars = c->nclasses,
-        .segments = calloc(zb_max_u64(c->tensors, 1), sizeof(*table->segments)),
+        .scalars = calloc(zb_max_u64(nscalars, 1), sizeof(*table->scalars)),
+        .scales = calloc(zb_max_u64(nscalars, 1), sizeof(*table->scales)),
+        .nscalars = nscalars,
+        .segments = calloc(zb_max_u64(job_trainable(job), 1), sizeof(*table->segments)),
         .at = calloc(job->nunits + 1, sizeof(*table->at)),
     };
-    if (!table->scalars || !table->segments || !table->at) {
+    if (!table->scalars || !table->scales || !table->segments || !table->at) {
         zsd_table_done(table);
         return -ENOMEM;
     }
-    for (uint32_t i = 0; i < c->nclasses; i++) {
-        struct zk_params params = c->classes[i].params;
-
-        params.scale *= scale;
-        table->scalars[i] = zk_prepare(job->optimizer, &params, c->classes[i].t);
-    }
+    table_scalars(table, job, scale, params, c);
     for (uint32_t u = 0; u < job->nunits; u++) {
         table->at[u] = n;
-        table_unit(table, job->units[u], &n, &run, &left);
+        table_unit(table, job->units[u], &n, &w);
     }
     table->at[job->nunits] = n;
+    for (uint32_t u = 0; u < job->nunits && factors; u++)
+        zsd_table_scale(table, job, u, factors);
     return 0;
+}
+
+void zsd_table_scale(struct zsd_step_table *table, const struct zsd_job *job, uint32_t unit,
+                     const double *factors)
+{
+    const struct zsd_tensors *t = job->tensors;
+    uint32_t i = t->first[unit];
+
+    for (uint32_t at = table->at[unit]; at < table->at[unit + 1]; at++) {
+        struct zk_segment *s = &table->segments[at];
+
+        while (t->all[i].first != s->first)
+            i++; /* it is not stepped */
+        if (!isnan(factors[i]))
+            s->scale = zk_segment_scale(table->scales[s->group] * factors[i]);
+    }
 }
 
 void zsd_table_done(struct zsd_step_table *table)
 {
     free(table->scalars);
+    free(table->scales);
     free(table->segments);
     free(table->at);
     *table = (struct zsd_step_table){ 0 };

@@ -35,13 +35,22 @@ struct zsd_classes {
     uint32_t of;      /* number of trainable tensors of the job */
 };
 
-/* Arguments for page operations of a step by classes. All zero: it is a step by groups. */
+/* Arguments for page operations of a step by classes, or with factors of tensors: then a segment is
+ * one tensor, and has its own scale. All zero: it is a step by groups. Without classes, the job's
+ * groups are the classes of the table. */
 struct zsd_step_table {
     struct zk_scalars *scalars; /* by class */
     uint32_t nscalars;
     struct zk_segment *segments; /* of all units, one unit after the other */
     uint32_t *at;                /* [nunits + 1] first segment of each unit */
+    double *scales;              /* of gradients, by class, before they are rounded */
 };
+
+/** Whether a tensor of a unit is stepped at all. */
+static inline bool zsd_tensor_trainable(const struct zsd_unit *unit, uint32_t tensor)
+{
+    return !unit->layout.frozen && unit->tensors[tensor].group != ZP_GROUP_FROZEN;
+}
 
 /** c may be NULL in both. */
 struct zsd_classes *zsd_classes_get(struct zsd_classes *c);
@@ -55,9 +64,17 @@ bool zsd_classes_same(const struct zsd_classes *a, const struct zsd_classes *b);
  * unit. */
 bool zsd_classes_leave(const struct zsd_job *job, const struct zsd_classes *c,
                        const struct zsd_unit *unit);
-/** 0; -ENOMEM: the table is empty. */
+/**
+ * @param params   the scalars of the groups, if c is NULL
+ * @param factors  by trainable tensor; NaN: not known yet; NULL: none
+ * @return 0; -ENOMEM: the table is empty
+ */
 int zsd_table_make(struct zsd_step_table *table, const struct zsd_job *job, double scale,
-                   const struct zsd_classes *c);
+                   const struct zk_params *params, const struct zsd_classes *c,
+                   const double *factors);
+/** Sets the scales of a unit's segments from the factors of its tensors. */
+void zsd_table_scale(struct zsd_step_table *table, const struct zsd_job *job, uint32_t unit,
+                     const double *factors);
 void zsd_table_done(struct zsd_step_table *table);
 
 /**

@@ -18,6 +18,12 @@
  * stepped at the barrier, at the speed of memory: without a copy they could not be undone. So are
  * pages with resident parameters that do not fit into their gradient's memory.
  *
+ * LIMITS. A step that limits the norm of each tensor is announced with these limits. A unit is then
+ * `decided` as soon as all of its shards have their gradients: the norms of its tensors are known, and
+ * their factors follow (op/tensors.c). Only then are its shards stepped. If some gradient is not
+ * finite, the unit waits for the barrier, where the step will be skipped. Step has the same factors
+ * (zsd_early_check()), which the ranks compute from the same sums.
+ *
  * ROOM. If the job was opened for it, it was placed with a spare place for each page that can be
  * stepped early (plan/place.c).
  *
@@ -40,6 +46,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,6 +55,7 @@
 #include "daemon/op/push.h"
 #include "daemon/op/requests.h"
 #include "daemon/op/step.h"
+#include "daemon/op/tensors.h"
 #include "daemon/page/held.h"
 #include "daemon/page/pageop.h"
 #include "proto/shard.pb-c.h"
@@ -57,6 +65,20 @@
 static void early_work(struct zsd_job *job);
 
 /* ---- announcements */
+
+/* Whether a step has the factors that its limits gave, as far as they are decided. */
+static bool early_factors_same(const struct zsd_job *job, bool factors)
+{
+    const struct zsd_early *e = job->early;
+
+    if (factors != e->limited)
+        return false;
+    for (uint32_t i = 0; factors && i < job->tensors->n; i++)
+        if (!isnan(e->factors[i]) &&
+            memcmp(&e->factors[i], &job->tensors->factors.v[i], sizeof(double)) != 0)
+            return false;
+    return true;
+}
 
 static bool early_same(const struct zsd_early *e, double scale, const struct zk_params *params,
                        const struct zsd_classes *classes)
@@ -70,7 +92,8 @@ int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, u
                     struct zb_err *err)
 {
     if (job->early_said == 0 || want->skip ||
-        early_same(job->early, want->scale, want->params, want->classes))
+        (early_same(job->early, want->scale, want->params, want->classes) &&
+         early_factors_same(job, want->factors)))
         return 0;
     return zb_fail(
         err, -EINVAL,
@@ -108,6 +131,26 @@ static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struc
     return 0;
 }
 
+/* Memory for a step with limits of tensors. 0 or -ENOMEM. */
+static int begin_limits(struct zsd_job *job)
+{
+    struct zsd_early *e = job->early;
+    uint32_t n = job->tensors->n;
+
+    e->factors = calloc(zb_max_u64(n, 1), sizeof(*e->factors));
+    e->decided = calloc(zb_max_u64(job->nunits, 1), sizeof(*e->decided));
+    if (!e->factors || !e->decided) {
+        free(e->factors);
+        free(e->decided);
+        e->factors = NULL;
+        e->decided = NULL;
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        e->factors[i] = (double)NAN;
+    return 0;
+}
+
 ZSD_REQUEST(zsd_step_begin, StepBegin)
 {
     struct zsd_member *m = zsd_member_of(req, q->job);
@@ -123,18 +166,24 @@ ZSD_REQUEST(zsd_step_begin, StepBegin)
     e = job->early;
     if (begin_check(m, q, &err) < 0 ||
         zsd_step_values(m, q->scale, q->groups, q->n_groups, q->by_classes ? q->step : 0, params,
-                        &classes, &err) < 0) {
+                        &classes, &err) < 0 ||
+        (q->limits && zsd_values_check(m, true, q->step, &err) < 0)) {
         zsd_reply_err(req, &err);
         return;
     }
-    if (job->early_said > 0 &&
-        (!early_same(e, q->scale, params, classes) || e->micros != q->micros)) {
+    if (job->early_said > 0 && (!early_same(e, q->scale, params, classes) ||
+                                e->micros != q->micros || e->limited != q->limits)) {
         zsd_refuse(req, -EINVAL,
                    "rank %u begins step %llu of job '%s' with different values from its peers",
                    m->rank, (unsigned long long)q->step, job->name);
         return;
     }
+    if (job->early_said == 0 && q->limits && begin_limits(job) < 0) {
+        zsd_refuse(req, -ENOMEM, "limits of tensors: %m");
+        return;
+    }
     e->micros = q->micros;
+    e->limited = q->limits;
     e->scale = q->scale;
     memcpy(e->params, params, sizeof(params));
     if (job->early_said == 0)
@@ -186,13 +235,66 @@ bool zsd_early_begun(const struct zsd_shard *s, uint32_t page)
     return s->early && page >= early_first(s) && page < s->early_next;
 }
 
+/* Makes the table of the step. False: not yet, or there is no memory. */
+static bool early_prepare(struct zsd_job *job)
+{
+    struct zsd_early *e = job->early;
+
+    if (e->prepared)
+        return true;
+    if (job->early_inflight > 0)
+        return false; /* E3; the end of the last one defers early_on_work() again */
+    e->prepared = zsd_step_prepare(job, e->scale, e->params, e->classes, e->factors) == 0;
+    return e->prepared;
+}
+
+/* Whether the shard has its whole gradient of the last micro-step. */
+static bool early_whole(const struct zsd_shard *s)
+{
+    return s->micro + 1 == s->job->early->micros && zsd_grad_complete(s);
+}
+
+/* LIMITS. Whether the factors of this shard's unit are known; decides them if they can be, and
+ * offers the unit's other shards. */
+static bool early_decide(const struct zsd_shard *of)
+{
+    struct zsd_job *job = of->job;
+    struct zsd_early *e = job->early;
+    const struct zsd_unit *unit = of->unit;
+    struct zb_sorted_pos first = zb_sorted_at(&unit->shards, 0), pos;
+    struct zsd_shard *s;
+
+    if (unit->layout.frozen || !e->prepared)
+        return false;
+    if (e->decided[unit->index])
+        return true;
+    for (pos = first; (s = zb_sorted_get(&unit->shards, pos)) != NULL;
+         pos = zb_sorted_next(&unit->shards, pos))
+        if (!early_whole(s) || s->grad_nonfinite > 0 || !s->tensor_sums)
+            return false;
+    zsd_limits_apply(job, unit, &job->step->table, e->factors);
+    zsd_table_scale(&job->step->table, job, unit->index, e->factors);
+    e->decided[unit->index] = 1;
+    for (pos = first; (s = zb_sorted_get(&unit->shards, pos)) != NULL;
+         pos = zb_sorted_next(&unit->shards, pos))
+        if (s != of)
+            zsd_early_offer(s);
+    return true;
+}
+
 void zsd_early_offer(struct zsd_shard *s)
 {
     struct zsd_early *e = s->job->early;
 
-    if (s->job->early_said == 0 || !early_open(s->job) || s->early || s->early_inflight > 0 ||
-        s->micro + 1 != e->micros || !zsd_grad_complete(s) || s->grad_reads > 0 ||
-        early_first(s) == s->npages)
+    if (s->job->early_said == 0 || !early_open(s->job))
+        return;
+    if (e->limited && !e->prepared) { /* all, when the table is made */
+        e->offer = s->job->nshards;
+        early_work(s->job);
+        return;
+    }
+    if (s->early || s->early_inflight > 0 || !early_whole(s) || (e->limited && !early_decide(s)) ||
+        s->grad_reads > 0 || early_first(s) == s->npages)
         return;
     if (!s->held)
         s->held = calloc(s->npages, sizeof(struct zsd_held *));
@@ -264,6 +366,8 @@ static void early_on_work(struct zsd_work *work)
 
     if (!early_open(job))
         e->offer = 0;
+    if (e->limited && e->offer > 0 && !early_prepare(job))
+        return;
     while (e->offer > 0 && zsd_turn_left(job->core) > 0) {
         zsd_turn_count(job->core, 1);
         zsd_early_offer(job->shards[--e->offer]);
@@ -272,11 +376,8 @@ static void early_on_work(struct zsd_work *work)
         zsd_defer(job->core, work);
     if (!early_open(job) || zsd_saved_room(job->saved, &err) < 0 || zb_list_empty(&e->shards))
         return; /* pages that are not begun are stepped at the barrier */
-    if (!e->prepared && job->early_inflight > 0)
-        return; /* E3; the end of the last one defers this again */
-    if (!e->prepared && zsd_step_prepare(job, e->scale, e->params, e->classes) < 0)
-        return; /* no memory: nothing is begun */
-    e->prepared = true;
+    if (!early_prepare(job))
+        return; /* nothing is begun */
     while (!zb_list_empty(&e->shards) && job->early_inflight < zsd_step_inflight_max(job->core))
         if (early_begin(job) < 0)
             return; /* no memory: the next page that ends tries again */
@@ -286,6 +387,13 @@ static void early_work(struct zsd_job *job)
 {
     job->early->work.run = early_on_work;
     zsd_defer(job->core, &job->early->work);
+}
+
+void zsd_early_factors(struct zsd_job *job, const double *factors)
+{
+    for (uint32_t u = 0; u < job->nunits; u++)
+        if (!job->early->decided || !job->early->decided[u])
+            zsd_table_scale(&job->step->table, job, u, factors);
 }
 
 /* ---- undo */
@@ -383,6 +491,11 @@ void zsd_early_drop(struct zsd_job *job)
     assert(zb_list_empty(&e->shards));
     zsd_classes_put(e->classes);
     e->classes = NULL;
+    free(e->factors);
+    free(e->decided);
+    e->factors = NULL;
+    e->decided = NULL;
+    e->limited = false;
     job->early_said = 0;
     e->offer = 0;
     e->prepared = false;

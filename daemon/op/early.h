@@ -17,10 +17,13 @@ struct zsd_early {
     struct zk_params params[ZP_GROUPS_MAX];
     struct zsd_classes *classes; /* as in struct zsd_step_op */
     bool prepared;               /* step.by_group and step.table are those of this step */
-    struct zb_err err;           /* of the first page that failed: the step fails with it */
-    struct zb_list shards;       /* of the shards in `begun`, those with pages left to begin */
-    struct zb_list begun;        /* all shards with s->early */
-    uint32_t offer;              /* shards [0, offer) still have to be offered */
+    bool limited;                /* by limits of tensors: LIMITS */
+    double *factors;       /* by trainable tensor, as far as they follow from the limits; NaN */
+    uint8_t *decided;      /* [nunits]: the factors of its tensors are known */
+    struct zb_err err;     /* of the first page that failed: the step fails with it */
+    struct zb_list shards; /* of the shards in `begun`, those with pages left to begin */
+    struct zb_list begun;  /* all shards with s->early */
+    uint32_t offer;        /* shards [0, offer) still have to be offered */
     struct zsd_work work;
 };
 
@@ -37,6 +40,8 @@ void zsd_early_stepped(struct zsd_shard *s);
 /** Checks that a requested step has the announced values: 0 or -EINVAL. */
 int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, uint32_t rank,
                     struct zb_err *err);
+/** Gives units whose factors were not decided by limits those of the step. The step is prepared. */
+void zsd_early_factors(struct zsd_job *job, const double *factors);
 /** Whether a draining step need not wait for early page operations: none is in flight, or it will
  * use their results. */
 bool zsd_early_drained(const struct zsd_job *job);

@@ -16,6 +16,7 @@
 #include "daemon/op/early.h"
 #include "daemon/op/image.h"
 #include "daemon/op/step.h"
+#include "daemon/op/tensors.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/replan.h"
 #include "proto/shard.pb-c.h"
@@ -63,6 +64,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     job->offload_grad = q->offload_grad;
     job->host_bytes_max = q->host_bytes_max;
     job->early_wish = q->early;
+    job->tensor_norms = q->tensor_norms;
     job->arena = ZSD_ARENA_NONE;
     zsd_payer_init(&job->payer, q->share);
     job->share_opened = job->payer.share;
@@ -225,6 +227,9 @@ void zsd_job_free(struct zsd_job *job)
     zsd_table_done(&job->step->table);
     zsd_classes_put(job->step->classes);
     zsd_classes_put(job->early->classes);
+    free(job->early->factors);
+    free(job->early->decided);
+    zsd_tensors_free(job->tensors);
     if (!job_part(job->core, &all->leaving, &left))
         zsd_leave(job->core, &all->leaving, job_part);
 }

@@ -182,6 +182,7 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *e
                      zsd_open_optimizer(job->core, q) != job->offload_optimizer ||
                      (q->offload_grad == ZP_HOST) != (job->offload_grad == ZP_HOST) ||
                      q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
+                     q->tensor_norms != job->tensor_norms ||
                      (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with different options from its peers",
                        q->rank, q->name);
@@ -383,6 +384,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     t->member = m;
     m->returns = q->returns;
     m->gpu = zsd_gpu_find(core->daemon, q->device);
+    job->tensor_norms = job->tensor_norms || q->tensor_norms; /* gradients begin anew */
     if (zsd_open_asks_gpu(q) && job->state == ZSD_DEFINING)
         zsd_params_ask(job, q->rank, q->device);
     job->seen = true;

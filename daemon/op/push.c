@@ -33,6 +33,7 @@
 #include "daemon/op/early.h"
 #include "daemon/op/member.h"
 #include "daemon/op/requests.h"
+#include "daemon/op/tensors.h"
 #include "daemon/page/pageop.h"
 #include "daemon/run/turn.h"
 #include "proto/shard.pb-c.h"
@@ -114,8 +115,9 @@ static void push_run_task(struct zsd_task *task)
     struct push_page *t = zb_container_of(task, struct push_page, task);
     const struct zsd_shard *s = t->push->shard;
 
-    zk_page_ingest(s->job->core->daemon->kernels, &s->unit->layout, &t->page, t->ingest.from,
-                   t->ingest.dtype, t->ingest.add, &t->ingest.sum, &t->ingest.nonfinite);
+    zk_page_ingest_by(s->job->core->daemon->kernels, &s->unit->layout, &t->page, t->ingest.from,
+                      t->ingest.dtype, t->ingest.add, &t->ingest.sum, &t->ingest.nonfinite,
+                      &t->ingest.by);
 }
 
 static int push_lost(const struct zsd_shard *s, struct zb_err *err)
@@ -147,6 +149,7 @@ void zsd_push_resume(struct zsd_shard *s)
                 return; /* G2 */
             memset(&s->grad_sum, 0, sizeof(s->grad_sum));
             s->grad_nonfinite = 0;
+            zsd_sums_reset(s);
         }
         push_start(push_next(s));
     }
@@ -178,6 +181,7 @@ static void push_page_done(struct push_page *t, const struct zb_err *err)
     struct push *p = t->push;
     struct zsd_shard *s = p->shard;
 
+    zsd_sums_end(!err && s->grad_rc == 0 ? s : NULL, &t->ingest.by);
     if (err) {
         (void)zb_fail(&p->err, err->code, "%s", err->text);
         push_lose(s, err->code);
@@ -245,7 +249,9 @@ static void push_on_work(struct zsd_work *work)
             (struct zsd_ingest){ .from = p->from + p->begun * per_page * zb_dtype_bytes(p->dtype),
                                  .dtype = p->dtype,
                                  .add = p->add };
-        if (push_page_start(t, at) < 0) {
+        if (zsd_sums_begin(s, s->first + at, zb_min_u64(per_page, s->count - at), &t->ingest.by) <
+                0 ||
+            push_page_start(t, at) < 0) {
             struct zb_err err = { 0 };
 
             (void)zb_fail(&err, -ENOMEM, "a page of the gradient of unit '%s'", s->unit->name);
@@ -353,7 +359,8 @@ ZSD_REQUEST(zsd_push, Push)
     }
     npages = (uint32_t)zb_div_up(zb_min_u64(q->count, s->count), s->job->core->page_elems);
     p = calloc(1, sizeof(*p) + npages * sizeof(p->pages[0]));
-    if (!p) {
+    if (!p || zsd_sums_room(s) < 0) {
+        free(p);
         zsd_refuse(req, -ENOMEM, "a push of %llu elements", (unsigned long long)q->count);
         return;
     }

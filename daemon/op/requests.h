@@ -15,7 +15,8 @@ bool zsd_core_others(const struct zsd *daemon, const struct zsd_conn *conn);
 zsd_handler zsd_job_open, zsd_unit_define, zsd_shard_register, zsd_ready, zsd_job_close,
     zsd_job_destroy, zsd_job_share;
 zsd_handler zsd_write, zsd_read, zsd_fetch, zsd_push, zsd_norms, zsd_note_put, zsd_note_get,
-    zsd_step, zsd_skip, zsd_step_begin, zsd_step_classes, zsd_job_optimizer, zsd_abandon;
+    zsd_step, zsd_skip, zsd_step_begin, zsd_step_classes, zsd_job_optimizer, zsd_abandon,
+    zsd_tensor_norms, zsd_step_tensors;
 zsd_handler zsd_tier_set;                  /* tier.c */
 zsd_handler zsd_quota_list, zsd_quota_set; /* quota.c */
 zsd_handler zsd_restart;                   /* restart.c */

@@ -59,6 +59,7 @@
 #include "daemon/op/fetch.h"
 #include "daemon/op/note.h"
 #include "daemon/op/push.h"
+#include "daemon/op/tensors.h"
 #include "daemon/page/pageop.h"
 #include "daemon/plan/gpu_params.h"
 #include "daemon/plan/replan.h"
@@ -246,12 +247,12 @@ uint32_t zsd_step_inflight_max(const struct zsd_core *core)
 }
 
 int zsd_step_prepare(struct zsd_job *job, double scale, const struct zk_params *params,
-                     const struct zsd_classes *classes)
+                     const struct zsd_classes *classes, const double *factors)
 {
     assert(job->early_inflight == 0); /* E3 */
     zsd_table_done(&job->step->table);
-    if (classes)
-        return zsd_table_make(&job->step->table, job, scale, classes);
+    if (classes || factors)
+        return zsd_table_make(&job->step->table, job, scale, params, classes, factors);
     for (uint32_t g = 0; g < job->groups; g++)
         job->step->by_group[g] = zk_prepare(job->optimizer, &params[g], job->applied + 1);
     return 0;
@@ -303,13 +304,17 @@ static uint32_t step_inflight(const struct zsd_step_op *op)
 static int step_begin(struct zsd_job *job)
 {
     struct zsd_step_op *op = job->step;
+    const double *factors = op->factors ? job->tensors->factors.v : NULL;
 
     free(op->pages_left);
     op->pages_left = calloc(zb_max_u64(job->nshards, 1), sizeof(*op->pages_left));
     if (!op->pages_left)
         return -ENOMEM;
-    if (!job->early->prepared && zsd_step_prepare(job, op->scale, op->params, op->classes) < 0)
+    if (!job->early->prepared &&
+        zsd_step_prepare(job, op->scale, op->params, op->classes, factors) < 0)
         return -ENOMEM;
+    if (job->early->prepared && factors)
+        zsd_early_factors(job, factors);
     zsd_notes_keep(job, job->step->step);
     job->draining = false;
     op->commit_err = (struct zb_err){ 0 };

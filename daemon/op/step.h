@@ -20,8 +20,9 @@ struct zsd_step_op {
     double scale;
     struct zk_params params[ZP_GROUPS_MAX];
     struct zsd_classes *classes; /* instead of params; NULL: by groups */
+    bool factors;                /* with those of each tensor: job->tensors */
     struct zk_scalars by_group[ZP_GROUPS_MAX];
-    struct zsd_step_table table; /* instead of by_group; empty: by groups */
+    struct zsd_step_table table; /* instead of by_group; empty: by groups alone */
     struct zsd_work work;
     bool check;       /* a rank had too many gradients to check when it asked */
     uint32_t checked; /* number of shards that CHECK has handled */
@@ -50,10 +51,10 @@ void zsd_step_resume(struct zsd_job *job); /* call when a draining step may begi
 void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why);
 /** Cancels, for all ranks, a step that was requested but has not begun (it may be draining). */
 void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why);
-/** Computes step.by_group from params, or step.table from classes. No page operation may be reading
- * them. 0 or -ENOMEM: neither is valid. */
+/** Computes step.by_group from params, or step.table if there are classes or factors of tensors
+ * (as in zsd_table_make()). No page operation may be reading them. 0 or -ENOMEM: neither is valid. */
 int zsd_step_prepare(struct zsd_job *job, double scale, const struct zk_params *params,
-                     const struct zsd_classes *classes);
+                     const struct zsd_classes *classes, const double *factors);
 /** Puts the prepared values into the spec of a page of this shard. */
 void zsd_step_with(const struct zsd_shard *s, struct zsd_page_spec *spec);
 /** Maximum number of page operations of a step at the same time. */

@@ -16,6 +16,7 @@
 #include "daemon/op/early.h"
 #include "daemon/op/requests.h"
 #include "daemon/op/step.h"
+#include "daemon/op/tensors.h"
 #include "daemon/run/turn.h"
 #include "proto/shard.pb-c.h"
 
@@ -90,7 +91,7 @@ static void step_expire(struct zsd_timed *timed)
 static bool step_same(const struct zsd_step_op *a, const struct zsd_step_op *b)
 {
     return a->skip == b->skip && a->commit == b->commit && a->step == b->step &&
-           memcmp(&a->scale, &b->scale, sizeof(a->scale)) == 0 &&
+           a->factors == b->factors && memcmp(&a->scale, &b->scale, sizeof(a->scale)) == 0 &&
            memcmp(a->params, b->params, sizeof(a->params)) == 0 &&
            zsd_classes_same(a->classes, b->classes);
 }
@@ -177,6 +178,7 @@ static void step_ask(struct zsd_req *req, struct zsd_member *m, struct zsd_step_
         job->step->commit = want->commit;
         job->step->step = want->step;
         job->step->scale = want->scale;
+        job->step->factors = want->factors;
         memcpy(job->step->params, want->params, sizeof(want->params));
         zsd_classes_put(job->step->classes);
         job->step->classes = zsd_classes_get(want->classes);
@@ -194,13 +196,16 @@ static void step_ask(struct zsd_req *req, struct zsd_member *m, struct zsd_step_
 ZSD_REQUEST(zsd_step, Step)
 {
     struct zsd_member *m = zsd_member_of(req, q->job);
-    struct zsd_step_op want = { .step = q->step, .commit = q->commit, .scale = q->scale };
+    struct zsd_step_op want = {
+        .step = q->step, .commit = q->commit, .scale = q->scale, .factors = q->factors
+    };
     struct zb_err err = { 0 };
 
     if (!m)
         return;
     if (zsd_step_values(m, q->scale, q->groups, q->n_groups, q->by_classes ? q->step : 0,
-                        want.params, &want.classes, &err) < 0) {
+                        want.params, &want.classes, &err) < 0 ||
+        (q->factors && zsd_values_check(m, false, q->step, &err) < 0)) {
         zsd_reply_err(req, &err);
         return;
     }

@@ -280,8 +280,8 @@ static void work_kernel(const struct zsd_pagework *w)
         zk_page_read(w->ops, w->layout, &w->page, w->what, w->out);
         break;
     case ZSD_PAGE_PUSH:
-        zk_page_ingest(w->ops, w->layout, &w->page, w->ingest->from, w->ingest->dtype,
-                       w->ingest->add, &w->ingest->sum, &w->ingest->nonfinite);
+        zk_page_ingest_by(w->ops, w->layout, &w->page, w->ingest->from, w->ingest->dtype,
+                          w->ingest->add, &w->ingest->sum, &w->ingest->nonfinite, &w->ingest->by);
         break;
     case ZSD_PAGE_STEP:
     case ZSD_PAGE_EARLY:

@@ -32,6 +32,7 @@ struct zsd_ingest {
     /* results, of the page's gradient afterwards: */
     struct zk_xsum sum;
     uint64_t nonfinite;
+    struct zk_by_tensor by; /* n 0: not by tensor */
 };
 
 /* What to do with the checksums of a plane. */

@@ -51,6 +51,9 @@ struct gpt_args {
     uint32_t batch, micro_batch, seq, layers, heads, width;
     uint32_t freeze; /* number of blocks, from the first on, that are not trained */
     double lr, weight_decay, clip;
+    uint32_t clip_mode; /* enum zc_clip_mode */
+    double clip_ratio, clip_beta;
+    uint32_t clip_warmup;
     uint32_t order, accumulate, checkpoint; /* enum gpt_order, gpt_accumulate, gpt_checkpoint */
     uint32_t dtype;                         /* enum gpt_dtype */
     double loss_scale;                      /* of fp16; 0: dynamic, by these: */

@@ -256,6 +256,10 @@ static int engine_open(struct train *t)
     options.vertical = a->order == GPT_VERTICAL;
     options.accumulate_local = a->accumulate == GPT_LOCAL;
     options.clip = a->clip;
+    options.clip_mode = (enum zc_clip_mode)a->clip_mode;
+    options.clip_tensor_ratio = a->clip_ratio;
+    options.clip_tensor_beta = a->clip_beta;
+    options.clip_tensor_warmup = a->clip_warmup;
     options.overlap = overlap_of(a->overlap);
     options.optimizer = (enum zc_optimizer)(ZC_ADAMW + a->optimizer);
     options.moments = (enum zc_moments)(ZC_MOMENTS_F32 + a->moments);

@@ -33,11 +33,21 @@ struct place {
     unsigned char *state; /* of its block */
 };
 
-/* The current scalars, and the segment where the search continues. */
+/* The scalars of segment `current`, and the segment where the search continues. */
 struct lane_scalars {
-    uint32_t group, segment;
+    uint32_t current, segment;
     struct zk_scalars s;
 };
+
+WARP_FN void scalars_of(const struct warp_step *a, struct lane_scalars *s, uint32_t segment)
+{
+    float scale = a->segments[segment].scale;
+
+    s->current = segment;
+    s->s = a->by_group[a->segments[segment].group];
+    if (scale != 0)
+        s->s.scale = scale;
+}
 
 /* The first segment from `s` on that ends after element x of the unit. */
 WARP_FN uint32_t segment_find(const struct warp_step *a, uint32_t s, uint64_t x)
@@ -64,10 +74,8 @@ WARP_FN bool scalars_find(const struct warp_step *a, struct lane_scalars *s, uin
         s->segment++;
     if (s->segment == a->nsegments || a->segments[s->segment].first > x)
         return false;
-    if (a->segments[s->segment].group != s->group) {
-        s->group = a->segments[s->segment].group;
-        s->s = a->by_group[s->group];
-    }
+    if (s->segment != s->current)
+        scalars_of(a, s, s->segment);
     return true;
 }
 
@@ -268,8 +276,7 @@ WARP_FN void lane_step(const struct warp_step *a, const struct step_kind *kind,
         quads[half].state = at->state;
         r[half] = step_read(a, kind, &quads[half]);
     }
-    scalars.group = a->segments[own].group;
-    scalars.s = a->by_group[scalars.group];
+    scalars_of(a, &scalars, own);
     scalars.segment = all ? own : segment_find(a, own, a->first + quads[0].in_page);
     WARP_FOR (half, 2)
         quad_step(a, kind, &quads[half], &r[half], &scalars, keys, all, half, st);

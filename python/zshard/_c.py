@@ -68,7 +68,8 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_int, "offload_param offload_optimizer"), (c_uint64, "host_bytes_max"),
                         (c_uint32, "groups"), (c_bool, "durable"), (c_bool, "takeover"), (c_uint64, "epoch"),
                         (c_bool, "returns"), (c_uint32, "share"), (c_bool, "early"),
-                        (c_int, "optimizer moments offload_grad"), (c_bool, "writable"), (c_char_p, "device"))
+                        (c_int, "optimizer moments offload_grad"), (c_bool, "writable"), (c_char_p, "device"),
+                        (c_bool, "tensor_norms"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),
@@ -91,7 +92,8 @@ zc_norm = struct("zc_norm", (c_uint8 * NORM_BYTES, "sum_of_squares"), (c_uint64,
 zc_group = struct("zc_group", (c_double, "lr beta1 beta2 eps weight_decay momentum dampening lr_decay"),
                   (c_bool, "nesterov"))
 zc_step = struct("zc_step", (c_uint64, "step"), (c_double, "scale"), (POINTER(zc_group), "groups"),
-                 (c_uint32, "ngroups"), (c_int, "commit"), (c_uint32, "timeout_ms"))
+                 (c_uint32, "ngroups"), (c_int, "commit"), (c_uint32, "timeout_ms"),
+                 (c_bool, "factors limits"))
 zc_class = struct("zc_class", (zc_group, "group"), (c_double, "factor"), (c_uint64, "t"))
 zc_classes = struct("zc_classes", (POINTER(zc_class), "classes"), (c_uint32, "nclasses"),
                     (POINTER(c_uint32), "class_of"), (c_uint32, "ntensors"))
@@ -194,7 +196,8 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_uint64, "memory_bytes"), (c_bool, "gather_alone step_unused resume_if_there"),
                          (c_uint32, "poll_ms"),
                          (c_void_p, "alloc free memory_arg"), (c_bool, "optimizer_late"),
-                         (c_void_p, "stream"), (c_uint32, "reconnect_ms"), (c_int, "node_gather"))
+                         (c_void_p, "stream"), (c_uint32, "reconnect_ms"), (c_int, "node_gather clip_mode"),
+                         (c_double, "clip_tensor_ratio clip_tensor_beta"), (c_uint64, "clip_tensor_warmup"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))
@@ -292,6 +295,9 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_norm_merge": (None, (P(zc_norm), P(zc_norm))),
     "zc_norm_value": (c_double, (P(zc_norm),)),
     **asynchronous("zc_norms", c_uint64, c_uint64, P(zc_norm)),
+    **asynchronous("zc_tensor_norms", c_uint64, c_uint64, c_uint32, P(c_uint8)),
+    **asynchronous("zc_step_tensors", c_uint64, c_uint64, c_bool, P(c_double), c_uint32),
+    "zc_limit_factor": (c_double, (c_double, c_double)),
     **asynchronous("zc_step", c_uint64, P(zc_step), P(zc_stepped)),
     **asynchronous("zc_step_begin", c_uint64, P(zc_step), c_uint32),
     **asynchronous("zc_step_classes", c_uint64, c_uint64, P(zc_classes)),

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/util.h"
@@ -67,6 +68,7 @@ static void job_open(struct zi_rank *ranks, unsigned world, const struct zi_daem
                                 .groups = 1,
                                 .keep = true,
                                 .early = early,
+                                .tensor_norms = true,
                                 .host_bytes_max = world * STAGING +
                                                   ELEMS * (3 * 2 + 4 + 3 * 4 + 2) };
 
@@ -208,6 +210,121 @@ static void a_step_is_given_up(void **state)
     zi_stop(&d);
 }
 
+/* ---- limits of norms */
+
+/* The factors of all tensors (one for each unit), from the sums of all ranks. */
+static void factors_of(struct zi_rank *r, unsigned world, const double *limits, double *ret)
+{
+    struct zc_norm merged[UNITS] = { 0 };
+
+    for (unsigned i = 0; i < world; i++) {
+        uint8_t sums[UNITS][ZC_NORM_BYTES];
+
+        assert_int_equal(zc_tensor_norms_wait(r[i].c, r[i].job.id, 1, UNITS, sums[0]), 0);
+        for (unsigned u = 0; u < UNITS; u++) {
+            struct zc_norm one = { 0 };
+
+            memcpy(one.sum_of_squares, sums[u], sizeof(sums[u]));
+            zc_norm_merge(&merged[u], &one);
+        }
+    }
+    for (unsigned u = 0; u < UNITS; u++)
+        ret[u] = zc_limit_factor(limits[u], 0.5 * zc_norm_value(&merged[u]));
+}
+
+/* A step whose norms are limited; the same with and without early steps. */
+static uint64_t run_limited(bool early)
+{
+    static const double limits[UNITS] = { 0, 3, 1e9, 0.25 };
+    struct zi_daemon d = { 0 };
+    struct zi_rank r[2];
+    struct zc_step step = step_of(1);
+    struct zc_stepped stepped[2];
+    struct zi_call calls[2];
+    double factors[UNITS];
+    const char *text;
+    uint64_t sum;
+
+    step.scale = 0.5;
+    zi_start(&d, options);
+    job_open(r, 2, &d, true);
+    step.limits = true;
+    for (unsigned i = 0; i < 2 && early; i++) {
+        assert_int_equal(zc_step_tensors_wait(r[i].c, r[i].job.id, 1, true, limits, UNITS), 0);
+        assert_int_equal(zc_step_begin_wait(r[i].c, r[i].job.id, &step, 1), 0);
+    }
+    push_all(&r[0], 1, grad);
+    assert_int_equal(zi_counter(r->c, "pages_early"), 0); /* no unit is complete */
+    push_all(&r[1], 1, grad);
+    if (early)
+        await_early(r->c, UNITS * 6);
+    factors_of(r, 2, limits, factors);
+    assert_true(factors[0] == 1 && factors[1] < 1 && factors[2] == 1 && factors[3] < factors[1]);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(zc_step_tensors_wait(r[i].c, r[i].job.id, 1, false, factors, UNITS), 0);
+    step.factors = true;
+    zi_step_ask(r, 2, &step, false, stepped, calls);
+    if (zi_await_all(r, 2, calls, &text) != 0)
+        fail_msg("%s", text);
+    assert_int_equal(zi_counter(r->c, "pages_undone"), 0);
+    sum = bytes_of(&r[0]) ^ bytes_of(&r[1]) << 1;
+    zi_close(r, 2);
+    zi_stop(&d);
+    return sum;
+}
+
+static void limits_change_no_bit(void **state)
+{
+    (void)state;
+    assert_true(run_limited(true) == run_limited(false));
+}
+
+static void limits_are_checked(void **state)
+{
+    static const double limits[UNITS + 1] = { 1, 1, 1, 1, 1 }, ones[UNITS] = { 1, 1, 1, 1 };
+    static const double negative[UNITS] = { 1, -1, 1, 1 }, others[UNITS] = { 1, 1, 1, 2 };
+    struct zi_daemon d = { 0 };
+    struct zi_rank r[2];
+    struct zc_step step = step_of(1);
+    struct zc_stepped stepped;
+    uint8_t sums[UNITS + 1][ZC_NORM_BYTES];
+    uint64_t job;
+
+    (void)state;
+    zi_start(&d, options);
+    job_open(r, 2, &d, true);
+    job = r->job.id;
+    step.limits = step.factors = true;
+    assert_int_equal(zc_step_begin_wait(r->c, job, &step, 1), -EINVAL); /* not sent */
+    assert_int_equal(zc_step_wait(r->c, job, &step, &stepped), -EINVAL);
+    assert_int_equal(zc_step_tensors_wait(r->c, job, 2, true, limits, UNITS), -EINVAL);
+    assert_int_equal(zc_step_tensors_wait(r->c, job, 1, true, limits, UNITS + 1), -EINVAL);
+    assert_int_equal(zc_step_tensors_wait(r->c, job, 1, true, negative, UNITS), -EINVAL);
+    assert_int_equal(zc_step_tensors_wait(r->c, job, 1, true, limits, UNITS - 1), 0);
+    assert_int_equal(zc_step_begin_wait(r->c, job, &step, 1), -EINVAL); /* not all */
+    assert_int_equal(zc_step_tensors_wait(r->c, job, 1, true, others, UNITS), 0);
+    assert_int_equal(zc_step_tensors_wait(r->c, job, 1, true, limits, UNITS), 0); /* instead */
+    assert_int_equal(zc_step_tensors_wait(r[1].c, job, 1, true, others, UNITS), -EINVAL);
+    assert_int_equal(zc_step_tensors_wait(r[1].c, job, 1, true, limits, UNITS), 0);
+    assert_int_equal(zc_tensor_norms_wait(r->c, job, 1, UNITS + 1, sums[0]), -EINVAL);
+    assert_int_equal(zc_tensor_norms_wait(r->c, job, 2, UNITS, sums[0]), -EINVAL);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(zc_step_begin_wait(r[i].c, job, &step, 1), 0);
+    assert_int_equal(zc_step_tensors_wait(r->c, job, 1, true, limits, UNITS), -EBUSY);
+    push_all(&r[0], 1, grad);
+    push_all(&r[1], 1, grad);
+    await_early(r->c, UNITS * 6);
+    for (unsigned i = 0; i < 2; i++) /* the limits gave other factors */
+        assert_int_equal(zc_step_tensors_wait(r[i].c, job, 1, false, ones, UNITS), 0);
+    assert_int_equal(zc_step_wait(r->c, job, &step, &stepped), -EINVAL);
+    step.factors = false;
+    assert_int_equal(zc_step_wait(r->c, job, &step, &stepped), -EINVAL);
+    step_both(r, 2, 1, true, 1);
+    assert_int_equal(zi_counter(r->c, "pages_undone"), UNITS * 6);
+    zi_close(r, 2);
+    zi_stop(&d);
+}
+
 static void refused(void **state)
 {
     struct zi_daemon d = { 0 };
@@ -335,6 +452,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(nobody_sees_it_before_the_step, zi_teardown),
         cmocka_unit_test_teardown(a_step_is_given_up, zi_teardown),
+        cmocka_unit_test_teardown(limits_change_no_bit, zi_teardown),
+        cmocka_unit_test_teardown(limits_are_checked, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
         cmocka_unit_test_teardown(a_rank_that_dies, zi_teardown),
         cmocka_unit_test_teardown(back_to_the_commit, zi_teardown),

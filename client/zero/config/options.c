@@ -10,6 +10,7 @@
 
 #include "base/model.h"
 #include "base/util.h"
+#include "client/zero/config/clip_rule.h"
 #include "client/zero/config/loss_scale.h"
 
 #define ZCZ_COMMIT_EVERY 100u
@@ -28,6 +29,9 @@ void zc_zero_defaults(struct zc_zero_options *options)
         .prefetch_units = 1,
         .overlap = ZC_ZERO_OVERLAP,
         .stage = ZC_STAGE_3,
+        .clip_tensor_ratio = 1.05,
+        .clip_tensor_beta = 0.98,
+        .clip_tensor_warmup = 100,
         .loss_scale = { .fixed = 1, .power = 16, .window = 1000, .hysteresis = 2, .min = 1 },
     };
 }
@@ -151,6 +155,8 @@ int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb
                        "vertical: a unit's micro-steps are at least 1, not as many as come (0)");
     if (!(o->clip >= 0 && isfinite(o->clip)))
         return zb_fail(err, -EINVAL, "clip %g: 0 (off) or a norm", o->clip);
+    if (zcz_clip_check(o, &why) < 0)
+        return zb_fail(err, -EINVAL, "%s", why.text);
     if (!zb_optimizer_name((enum zb_optimizer)o->optimizer))
         return zb_fail(err, -EINVAL, "optimizer number %d is not known", (int)o->optimizer);
     if (!zb_moments_name((enum zb_moments)o->moments))

@@ -111,6 +111,14 @@ struct zcz_store_ops {
      * step_begin(), which get the same classes. NULL: the store does not need it. */
     int (*classes)(struct zcz_store *s, struct zcz_op *op, uint64_t step,
                    const struct zc_classes *classes);
+    /** Gets the exact sums of squares of all trainable tensors over this rank's slices, as
+     * zc_tensor_norms(). NULL: they can be computed from read(). */
+    int (*tensor_sums)(struct zcz_store *s, struct zcz_op *op, uint64_t step, uint32_t ntensors,
+                       unsigned char *ret);
+    /** Announces values of all trainable tensors, as zc_step_tensors(): factors for step(), limits
+     * for step_begin(). */
+    int (*tensors)(struct zcz_store *s, struct zcz_op *op, uint64_t step, bool limits,
+                   const double *values, uint32_t ntensors);
     /** Makes one step: by groups; by classes if groups are NULL; skips it if both are NULL. The
      * arguments may be freed when this returns. */
     int (*step)(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,

@@ -20,11 +20,13 @@
  *
  * Only the first rank of a node sends the job's note; every rank reads it.
  */
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/zero/step/clip.h"
 #include "client/zero/step/counts.h"
 #include "client/zero/step/step.h"
 
@@ -35,6 +37,9 @@
  * The magic differs, so that a version without step counts does not read them as the trainer's
  * bytes. */
 #define COUNTS_MAGIC 0x32435a5au /* "ZZC2" */
+/* With averages of norms (clip.c), both lengths follow the header, then the step counts, then the
+ * averages. */
+#define CLIP_MAGIC 0x33435a5au /* "ZZC3" */
 
 /* In host byte order: a job's note does not leave its node. */
 struct head {
@@ -64,10 +69,26 @@ static int note_send(struct zc_zero *z, bool of_job, const void *note, size_t by
     return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
 }
 
-bool zcz_note_fits(size_t bytes, size_t counts_bytes)
+/* What is between the header and the trainer's bytes: lengths, and blocks of these lengths. */
+struct blocks {
+    uint32_t counts, clip;
+};
+
+static size_t blocks_lengths(const struct blocks *b)
 {
-    return counts_bytes == 0 ||
-           sizeof(struct head) + sizeof(uint32_t) + counts_bytes + bytes <= ZC_NOTE_MAX;
+    return b->clip > 0 ? 2 * sizeof(uint32_t) : b->counts > 0 ? sizeof(uint32_t) : 0;
+}
+
+static size_t blocks_bytes(const struct blocks *b)
+{
+    return blocks_lengths(b) + b->counts + b->clip;
+}
+
+bool zcz_note_fits(const struct zc_zero *z, size_t bytes, size_t counts_bytes)
+{
+    const struct blocks b = { (uint32_t)counts_bytes, (uint32_t)zcz_clip_bytes(z) };
+
+    return sizeof(struct head) + blocks_bytes(&b) + bytes <= ZC_NOTE_MAX;
 }
 
 uint32_t zcz_note_bytes(const struct zc_zero *z)
@@ -75,27 +96,34 @@ uint32_t zcz_note_bytes(const struct zc_zero *z)
     return z->steps->note ? (uint32_t)(z->steps->note_bytes - sizeof(struct head)) : 0;
 }
 
-/* Sends z->steps->note, with the step counts that lag. */
+/* Sends z->steps->note, with the step counts that lag and the averages of norms. */
 static int note_send_job(struct zc_zero *z)
 {
-    uint32_t counts = (uint32_t)zcz_counts_bytes(z, NULL);
-    size_t at = sizeof(struct head) + sizeof(counts);
+    const struct blocks b = { (uint32_t)zcz_counts_bytes(z, NULL), (uint32_t)zcz_clip_bytes(z) };
+    size_t at = sizeof(struct head), bytes = at + blocks_bytes(&b) + zcz_note_bytes(z);
     struct head head;
     unsigned char *whole;
     int rc;
 
-    if (counts == 0)
+    assert(z->steps->note);
+    if (blocks_bytes(&b) == 0)
         return note_send(z, true, z->steps->note, z->steps->note_bytes);
-    whole = malloc(at + counts + zcz_note_bytes(z));
+    whole = malloc(bytes);
     if (!whole)
-        return zcz_fail(z, -ENOMEM, "no memory for a note of %zu bytes", at + counts);
+        return zcz_fail(z, -ENOMEM, "no memory for a note of %zu bytes", bytes);
     memcpy(&head, z->steps->note, sizeof(head));
-    head.magic = COUNTS_MAGIC;
+    head.magic = b.clip > 0 ? CLIP_MAGIC : COUNTS_MAGIC;
     memcpy(whole, &head, sizeof(head));
-    memcpy(whole + sizeof(head), &counts, sizeof(counts));
-    zcz_counts_pack(z, whole + at);
-    memcpy(whole + at + counts, z->steps->note + sizeof(head), zcz_note_bytes(z));
-    rc = note_send(z, true, whole, at + counts + zcz_note_bytes(z));
+    memcpy(whole + at, &b, blocks_lengths(&b));
+    at += blocks_lengths(&b);
+    if (b.counts > 0)
+        zcz_counts_pack(z, whole + at);
+    at += b.counts;
+    if (b.clip > 0)
+        zcz_clip_pack(z, whole + at);
+    at += b.clip;
+    memcpy(whole + at, z->steps->note + sizeof(head), zcz_note_bytes(z));
+    rc = note_send(z, true, whole, bytes);
     free(whole);
     return rc;
 }
@@ -128,15 +156,16 @@ int zc_zero_note_put(struct zc_zero *z, bool of_job, const void *note, size_t by
         return zcz_refuse(z, -EINVAL, "a note of %zu bytes: at most %d", bytes, ZC_ZERO_NOTE_MAX);
     if (!of_job)
         return note_send(z, false, note, bytes);
-    if (!zcz_note_fits(bytes, zcz_counts_bytes(z, NULL)))
+    if (!zcz_note_fits(z, bytes, zcz_counts_bytes(z, NULL)))
         return zcz_refuse(z, -EINVAL,
-                          "a note of %zu bytes, and %zu bytes of step counts of tensors that "
-                          "differ from the job's: together at most %d",
-                          bytes, zcz_counts_bytes(z, NULL), ZC_ZERO_NOTE_MAX - 4);
+                          "a note of %zu bytes, %zu bytes of step counts of tensors that differ "
+                          "from the job's, and %zu of averages of their norms: together at most %d",
+                          bytes, zcz_counts_bytes(z, NULL), zcz_clip_bytes(z),
+                          ZC_ZERO_NOTE_MAX - 8);
     if (z->store->node_rank != 0)
         return 0;
     rc = note_keep(z, true, note, bytes);
-    if (rc < 0 || z->options.loss_scale.dynamic)
+    if (rc < 0 || z->options.loss_scale.dynamic || zcz_clip_on(z))
         return rc;
     return note_send_job(z);
 }
@@ -164,44 +193,47 @@ int zcz_note_step(struct zc_zero *z, const struct zcz_scaler *scaler)
     return rc;
 }
 
-/* Reads the job's note into buf, which has ZC_NOTE_MAX bytes. After the header come *ret_counts
- * bytes of step counts, preceded by their length, and *ret_bytes of the trainer's. */
-static int note_read(struct zc_zero *z, unsigned char *buf, struct head *ret, uint32_t *ret_counts,
-                     size_t *ret_bytes)
+/* Reads the job's note into buf, which has ZC_NOTE_MAX bytes. After the header come the lengths of
+ * *ret_blocks, these blocks, and *ret_bytes of the trainer's. */
+static int note_read(struct zc_zero *z, unsigned char *buf, struct head *ret,
+                     struct blocks *ret_blocks, size_t *ret_bytes)
 {
-    size_t bytes = 0, at = sizeof(*ret);
+    size_t bytes = 0, lengths = 0;
     int rc = z->store->ops->note_get(z->store, true, buf, &bytes);
 
     if (rc < 0)
         return rc;
     if (bytes >= sizeof(*ret))
         memcpy(ret, buf, sizeof(*ret));
-    if (bytes < sizeof(*ret) || (ret->magic != NOTE_MAGIC && ret->magic != COUNTS_MAGIC))
+    if (bytes < sizeof(*ret) ||
+        (ret->magic != NOTE_MAGIC && ret->magic != COUNTS_MAGIC && ret->magic != CLIP_MAGIC))
         return zcz_refuse(z, -ENOMSG, "the job's note, of %zu bytes, was not written by an engine",
                           bytes);
-    *ret_counts = 0;
-    if (ret->magic == COUNTS_MAGIC) {
-        if (bytes >= at + sizeof(*ret_counts))
-            memcpy(ret_counts, buf + at, sizeof(*ret_counts));
-        at += sizeof(*ret_counts);
-    }
-    if (bytes < at || bytes - at < *ret_counts)
-        return zcz_refuse(z, -EPROTO, "the job's note, of %zu bytes, is cut off", bytes);
-    *ret_bytes = bytes - at - *ret_counts;
+    *ret_blocks = (struct blocks){ 0 };
+    if (ret->magic != NOTE_MAGIC)
+        lengths = ret->magic == CLIP_MAGIC ? 2 * sizeof(uint32_t) : sizeof(uint32_t);
+    bytes -= sizeof(*ret);
+    if (bytes >= lengths && lengths > 0)
+        memcpy(ret_blocks, buf + sizeof(*ret), lengths);
+    if (bytes < lengths || lengths != blocks_lengths(ret_blocks) ||
+        bytes - lengths < (uint64_t)ret_blocks->counts + ret_blocks->clip)
+        return zcz_refuse(z, -EPROTO, "the job's note, of %zu bytes, is cut off",
+                          bytes + sizeof(*ret));
+    *ret_bytes = bytes - blocks_bytes(ret_blocks);
     return 0;
 }
 
 /* Returns where the trainer's bytes begin. */
-static unsigned char *note_trainer(unsigned char *buf, const struct head *head, uint32_t counts)
+static unsigned char *note_trainer(unsigned char *buf, const struct blocks *b)
 {
-    return buf + sizeof(*head) + (head->magic == COUNTS_MAGIC ? sizeof(counts) + counts : 0);
+    return buf + sizeof(struct head) + blocks_bytes(b);
 }
 
 int zc_zero_note_get(struct zc_zero *z, bool of_job, void *buf, size_t *ret_bytes)
 {
     ZCZ_GUARD(z);
     struct head head = { 0 };
-    uint32_t counts = 0;
+    struct blocks blocks = { 0 };
     size_t bytes = 0;
     int rc = zcz_enter(z, true);
 
@@ -209,14 +241,14 @@ int zc_zero_note_get(struct zc_zero *z, bool of_job, void *buf, size_t *ret_byte
         return rc;
     if (!of_job)
         return z->store->ops->note_get(z->store, false, buf, ret_bytes);
-    rc = note_read(z, buf, &head, &counts, &bytes);
+    rc = note_read(z, buf, &head, &blocks, &bytes);
     if (rc == -ENOMSG)
         return zcz_refuse(z, -EPROTO, "%s", z->error.text);
     if (rc == 0 && !(head.has & HEAD_NOTE))
         rc = zcz_refuse(z, -ENOENT, "the newest step has no note");
     if (rc < 0)
         return rc;
-    memmove(buf, note_trainer(buf, &head, counts), bytes);
+    memmove(buf, note_trainer(buf, &blocks), bytes);
     *ret_bytes = bytes;
     return 0;
 }
@@ -233,11 +265,11 @@ int zcz_note_begin(struct zc_zero *z)
 
 int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run)
 {
-    unsigned char *buf = malloc(ZC_NOTE_MAX);
+    unsigned char *buf = malloc(ZC_NOTE_MAX), *at;
     struct head head = { 0 };
-    uint32_t counts = 0;
+    struct blocks blocks = { 0 };
     size_t bytes = 0;
-    int rc = buf ? note_read(z, buf, &head, &counts, &bytes)
+    int rc = buf ? note_read(z, buf, &head, &blocks, &bytes)
                  : zcz_refuse(z, -ENOMEM, "no memory for the job's note");
 
     if (rc == 0 && (head.has & HEAD_SCALE) && !(head.scale > 0 && isfinite(head.scale)))
@@ -246,13 +278,16 @@ int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run)
         z->steps->scaler = (struct zcz_scaler){ .scale = head.scale,
                                                 .last_overflow = head.last_overflow,
                                                 .hysteresis = head.hysteresis };
-    if (rc == 0 && counts > 0)
-        rc = zcz_counts_unpack(z, buf + sizeof(head) + sizeof(counts), counts);
+    at = buf ? buf + sizeof(head) + blocks_lengths(&blocks) : NULL;
+    if (rc == 0 && blocks.counts > 0)
+        rc = zcz_counts_unpack(z, at, blocks.counts);
+    if (rc == 0 && blocks.clip > 0)
+        rc = zcz_clip_unpack(z, at + blocks.counts, blocks.clip);
     *ret_run = rc == 0 ? head.run : 0;
     if (*ret_run)
         z->steps->run = *ret_run;
     if (rc == 0 && z->store->node_rank == 0)
-        rc = note_keep(z, head.has & HEAD_NOTE, note_trainer(buf, &head, counts), bytes);
+        rc = note_keep(z, head.has & HEAD_NOTE, note_trainer(buf, &blocks), bytes);
     free(buf);
     if (rc == -ENOMSG && (z->options.loss_scale.dynamic || z->nodes > 1))
         return zcz_refuse(z, -EPROTO, "%s", z->error.text);

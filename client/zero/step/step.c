@@ -14,7 +14,7 @@
  * DURABLE. Whether a step commits follows from its number, so it is the same on all ranks. The
  * result is resolved at the next step (commit.c).
  *
- * OVERLAP. A step whose learning rate was announced, without clipping, is announced to the store,
+ * OVERLAP. A step whose learning rate was announced, without global clipping, is announced to the store,
  * which begins it as gradients come (ZC_ZERO_EARLY); the decision above does not change. With
  * ZC_ZERO_SERVE zc_zero_step() returns when the step has begun. Later gathers ask for the new
  * version and wait in the store, unit by unit; the next gradients wait here (reduce.c). So the next
@@ -34,6 +34,7 @@
 #include "client/zero/config/options.h"
 #include "client/zero/pass/pass.h"
 #include "client/zero/step/classes.h"
+#include "client/zero/step/clip.h"
 #include "client/zero/step/counts.h"
 #include "client/zero/step/norms.h"
 #include "client/zero/step/step.h"
@@ -43,14 +44,14 @@ int zcz_steps_start(struct zc_zero *z)
     z->iterations = z->store->iterations;
     z->applied = z->store->applied;
     z->steps->scaler = zcz_scale_new(&z->options.loss_scale, z->iterations);
-    return zcz_counts_start(z);
+    return zcz_counts_start(z) < 0 ? -ENOMEM : zcz_clip_start(z);
 }
 
 void zcz_steps_again(struct zc_zero *z)
 {
     struct zcz_steps *s = z->steps;
 
-    s->announced = s->announcing = s->announced_classes = false;
+    s->announced = s->announcing = s->announced_classes = s->announced_limits = false;
     s->announce = s->step = s->resolve = s->notes = (struct zcz_op){ 0 };
     s->unsettled = ZC_COMMIT_NO;
     s->dropping = false;
@@ -63,6 +64,7 @@ void zcz_steps_close(struct zc_zero *z)
 {
     free(z->steps->note);
     zcz_counts_close(z);
+    zcz_clip_close(z);
     zcz_classes_close(z);
     zcz_norms_close(z);
 }
@@ -320,6 +322,8 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step,
     struct zcz_wait w = { .what = "the step to begin" };
     int rc = step_classes(z, step, classes);
 
+    if (rc == 0 && step->factors)
+        rc = zcz_clip_send(z, step->step);
     if (rc < 0)
         return rc;
     while ((rc = z->store->ops->step(z->store, &z->steps->step, step, classes,
@@ -332,7 +336,7 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step,
     zcz_commit_begun(z, step->commit);
     z->iterations++;
     z->applied += step->groups || classes;
-    z->steps->announced = z->steps->announced_classes = false;
+    z->steps->announced = z->steps->announced_classes = z->steps->announced_limits = false;
     zcz_pass_rewind(z);
     rc = zcz_turn(z, 0);
     w = (struct zcz_wait){ .what = "the step" };
@@ -362,7 +366,7 @@ static int step_note(struct zc_zero *z, bool overflow, const struct zc_classes *
             z, rc, "step %llu: a gradient is not finite, and the loss scale is %g, its minimum",
             (unsigned long long)z->iterations + 1, next.scale);
     counts = zcz_counts_step(z, classes ? classes->class_of : NULL);
-    if (z->options.loss_scale.dynamic || counts || z->steps->counts_set)
+    if (z->options.loss_scale.dynamic || counts || z->steps->counts_set || zcz_clip_on(z))
         rc = zcz_note_step(z, z->options.loss_scale.dynamic ? &next : NULL);
     if (rc == 0) {
         z->steps->scaler = next;
@@ -397,13 +401,14 @@ static int step_plan(struct zc_zero *z, const struct zc_zero_step_how *how,
     if (rc < 0)
         return rc;
     counts = zcz_counts_bytes(z, *ret ? (*ret)->class_of : NULL);
-    if (zcz_note_fits(shared->note_bytes, counts))
+    if (zcz_note_fits(z, shared->note_bytes, counts))
         return 0;
     return zcz_refuse(z, -ENOSPC,
                       "step %llu: %zu bytes of step counts of tensors that differ from the job's, "
-                      "and the job's note of %llu bytes, do not fit into %d",
-                      (unsigned long long)z->iterations + 1, counts,
-                      (unsigned long long)shared->note_bytes, ZC_ZERO_NOTE_MAX - 4);
+                      "%zu of averages of their norms, and the job's note of %llu bytes, do not "
+                      "fit into %d",
+                      (unsigned long long)z->iterations + 1, counts, zcz_clip_bytes(z),
+                      (unsigned long long)shared->note_bytes, ZC_ZERO_NOTE_MAX - 8);
 }
 
 /* The factor for gradients must be finite as a float; otherwise a gradient of 0 becomes NaN. */
@@ -429,21 +434,27 @@ static int step_make(struct zc_zero *z, const struct zc_zero_step_how *how,
     struct zc_step step = { .step = z->iterations + 1,
                             .commit = step_commit(z, z->iterations + 1),
                             .timeout_ms = z->timeout_ms };
-    double average = step_average(z, how->divide);
+    double average = step_average(z, how->divide), clip = zcz_clip_global(z, how->clip);
     const struct zc_classes *classes = NULL;
+    bool by_tensor = zcz_clip_on(z), warm = zcz_clip_warm(z);
     int rc = 0;
 
     out->grad_norm = shared->norm;
     out->skipped = shared->nonfinite > 0;
-    if (!out->skipped && zcz_how_by_tensor(z, how))
+    by_tensor = by_tensor && !out->skipped;
+    if (by_tensor)
+        rc = zcz_clip_sums(z);
+    if (rc == 0 && by_tensor && zcz_how_by_tensor(z, how))
+        out->grad_norm = zcz_clip_norm(z, how);
+    else if (rc == 0 && !out->skipped && zcz_how_by_tensor(z, how))
         rc = step_norm_by_tensor(z, how, &out->grad_norm);
     if (rc == 0 && !out->skipped)
         rc = step_plan(z, how, shared, &classes, &out->left_alone);
     if (rc < 0)
         return rc;
     out->grad_norm = out->skipped ? (double)NAN : out->grad_norm * average;
-    if (how->clip > 0 && !out->skipped)
-        out->clip_scale = fmin(1.0, how->clip / (out->grad_norm + 1e-6));
+    if (clip > 0 && !out->skipped)
+        out->clip_scale = fmin(1.0, clip / (out->grad_norm + 1e-6));
     step.scale = average * out->clip_scale;
     rc = step_scale_check(z, how, step.scale);
     if (rc < 0)
@@ -453,6 +464,12 @@ static int step_make(struct zc_zero *z, const struct zc_zero_step_how *how,
         step.ngroups = z->options.groups;
     }
     rc = zcz_commit_resolved(z);
+    if (rc == 0 && by_tensor) {
+        double ratio = zcz_clip_apply(z, how, classes, step.scale);
+
+        out->clip_scale = warm ? out->clip_scale : ratio;
+        step.factors = !warm;
+    }
     if (rc == 0)
         rc = step_note(z, out->skipped, classes);
     return rc < 0 ? rc : step_begin(z, &step, classes);
@@ -535,7 +552,7 @@ int zc_zero_announce(struct zc_zero *z, double lr)
                           z->steps->announced_lr);
     if (z->options.micro_steps == 0)
         return zcz_refuse(z, -EINVAL, "a step of as many micro-steps as come is announced");
-    if (!z->steps->announced && z->store->early && z->store->ops->step_begin)
+    if (!z->steps->announced && z->store->early && z->store->ops->step_begin && zcz_clip_early(z))
         z->steps->announcing = true;
     z->steps->announced = true;
     z->steps->announced_lr = lr;
@@ -563,6 +580,12 @@ static int announce_turn(struct zc_zero *z)
     if (classes && !z->steps->announced_classes) {
         rc = z->store->ops->classes(z->store, &z->steps->announce, step.step, classes);
         z->steps->announced_classes = rc == 0;
+        return rc == -EAGAIN ? 0 : rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
+    }
+    step.limits = zcz_clip_on(z) && !zcz_clip_warm(z);
+    if (step.limits && !z->steps->announced_limits) {
+        rc = zcz_clip_limits(z, &z->steps->announce, step.step);
+        z->steps->announced_limits = rc == 0;
         return rc == -EAGAIN ? 0 : rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
     }
     if (!classes) {

@@ -17,7 +17,8 @@ struct zcz_steps {
     struct zc_stepped stepped; /* its answer, when it is done */
     struct zc_norm norm;
     struct zcz_scaler scaler; /* for the next step; if the job is resumed, set by note.c */
-    bool announced_classes;   /* the store has been told of the announced step's classes */
+    bool announced_classes;   /* the store has been told of the announced step's classes, */
+    bool announced_limits;    /* and of its limits */
 
     /* counts.c: number of tensors of all units; number of trained ones; how many steps each tensor
      * lags */
@@ -30,6 +31,13 @@ struct zcz_steps {
     struct zc_classes classes;
     struct zc_class *class_table; /* [ZC_CLASSES_MAX] */
     uint32_t *class_of;           /* [ntrained] */
+
+    /* clip.c: clipping by tensor; all NULL without it */
+    float *averages;          /* [ntrained], of norms; 0: none yet */
+    uint64_t clip_since;      /* applied steps when the job began to clip by tensor */
+    struct zk_xsum *sums;     /* [ntrained], of the gradients of the step */
+    unsigned char *sum_bytes; /* [ntrained]: those of this rank */
+    double *values;           /* [ntrained]: limits, or factors, of the step */
 
     /* norms.c */
     struct zc_zero_norm *norms; /* [ntrained], of the gradients */
@@ -97,8 +105,9 @@ void zcz_note_run(struct zc_zero *z, uint32_t run);
 int zcz_note_step(struct zc_zero *z, const struct zcz_scaler *scaler);
 /** Returns the length of the trainer's bytes in the job's note; 0 if this rank does not send it. */
 uint32_t zcz_note_bytes(const struct zc_zero *z);
-/** Whether a note of this length, and step counts of this length, fit into one note. */
-bool zcz_note_fits(size_t bytes, size_t counts_bytes);
+/** Whether a note of this length, step counts of this length, and the averages of norms fit into one
+ * note. */
+bool zcz_note_fits(const struct zc_zero *z, size_t bytes, size_t counts_bytes);
 /** With several nodes, stores the run's number with the first step. */
 int zcz_note_begin(struct zc_zero *z);
 /** Restores the dynamic loss scale, and the step counts of tensors, as they were after the step

@@ -38,11 +38,24 @@ int zcz_daemon_open(struct zcz_store *s)
     return 0;
 }
 
-/* With clipping, the scale of a step is not known in advance; with micro_steps 0, its end is
- * not. */
-static bool early_wanted(const struct zc_zero *z)
+/* Whether clipping allows early steps. By tensor, the daemon must have all slices of a unit; and with
+ * a dynamic loss scale an overflow is known too late. */
+static bool early_clipped(const struct zcz_daemon *d)
 {
-    return z->options.clip <= 0 && z->options.micro_steps > 0 &&
+    const struct zc_zero *z = d->base.z;
+
+    if (z->options.clip_mode == ZC_CLIP_TENSOR)
+        return d->base.node_world == z->shards && !z->options.loss_scale.dynamic;
+    return z->options.clip <= 0 || z->options.clip_mode == ZC_CLIP_NONE;
+}
+
+/* With global clipping, the scale of a step is not known in advance; with micro_steps 0, its end is
+ * not. */
+static bool early_wanted(const struct zcz_daemon *d)
+{
+    const struct zc_zero *z = d->base.z;
+
+    return early_clipped(d) && z->options.micro_steps > 0 &&
            (z->options.overlap & ZC_ZERO_EARLY) != 0;
 }
 
@@ -51,8 +64,8 @@ static bool early_wanted(const struct zc_zero *z)
 static bool params_on_gpu(const struct zc_zero *z)
 {
     bool share = zcz_nodes_share(z), reads = share && !z->near.several && z->device.common;
-    bool must_read = share && (z->options.gather_alone ||
-                               z->options.node_gather == ZC_NODE_GATHER_HOST);
+    bool must_read = share &&
+                     (z->options.gather_alone || z->options.node_gather == ZC_NODE_GATHER_HOST);
 
     return z->options.offload_param == ZC_ZERO_GPU && z->device.gpu &&
            (z->shards == 1 || reads || (z->device.ops && !must_read));
@@ -82,6 +95,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .takeover = attaches && epoch == 0,
         .epoch = epoch ? epoch : d->base.epoch_next,
         .returns = z->options.reconnect_ms > 0,
+        .tensor_norms = z->options.clip_mode == ZC_CLIP_TENSOR,
         .offload_param = place_param(z),
         .device = z->device.gpu ? zk_gpu_info(z->device.gpu)->id : NULL,
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
@@ -90,7 +104,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .optimizer = z->options.optimizer,
         .moments = z->options.moments,
         .share = z->options.share,
-        .early = early_wanted(z),
+        .early = early_wanted(d),
         .writable = zcz_device_pins_writable(z),
     };
     int rc;
@@ -261,7 +275,7 @@ int zcz_daemon_place(struct zcz_store *s)
         s->iterations = d->placement.iterations;
         s->applied = d->placement.applied;
         /* a kept job keeps the option that it was opened with */
-        s->early = early_wanted(s->z) && d->placement.early;
+        s->early = early_wanted(d) && d->placement.early;
     }
     return rc;
 }

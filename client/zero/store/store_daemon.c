@@ -196,6 +196,25 @@ static int daemon_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, s
     return zcz_daemon_begun(d, op, zc_norms(d->c, d->job.id, step, ret, zcz_daemon_on_op, op));
 }
 
+static int daemon_tensor_sums(struct zcz_store *s, struct zcz_op *op, uint64_t step,
+                              uint32_t ntensors, unsigned char *ret)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+
+    return zcz_daemon_begun(
+        d, op, zc_tensor_norms(d->c, d->job.id, step, ntensors, ret, zcz_daemon_on_op, op));
+}
+
+static int daemon_tensors(struct zcz_store *s, struct zcz_op *op, uint64_t step, bool limits,
+                          const double *values, uint32_t ntensors)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+
+    return zcz_daemon_begun(
+        d, op,
+        zc_step_tensors(d->c, d->job.id, step, limits, values, ntensors, zcz_daemon_on_op, op));
+}
+
 static int daemon_classes(struct zcz_store *s, struct zcz_op *op, uint64_t step,
                           const struct zc_classes *classes)
 {
@@ -393,6 +412,8 @@ static const struct zcz_store_ops daemon_ops = {
     .release_named = daemon_release_named,
     .norms = daemon_norms,
     .classes = daemon_classes,
+    .tensor_sums = daemon_tensor_sums,
+    .tensors = daemon_tensors,
     .step = daemon_step,
     .step_begin = daemon_step_begin,
     .optimizer = daemon_optimizer,

@@ -358,25 +358,23 @@ static int device_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, s
 /* The tables of a step, on the device. */
 struct tables {
     struct zk_scalars *scalars;
-    struct zk_segment *segments; /* by classes; otherwise slices have their own */
+    struct zk_segment *segments; /* if the table has them; otherwise slices have their own */
 };
 
-static int tables_up(struct device_store *d, const struct zc_classes *classes, struct tables *ret,
-                     struct zb_err *err)
+static int tables_up(struct device_store *d, struct tables *ret, struct zb_err *err)
 {
     const struct zcz_own_table *t = &d->own.table;
     uint64_t scalars_bytes = zb_round_up(ZC_CLASSES_MAX * sizeof(struct zk_scalars), ZB_PAGE_ALIGN);
     int rc = 0;
 
     *ret = (struct tables){ .scalars = d->by_group };
-    if (classes && !d->classes) {
+    if (t->apart && !d->classes) {
         rc = zk_gpu_alloc(d->own.base.z->device.gpu,
-                          scalars_bytes + classes->ntensors * sizeof(struct zk_segment), 0,
-                          &d->classes, err);
+                          scalars_bytes + t->most * sizeof(struct zk_segment), 0, &d->classes, err);
         if (rc == 0)
             d->own.base.device_bytes += zk_gpu_len(d->classes);
     }
-    if (rc == 0 && classes) {
+    if (rc == 0 && t->apart) {
         char *at = zk_gpu_addr(d->classes);
 
         ret->scalars = (struct zk_scalars *)(void *)at;
@@ -389,7 +387,7 @@ static int tables_up(struct device_store *d, const struct zc_classes *classes, s
                                 t->nscalars * sizeof(*t->scalars), err);
 }
 
-static int step_launch(struct device_store *d, const struct zc_classes *classes, struct zb_err *err)
+static int step_launch(struct device_store *d, struct zb_err *err)
 {
     struct zc_zero *z = d->own.base.z;
     struct zk_gpu_stream *down = stream_of(d);
@@ -400,7 +398,7 @@ static int step_launch(struct device_store *d, const struct zc_classes *classes,
     if (rc == 0)
         rc = zk_gpu_event_wait(d->event, down, err);
     if (rc == 0)
-        rc = tables_up(d, classes, &tables, err);
+        rc = tables_up(d, &tables, err);
     for (uint32_t i = 0; i < d->nslices && rc == 0; i++) {
         const struct zcz_unit *u = &z->units[i];
         uint32_t n;
@@ -440,7 +438,7 @@ static int device_step(struct zcz_store *s, struct zcz_op *op, const struct zc_s
     (void)op;
     if (rc < 0)
         return rc;
-    rc = applied ? step_launch(d, classes, &err) : 0;
+    rc = applied ? step_launch(d, &err) : 0;
     if (rc < 0)
         return store_failed(d, rc, &err);
     zcz_own_stepped(s, applied, ret);
@@ -484,6 +482,7 @@ static const struct zcz_store_ops device_ops = {
     .fetch = device_fetch,
     .release = zcz_own_release,
     .norms = device_norms,
+    .tensors = zcz_own_tensors,
     .step = device_step,
     .note_put = zcz_own_note_put,
     .note_get = zcz_own_note_get,

@@ -259,6 +259,7 @@ static const struct zcz_store_ops local_ops = {
     .fetch = local_fetch,
     .release = zcz_own_release,
     .norms = local_norms,
+    .tensors = zcz_own_tensors,
     .step = local_step,
     .note_put = zcz_own_note_put,
     .note_get = zcz_own_note_get,

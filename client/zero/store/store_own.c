@@ -67,26 +67,48 @@ int zcz_own_release(struct zcz_store *s, struct zcz_unit *u)
 
 /* ---- steps */
 
-/* Makes segments of consecutive elements of one class. Elements without a class are left out. */
-static void table_unit(struct zcz_own_table *t, const struct zcz_unit *u,
-                       const struct zc_classes *classes, uint32_t *tensor)
+/* What makes segments: classes (NULL: groups), and factors of tensors (NULL: none). */
+struct table_from {
+    const struct zc_classes *classes;
+    const double *factors;
+    double scale;    /* of the step */
+    uint32_t tensor; /* the next trainable one */
+};
+
+static double table_scale(const struct table_from *from, uint32_t class)
+{
+    return from->classes ? from->classes->classes[class].factor * from->scale : from->scale;
+}
+
+/* Makes segments of consecutive elements of one class; with factors, of each tensor. Elements without
+ * a class are left out. */
+static void table_unit(struct zcz_own_table *t, const struct zcz_unit *u, struct table_from *from)
 {
     uint32_t first = t->nsegments;
 
     for (uint32_t i = 0; i < u->def.ntensors; i++) {
-        struct zk_segment *last = t->nsegments > first ? &t->segments[t->nsegments - 1] : NULL;
+        struct zk_segment *last =
+            t->nsegments > first && !from->factors ? &t->segments[t->nsegments - 1] : NULL;
         uint64_t at = u->def.tensors[i].first, count = zcz_tensor_elems(&u->def.tensors[i]);
-        uint32_t class;
+        uint32_t class = u->def.tensors[i].group, tensor;
 
         if (!zcz_tensor_trained(u, i))
             continue;
-        class = classes->class_of[(*tensor)++];
+        tensor = from->tensor++;
+        if (from->classes)
+            class = from->classes->class_of[tensor];
         if (class == ZC_CLASS_NONE || count == 0)
             continue;
-        if (last && last->group == class && last->first + last->count == at)
+        if (last && last->group == class && last->first + last->count == at) {
             last->count += count;
-        else
-            t->segments[t->nsegments++] = (struct zk_segment){ at, count, class };
+            continue;
+        }
+        t->segments[t->nsegments] =
+            (struct zk_segment){ .first = at, .count = count, .group = class };
+        if (from->factors)
+            t->segments[t->nsegments].scale =
+                zk_segment_scale(table_scale(from, class) * from->factors[tensor]);
+        t->nsegments++;
     }
 }
 
@@ -108,12 +130,19 @@ int zcz_own_table(struct zcz_own *o, const struct zc_step *step, const struct zc
     struct zc_zero *z = o->base.z;
     struct zcz_own_table *t = &o->table;
     enum zb_optimizer optimizer = (enum zb_optimizer)z->options.optimizer;
-    uint32_t tensor = 0, n = classes ? classes->nclasses : step->ngroups;
+    struct table_from from = { .classes = classes,
+                               .factors = step->factors ? o->factors : NULL,
+                               .scale = step->scale };
+    uint32_t n = classes ? classes->nclasses : step->ngroups;
 
-    if (table_room(o, n + 1, classes ? classes->ntensors : 0) < 0)
+    t->apart = classes || from.factors;
+    t->most = 0;
+    for (uint32_t i = 0; i < z->nunits; i++)
+        for (uint32_t j = 0; j < z->units[i].def.ntensors; j++)
+            t->most += zcz_tensor_trained(&z->units[i], j);
+    if (table_room(o, n + 1, t->apart ? t->most : 0) < 0)
         return zcz_refuse(z, -ENOMEM, "no memory for the scalars of a step");
     t->nscalars = n;
-    t->by_classes = classes != NULL;
     t->nsegments = 0;
     for (uint32_t i = 0; i < n; i++) {
         const struct zc_class *c = classes ? &classes->classes[i] : NULL;
@@ -123,11 +152,25 @@ int zcz_own_table(struct zcz_own *o, const struct zc_step *step, const struct zc
             params.scale *= c->factor;
         t->scalars[i] = zk_prepare(optimizer, &params, c ? c->t : z->applied + 1);
     }
-    for (uint32_t i = 0; i < z->nunits && classes; i++) {
+    for (uint32_t i = 0; i < z->nunits && t->apart; i++) {
         t->at[i] = t->nsegments;
-        table_unit(t, &z->units[i], classes, &tensor);
+        table_unit(t, &z->units[i], &from);
     }
     t->at[z->nunits] = t->nsegments;
+    return 0;
+}
+
+int zcz_own_tensors(struct zcz_store *s, struct zcz_op *op, uint64_t step, bool limits,
+                    const double *values, uint32_t ntensors)
+{
+    struct zcz_own *o = own_of(s);
+
+    (void)op;
+    (void)step;
+    assert(!limits);
+    if (zb_grow(&o->factors, &o->factors_room, 0, ntensors) < 0)
+        return zcz_refuse(s->z, -ENOMEM, "no memory for the factors of %u tensors", ntensors);
+    memcpy(o->factors, values, ntensors * sizeof(*values));
     return 0;
 }
 
@@ -137,8 +180,8 @@ const struct zk_segment *zcz_own_segments(const struct zcz_own *o, const struct 
     const struct zcz_own_table *t = &o->table;
     uint32_t i = u->def.index;
 
-    *ret_n = t->by_classes ? t->at[i + 1] - t->at[i] : u->nsegments;
-    return t->by_classes ? t->segments + t->at[i] : u->segments;
+    *ret_n = t->apart ? t->at[i + 1] - t->at[i] : u->nsegments;
+    return t->apart ? t->segments + t->at[i] : u->segments;
 }
 
 static void notes_keep(struct zcz_own *o)
@@ -216,6 +259,7 @@ void zcz_own_done(struct zcz_own *o)
         free(o->notes[i].sent);
         free(o->notes[i].kept);
     }
+    free(o->factors);
     free(o->table.scalars);
     free(o->table.segments);
     free(o->table.at);

@@ -17,11 +17,12 @@ struct zcz_own_table {
     struct zk_scalars *scalars; /* by group or by class */
     uint32_t nscalars;
     size_t scalars_room;
-    bool by_classes;             /* otherwise the units' own segments are used */
+    bool apart;                  /* has segments; otherwise the units' own are used */
     struct zk_segment *segments; /* of all units, in their order */
     size_t segments_room;
     uint32_t nsegments;
-    uint32_t *at; /* [nunits + 1]: where each unit's segments begin */
+    uint32_t *at;  /* [nunits + 1]: where each unit's segments begin */
+    uint32_t most; /* number of segments that there is room for: that of trainable tensors */
 };
 
 /* Common to these stores; the first member of each. */
@@ -31,6 +32,8 @@ struct zcz_own {
     bool piece_used;
     struct zcz_note notes[2]; /* the rank's, the job's */
     struct zcz_own_table table;
+    double *factors; /* by trainable tensor, for the next step with factors */
+    size_t factors_room;
 };
 
 /* Of struct zcz_store_ops, and parts of it. */
@@ -45,6 +48,9 @@ int zcz_own_note_put(struct zcz_store *s, struct zcz_op *op, bool of_job, const 
 int zcz_own_note_get(struct zcz_store *s, bool of_job, void *buf, size_t *ret_bytes);
 int zcz_own_nothing(struct zcz_store *s);
 int zcz_own_poll(struct zcz_store *s, uint32_t wait_us);
+/** Keeps factors of tensors. Limits are for early steps, and there are none. */
+int zcz_own_tensors(struct zcz_store *s, struct zcz_op *op, uint64_t step, bool limits,
+                    const double *values, uint32_t ntensors);
 /**
  * Fills own.table with the scalars and segments of a step, by groups or by classes. The step must
  * not be a skip. The table stays until the next one is made.

@@ -151,7 +151,7 @@ static void truth_step(struct world *w, struct truth *t, uint64_t step)
     struct zk_scalars scalars = zk_prepare(ZB_ADAMW, &step_params, step);
 
     for (uint32_t u = 0; u < UNITS; u++) {
-        const struct zk_segment all = { 0, unit_elems[u], 0 };
+        const struct zk_segment all = { .count = unit_elems[u] };
 
         zk_page_step(w->daemon.kernels, &t->layout, &t->pages[u], &all, 1, &scalars);
     }

@@ -51,8 +51,9 @@ static const uint32_t lengths[] = { 1, 2, 3, 8, 9, 16, BLOCKS_MAX };
 /* Adjacent segments, gaps of frozen elements, bounds inside blocks; the page begins inside the
  * first. */
 static const struct zk_segment segments[] = {
-    { 0, 2 * B, 0 },     { 3 * B, B + 100, 1 }, { 4 * B + 100, 900, 2 }, { 5 * B + 8, 7 * B, 0 },
-    { 14 * B, 4000, 1 }, { 15 * B - 96, 1, 2 }, { 16 * B, 40 * B, 1 },
+    { 0, 2 * B, 0, 0 },         { 3 * B, B + 100, 1, 0 }, { 4 * B + 100, 900, 2, 0 },
+    { 5 * B + 8, 7 * B, 0, 0 }, { 14 * B, 4000, 1, 0 },   { 15 * B - 96, 1, 2, 0 },
+    { 16 * B, 40 * B, 1, 0 },
 };
 
 static struct zk_scalars by_group[GROUPS];

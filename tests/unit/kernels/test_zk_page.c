@@ -18,14 +18,17 @@
 /* Groups of single elements, of whole blocks, across block bounds; gaps; before and after the page.
  */
 static const struct zk_segment segments[] = {
-    { 0, 100, 1 },
-    { FIRST - 5, 6, 2 },
-    { FIRST + 1, 4094, 0 },
-    { FIRST + 4095, 2, 1 },
-    { FIRST + 4100, 1, 2 },
-    { FIRST + 2 * 4096, 4096, 1 },
-    { FIRST + ELEMS, 50, 0 },
+    { 0, 100, 1, 0 },
+    { FIRST - 5, 6, 2, 0.5F },
+    { FIRST + 1, 4094, 0, 0 },
+    { FIRST + 4095, 2, 1, -3 },
+    { FIRST + 4100, 1, 2, 0 },
+    { FIRST + 2 * 4096, 4096, 1, 0.125F },
+    { FIRST + ELEMS, 50, 0, 7 },
 };
+
+#define CUT      (2u * ZB_BLOCK_ELEMS)
+#define SEGMENTS (sizeof(segments) / sizeof(segments[0]))
 
 struct flat {
     float master[ELEMS], m[ELEMS], v[ELEMS], grad[ELEMS];
@@ -126,6 +129,37 @@ static void from_16(const struct zk_ops *ops, enum zb_dtype dtype, const uint16_
         (dtype == ZB_BF16 ? ops->bf16_to_f32 : ops->f16_to_f32)(from, to, ELEMS);
 }
 
+/* The sums of the gradient by tensor (each segment is one) must be those of runs that end at a
+ * tensor's end and at a block's. */
+static void by_tensor_compare(const struct fixture *x, const struct zk_xsum *got)
+{
+    struct zk_xsum again[SEGMENTS] = { 0 };
+    const struct zk_by_tensor by = { .tensors = segments, .n = SEGMENTS, .sums = again };
+    uint64_t bad = 0;
+
+    for (size_t s = 0; s < SEGMENTS; s++) {
+        uint64_t end = segments[s].first + segments[s].count, to;
+        struct zk_xsum want = { 0 };
+
+        for (uint64_t at = segments[s].first; at < end; at = to) {
+            uint64_t n = 0;
+            double squares;
+
+            to = (at / ZB_BLOCK_ELEMS + 1) * ZB_BLOCK_ELEMS;
+            to = to < end ? to : end;
+            if (at < FIRST || to > FIRST + ELEMS)
+                continue; /* no segment crosses the ends of the page inside of a block */
+            squares = x->ops->sumsq(x->flat->grad + (at - FIRST), to - at, &n);
+            if (n == 0)
+                zk_xsum_add(&want, squares);
+        }
+        assert_memory_equal(&got[s], &want, sizeof(want));
+    }
+    zk_sums_by_tensor(x->ops, x->flat->grad, FIRST, CUT, &by, &bad);
+    zk_sums_by_tensor(x->ops, x->flat->grad + CUT, FIRST + CUT, ELEMS - CUT, &by, &bad);
+    assert_memory_equal(again, got, sizeof(again));
+}
+
 /* Sets or adds a gradient of any dtype, on both sides; the sum and the count must be those of a
  * flat loop over blocks. */
 static void fixture_ingest(struct fixture *x, enum zb_dtype from_dtype, bool add, uint64_t seed,
@@ -135,7 +169,8 @@ static void fixture_ingest(struct fixture *x, enum zb_dtype from_dtype, bool add
     uint16_t *from16 = malloc(ELEMS * sizeof(uint16_t));
     float *kept = malloc(ELEMS * sizeof(float));
     uint16_t *kept16 = malloc(ELEMS * sizeof(uint16_t));
-    struct zk_xsum sum = { 0 }, want = { 0 };
+    struct zk_xsum sum = { 0 }, want = { 0 }, by_tensor[SEGMENTS] = { 0 };
+    const struct zk_by_tensor by = { .tensors = segments, .n = SEGMENTS, .sums = by_tensor };
     uint64_t bad = 3, want_bad = 3;
     float *out = malloc(ELEMS * sizeof(float));
 
@@ -158,9 +193,10 @@ static void fixture_ingest(struct fixture *x, enum zb_dtype from_dtype, bool add
         if (n == 0)
             zk_xsum_add(&want, squares);
     }
-    zk_page_ingest(x->ops, &x->layout, &x->page,
-                   from_dtype == ZB_F32 ? (const void *)from : (const void *)from16, from_dtype,
-                   add, &sum, &bad);
+    zk_page_ingest_by(x->ops, &x->layout, &x->page,
+                      from_dtype == ZB_F32 ? (const void *)from : (const void *)from16, from_dtype,
+                      add, &sum, &bad, &by);
+    by_tensor_compare(x, by_tensor);
     assert_memory_equal(&sum, &want, sizeof(sum));
     assert_int_equal(bad, want_bad);
     zk_page_read(x->ops, &x->layout, &x->page, ZK_GRAD, out);
@@ -180,13 +216,17 @@ static void flat_step(struct fixture *x, const struct zk_scalars *by_group)
         for (uint64_t e = segments[s].first; e < segments[s].first + segments[s].count; e++) {
             size_t i = e - FIRST;
             struct zk_step_arrays a;
+            struct zk_scalars scalars;
 
             if (e < FIRST || e >= FIRST + ELEMS)
                 continue;
             a = (struct zk_step_arrays){
                 .param = &f->master[i], .m = &f->m[i], .v = &f->v[i], .grad = &f->grad[i]
             };
-            x->ops->step[x->layout.optimizer][ZB_F32][ZB_F32](&by_group[segments[s].group], &a, 1);
+            scalars = by_group[segments[s].group];
+            if (segments[s].scale != 0)
+                scalars.scale = segments[s].scale;
+            x->ops->step[x->layout.optimizer][ZB_F32][ZB_F32](&scalars, &a, 1);
         }
     flat_param(x);
 }

@@ -97,6 +97,7 @@ static inline void works_segments(struct works *x, struct zk_gpu_step *w)
         s->first = at;
         s->count = kind == 3 ? span : 1 + ztest_random(&x->seed) % most;
         s->group = (uint32_t)(ztest_random(&x->seed) % w->ngroups);
+        s->scale = ztest_random(&x->seed) % 3 ? 0 : 0.25F * (float)(1 + ztest_random(&x->seed) % 7);
         at += s->count;
     }
 }

@@ -260,9 +260,10 @@ int zc_unit_define(struct zc_client *c, uint64_t job_id, const struct zc_unit *u
                 for (uint32_t d = 0; d < unit->tensors[t].ndims; d++)
                     count *= unit->tensors[t].dims[d];
                 if (unit->tensors[t].group != ZC_GROUP_FROZEN)
-                    u->segments[u->nsegments++] = (struct zk_segment){ unit->tensors[t].first,
-                                                                       count,
-                                                                       unit->tensors[t].group };
+                    u->segments[u->nsegments++] =
+                        (struct zk_segment){ .first = unit->tensors[t].first,
+                                             .count = count,
+                                             .group = unit->tensors[t].group };
             }
         }
         assert(strcmp(u->name, unit->name) == 0 && u->elems == unit->elems &&
