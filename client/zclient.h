@@ -284,8 +284,9 @@ struct zc_job_options {
     /* map the parameter arena read-write. Only for a GPU driver that refuses to pin read-only
      * memory; nothing may write there */
     bool writable;
-    /* with ZC_GPU: the id of this rank's GPU: "cuda-" and the 32 hexadecimal digits of its UUID, or
-     * "emulated" */
+    /* the id of the GPU that this rank computes on: "cuda-" and the 32 hexadecimal digits of its
+     * UUID, or "emulated" ("emulated-N"). Its state, and with ZC_GPU its parameters, are kept there
+     * if it is one of the daemon's. NULL: none; then the daemon chooses one for the state */
     const char *device;
 };
 

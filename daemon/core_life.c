@@ -19,8 +19,10 @@
 #include "daemon/op/reader.h"
 #include "daemon/op/restart.h"
 #include "daemon/op/step.h"
-#include "daemon/plan/gpu_plan.h"
+#include "daemon/plan/gpu_runs.h"
+#include "daemon/plan/gpu_strands.h"
 #include "daemon/plan/planner.h"
+#include "daemon/run/gpu_tier.h"
 #include "daemon/show/df.h"
 #include "daemon/show/scans.h"
 #include "daemon/show/scrub.h"
@@ -69,7 +71,7 @@ static int core_build(struct zsd_core *core, struct zb_err *err)
         if (rc < 0)
             return zb_fail(err, rc, "places of pages: %m");
     }
-    if (daemon->engine || daemon->gpu) {
+    if (daemon->engine || daemon->ngpus > 0) {
         rc = zsd_buffers_make(core, err);
         if (rc < 0)
             return rc;
@@ -123,8 +125,8 @@ void zsd_core_settle(struct zsd *daemon)
             n += zn_reap(zsd_path_engine(daemon, i), 64);
         if (daemon->compute)
             n += zsd_compute_reap(daemon->compute, 64);
-        if (daemon->gpu_threads)
-            n += zsd_compute_reap(daemon->gpu_threads, 64);
+        for (unsigned g = 0; g < daemon->ngpus; g++)
+            n += zsd_compute_reap(zsd_gpu_threads(daemon->gpus[g]), 64);
         if (daemon->catalog_thread)
             n += zsd_compute_reap(daemon->catalog_thread, 64);
         if (n == 0 && core->in_progress > 0 && zb_list_empty(&core->works)) {

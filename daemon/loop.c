@@ -18,6 +18,7 @@
 #include "daemon/net/server.h"
 #include "daemon/os/notify.h"
 #include "daemon/os/slice.h"
+#include "daemon/run/gpu_tier.h"
 #include "daemon/run/turn.h"
 
 /* No part of a turn takes much longer, and clients wait for the loop. */
@@ -63,8 +64,8 @@ static int wakes_start(struct zsd *daemon, struct zb_err *err)
     struct zsd_wake *w = daemon->loop->wakes;
     int rc = wake_start(w++, daemon, NULL, daemon->compute, err);
 
-    if (rc == 0 && daemon->gpu_threads)
-        rc = wake_start(w++, daemon, NULL, daemon->gpu_threads, err);
+    for (unsigned g = 0; g < daemon->ngpus && rc == 0; g++)
+        rc = wake_start(w++, daemon, NULL, zsd_gpu_threads(daemon->gpus[g]), err);
     if (rc == 0 && daemon->catalog_thread)
         rc = wake_start(w++, daemon, NULL, daemon->catalog_thread, err);
     for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++)

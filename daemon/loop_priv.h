@@ -16,7 +16,7 @@ struct zsd_wake {
     struct zsd_compute *compute; /* a pool */
 };
 
-#define ZSD_WAKES (3 + ZN_PATHS_MAX) /* compute pool, the GPU's, catalog, engines */
+#define ZSD_WAKES (2 + ZSD_GPUS_MAX + ZN_PATHS_MAX) /* compute pool, GPUs, catalog, engines */
 
 /** The state of the orderly end (loop_end.c). */
 struct zsd_ending {

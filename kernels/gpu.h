@@ -5,13 +5,15 @@
  * same functions, and everything above is written and tested once for both:
  *
  *     "cuda[:N]"       device number N (0) of the CUDA runtime, by a plugin (zk_cuda.so), loaded
- *                      on opening; without plugin, driver or device, opening fails
- *     "emulated[:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]"
+ *                      on opening; without plugin, driver or device, opening fails. N is also a
+ *                      UUID ("GPU-...") or an address ("0000:17:00.0"), as nvidia-smi shows them
+ *     "emulated[@NUMBER][:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]"
  *                      a GPU emulated by threads of this process: BYTES of memory (256M), in
  *                      multiples of UNIT (2M); it pins PIN of host memory (any), and with
  *                      SHARES 0 shares no memory of its own; every work
  *                      takes at least US microseconds (0), so that a caller that does not wait
- *                      reads stale bytes; after WORKS allocations and works the device fails. It is
+ *                      reads stale bytes; after WORKS allocations and works the device fails.
+ *                      Devices with different NUMBERs (0) cannot share memory. It is
  *                      as strict as a real one: the host cannot touch device addresses, and a work
  *                      that names wrong ones loses the device
  *
@@ -66,6 +68,24 @@ struct zk_gpu_usage {
     uint64_t stranded_bytes; /* freed here, but still imported by other processes */
     uint64_t pinned_bytes;   /* of host memory */
 };
+
+/** Names of devices, one each. */
+#define ZK_GPU_LIST_MAX 16u
+#define ZK_GPU_NAME_MAX 64u
+struct zk_gpu_list {
+    char names[ZK_GPU_LIST_MAX][ZK_GPU_NAME_MAX];
+    unsigned n;
+};
+
+/**
+ * Reads a list of devices: names, separated by commas. A word is also "all" (every device of CUDA);
+ * an index, UUID or address alone (of CUDA); or "emulated*COUNT[:...]" (so many; emulated devices
+ * are numbered in order).
+ *
+ * @return 0; -EINVAL not a list, or too many; -ENODEV "all", and there is none. A device that is
+ *         named need not exist
+ */
+int zk_gpu_list(const char *text, struct zk_gpu_list *ret, struct zb_err *err);
 
 /**
  * Opens a device; may take a second (it makes a context).
@@ -139,7 +159,8 @@ void zk_gpu_stranded(struct zk_gpu *g, void (*fn)(void *arg, const struct zk_gpu
 
 /**
  * Pins host memory, in pieces of at most 1 GiB, so that copies from and to it run in parallel.
- * May take half a second for each GiB.
+ * May take half a second for each GiB. Several devices may pin the same range: each unpins it. If a
+ * driver pins for all of its devices, only the first of them takes that long.
  *
  * @param addr, len_bytes  whole pages of the host, mapped until they are unpinned
  * @param read_only        the mapping is: only copies to the device

@@ -39,7 +39,7 @@ OWNED = {
     "zsd_planner": ("daemon/plan/planner.h", r"\bplanner", ()),
     "zsd_ops": ("daemon/op/ops.h", r"\bops", ()),
     "zsd_replan": ("daemon/plan/replan.h", r"\breplan", ()),
-    "zsd_job_gpu": ("daemon/plan/gpu_plan.h", r"\bgpu", ()),
+    "zsd_job_gpu": ("daemon/plan/gpu_runs.h", r"\bgpu", ()),
     "zsd_job_params": ("daemon/plan/gpu_params.h", r"\bparams", ("daemon/op/new.c",)),
     "zsd_step_op": ("daemon/op/step.h", r"\bstep", ()),
     "zsd_early": ("daemon/op/early.h", r"\bearly", ()),

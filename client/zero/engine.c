@@ -80,6 +80,7 @@ struct introduction {
     uint32_t page_elems, replica;
     uint32_t run; /* drawn at random; rank 0's identifies the run */
     uint32_t zero;
+    char device[48]; /* the id of its device, as in zk_gpu_info; "": none */
 };
 
 /* Each group of ranks has all states, and is a job of its own to a daemon. */
@@ -119,12 +120,15 @@ static int open_introduce(struct zc_zero *z)
                                  .replica = z->replica };
     const struct introduction *all;
     struct zcz_buf *buf;
+    bool common = true; /* this node's ranks are on one device */
     int rc;
 
     if (getrandom(&mine.run, sizeof(mine.run), GRND_NONBLOCK) != sizeof(mine.run))
         mine.run = (uint32_t)zb_now_ns();
     mine.run += mine.run == 0;
     memcpy(mine.node, s->node, sizeof(mine.node));
+    if (z->device.gpu)
+        (void)snprintf(mine.device, sizeof(mine.device), "%s", zk_gpu_info(z->device.gpu)->id);
     rc = zcz_share(z, &mine, sizeof(mine), ZCZ_CALL_MEET, 0, &buf);
     if (rc < 0)
         return rc;
@@ -143,6 +147,7 @@ static int open_introduce(struct zc_zero *z)
             if (r == z->rank)
                 s->node_rank = s->node_world;
             s->node_ranks[s->node_world++] = r;
+            common = common && strcmp(all[r].device, mine.device) == 0;
         }
     }
     if (!z->options.durable && z->nodes > 1) /* the other nodes' jobs would end when ranks leave */
@@ -153,6 +158,7 @@ static int open_introduce(struct zc_zero *z)
             "gathers that are each rank's own read the slices of all ranks from one daemon, "
             "and these ranks have %u",
             z->nodes);
+    zcz_device_set_common(z, common);
     zcz_note_run(z, all[0].run);
     open_name(z, all[0].pid);
     zcz_buf_put(&z->small, buf);

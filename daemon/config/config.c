@@ -88,11 +88,13 @@ static const struct zb_opt options[] = {
               "order." },
     { "gpu-bytes", ZB_OPT_SIZE, AT(gpu_bytes), .round = PAGE_BYTES, .arg = "SIZE", .def = "0",
       .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .zero = true,
-      .help = "Budget of the GPU tier: GPU memory for optimizer state, which is updated there. "
-              "0: no GPU is used. Without a GPU or driver the daemon exits with status 4." },
-    { "gpu", ZB_OPT_CHARS, AT(gpu), .arg = "NAME", .def = "cuda",
-      .help = "The GPU of gpu_bytes: cuda, or cuda:N for another than the first. For tests, "
-              "emulated:BYTES: a GPU emulated by threads." },
+      .help = "Budget of the GPU tier, for each GPU: GPU memory for optimizer state, which is "
+              "updated there. 0: no GPU is used. Without a GPU or driver the daemon exits with "
+              "status 4." },
+    { "gpu", ZB_OPT_CHARS, AT(gpu), .arg = "LIST", .def = "cuda", .list = ",",
+      .help = "The GPUs of gpu_bytes, separated by commas, at most 16: all, cuda (the first one), "
+              "cuda:N, N, a UUID (GPU-...) or a PCI address (0000:17:00.0). For tests, "
+              "emulated:BYTES: a GPU emulated by threads; emulated*N:BYTES: so many." },
     { "io", ZB_OPT_CHARS, AT(io), .def = "auto",
       .choices = "auto uring threads fixed",
       .help = "How the data file is read and written. auto: io_uring, or threads where "

@@ -62,6 +62,19 @@ uint64_t zsd_host_least(const struct zsd_core *core, uint64_t bytes)
                : bytes;
 }
 
+/* Pins them for each GPU, as far as the driver allows it. */
+static void buffers_pin(struct zsd_core *core, uint64_t bytes)
+{
+    for (unsigned g = 0; g < core->daemon->ngpus; g++) {
+        struct zb_err *err = &core->tiers.gpus[g].unpinned;
+
+        if (zsd_gpu_pin(core->daemon->gpus[g], core->disk->buffers, bytes, err) < 0)
+            zb_log(ZB_LOG_WARN, "gpu-unpinned",
+                   "gpu=%s what=\"page buffers\" bytes=%llu why=\"%s\"",
+                   zsd_gpu_name(core->daemon->gpus[g]), (unsigned long long)bytes, err->text);
+    }
+}
+
 int zsd_buffers_make(struct zsd_core *core, struct zb_err *err)
 {
     uint64_t bytes = zb_buffer_bytes(core->page_elems);
@@ -86,11 +99,7 @@ int zsd_buffers_make(struct zsd_core *core, struct zb_err *err)
                                                                 i * core->disk->buffer_bytes;
     zsd_book(&core->tiers.host, NULL, ZSD_USE_RING, want * core->disk->buffer_bytes);
     zsd_paths_register(core->daemon, core->disk->buffers, want * core->disk->buffer_bytes);
-    if (zsd_gpu_pin(core->daemon, core->disk->buffers, want * core->disk->buffer_bytes,
-                    &core->tiers.gpu_unpinned) < 0)
-        zb_log(ZB_LOG_WARN, "gpu-unpinned", "what=\"page buffers\" bytes=%llu why=\"%s\"",
-               (unsigned long long)(want * core->disk->buffer_bytes),
-               core->tiers.gpu_unpinned.text);
+    buffers_pin(core, want * core->disk->buffer_bytes);
     return 0;
 }
 

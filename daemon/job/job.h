@@ -94,14 +94,15 @@ struct zsd_shard {
     uint32_t state_to, state_next, state_made, state_booked;
     /* first page of its state on the GPU: now, and after the next step (plan/gpu_plan.c) */
     uint32_t gpu_from, gpu_next;
+    uint64_t gpu_at; /* where its state begins in that of all shards of its GPU: plan/gpu_runs.c */
     struct zsd_row *row; /* last committed or loaded row, while no page has changed since */
 
     uint8_t *written;       /* one bit per page: it has initial values */
     uint8_t *busy;          /* one bit per page: initial values are being written */
     uint32_t pages_written; /* zsd_shard_written() */
 
-    /* parameters in memory: offset in the arena, or in the GPU memory of the job's parameters; or
-     * ZB_NO_PLACE. Resident shards always have one; streamed shards while cached, in a place of
+    /* parameters in memory: offset in the arena, or in the memory of the job's parameters on the
+     * GPU of its rank; or ZB_NO_PLACE. Resident shards always have one; streamed shards while cached, in a place of
      * ring_class. */
     uint64_t arena_at;
     uint32_t ring_class;
@@ -142,6 +143,7 @@ struct zsd_shard {
  * loop over shards. */
 struct zsd_rank {
     struct zb_list shards; /* in order of registration */
+    uint32_t gpu;          /* the GPU of its shards: plan/gpu_runs.c; 0 without a GPU tier */
     uint32_t trained;      /* number of shards that are not frozen */
     uint32_t begun, whole; /* number of these with a part of a gradient, and with a complete one */
     struct zk_xsum sum;    /* of the complete gradients */
@@ -161,6 +163,7 @@ struct zsd_member {
     struct zsd_job *job;
     struct zsd_conn *conn; /* NULL: closed; the struct exists until its staging is no longer used */
     uint32_t rank;
+    uint32_t gpu; /* the one that it computes on, if it is the daemon's; else ZSD_NO_GPU */
     struct zsd_arena staging;
     uint32_t staging_users; /* tasks that read or write it */
     struct zb_list pins;
@@ -254,7 +257,7 @@ struct zsd_job {
     struct zsd_account host_held, nvme_held, gpu_held;
     uint64_t staging_most; /* maximum that its ranks had at one time; kept for ranks that rejoin */
     struct zsd_replan *replan;      /* plan/replan.h */
-    struct zsd_job_gpu *gpu;        /* plan/gpu_plan.h */
+    struct zsd_job_gpu *gpu;        /* [ZSD_GPUS_MAX]: plan/gpu_plan.h */
     struct zsd_job_params *params;  /* plan/gpu_params.h */
     struct zsd_leaving leaving;     /* frees its shards' places when it has ended: plan/tables.h */
     uint32_t left_shard, left_page; /* the next ones to free */

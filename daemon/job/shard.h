@@ -51,6 +51,13 @@ static inline bool zsd_state_is(const struct zsd_shard *s)
     return s->planes[ZB_STATE].block_bytes > 0;
 }
 
+/** The GPU of the shard's rank, where its state and its parameters may be: a number in
+ * daemon->gpus. */
+static inline uint32_t zsd_shard_gpu(const struct zsd_shard *s)
+{
+    return s->job->ranks[s->rank].gpu;
+}
+
 /** Address of a page that is in memory. */
 static inline uint8_t *zsd_page_at(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
 {

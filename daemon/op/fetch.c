@@ -33,6 +33,7 @@
 #include "daemon/op/requests.h"
 #include "daemon/op/step.h"
 #include "daemon/page/pageop.h"
+#include "daemon/plan/gpu_params.h"
 #include "daemon/run/turn.h"
 #include "proto/shard.pb-c.h"
 
@@ -440,6 +441,19 @@ void zsd_fetch_cancel(struct zsd_member *m, const struct zb_err *why)
         fetch_end(zb_container_of(m->fetches.next, struct zsd_fetch, node), why);
 }
 
+/* Whether the rank can read the shard's parameters: on GPUs, each rank maps only those of its own. */
+static int fetch_reaches(const struct zsd_member *m, const struct zsd_shard *s, struct zb_err *err)
+{
+    const struct zsd_job *job = s->job;
+
+    if (!zsd_params_there(job) || zsd_shard_gpu(s) == job->ranks[m->rank].gpu)
+        return 0;
+    return zb_fail(err, -ENOTSUP,
+                   "the parameters of unit '%s' of job '%s' that rank %u registered are on a GPU "
+                   "that rank %u is not on",
+                   s->unit->name, job->name, s->rank, m->rank);
+}
+
 ZSD_REQUEST(zsd_fetch, Fetch)
 {
     struct zb_err err = { 0 };
@@ -462,7 +476,7 @@ ZSD_REQUEST(zsd_fetch, Fetch)
             free(f);
             return;
         }
-        if (fetch_unwritten(s, &err) < 0) {
+        if (fetch_unwritten(s, &err) < 0 || fetch_reaches(req->conn->member, s, &err) < 0) {
             zsd_reply_err(req, &err);
             free(f);
             return;

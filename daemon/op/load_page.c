@@ -170,7 +170,7 @@ static void load_on_device(struct zsd_task *task)
         (void)zb_fail(&l->err, l->gpu.rc, "job '%s' unit '%s': page %u on the GPU: %s", job->name,
                       l->shard->unit->name, l->page, l->gpu.err.text);
         if (l->gpu.rc == -EIO || l->gpu.rc == -EFAULT)
-            zsd_gpu_fail(job->core, &l->gpu.err);
+            zsd_gpu_fail(job->core, zsd_shard_gpu(l->shard), &l->gpu.err);
     }
     load_run(l);
 }
@@ -184,7 +184,7 @@ static void load_up(struct load_page *l)
     l->gpu.there[ZB_PARAM] = zsd_params_at(l->shard, l->page);
     l->gpu.bytes[ZB_PARAM] = zsd_page_bytes(l->shard, ZB_PARAM, l->page);
     l->gpu.comes[ZB_PARAM] = true;
-    zsd_gpu_start(l->op->job->core->daemon, &l->gpu);
+    zsd_gpu_start(l->op->job->core->daemon->gpus[zsd_shard_gpu(l->shard)], &l->gpu);
 }
 
 /* Sets where the bytes of each plane go. */

@@ -26,7 +26,7 @@ struct job_all {
     struct zsd_leaving leaving; /* frees its shards and units after its end */
     struct zsd_job job;
     struct zsd_replan replan;
-    struct zsd_job_gpu gpu;
+    struct zsd_job_gpu gpu[ZSD_GPUS_MAX];
     struct zsd_job_params params;
     struct zsd_step_op step;
     struct zsd_early early;
@@ -40,7 +40,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     if (!job)
         return NULL;
     job->replan = &all->replan;
-    job->gpu = &all->gpu;
+    job->gpu = all->gpu;
     job->params = &all->params;
     job->step = &all->step;
     job->early = &all->early;

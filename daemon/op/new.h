@@ -34,10 +34,11 @@ static inline enum zp_offload zsd_open_optimizer(const struct zsd_core *core, co
     return core->disk->extents ? q->offload_optimizer : ZP_HOST;
 }
 
-/** Whether this rank can access the parameters, wherever they are. */
+/** Whether this rank of the job can access its parameters, wherever they are. */
 static inline bool zsd_open_sees(const struct zsd_job *job, const Zp__JobOpen *q)
 {
-    return !zsd_params_there(job) || (zsd_open_asks_gpu(q) && zsd_params_seen(job, q->device));
+    return !zsd_params_there(job) ||
+           (zsd_open_asks_gpu(q) && zsd_params_seen(job, q->rank, q->device));
 }
 
 /** A new job, as this rank opens it. NULL: no memory. */

@@ -32,6 +32,7 @@
 #include "daemon/plan/host.h"
 #include "daemon/plan/job_arena.h"
 #include "daemon/plan/place.h"
+#include "daemon/run/gpu_tier.h"
 #include "daemon/store/lost.h"
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
@@ -381,6 +382,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     }
     t->member = m;
     m->returns = q->returns;
+    m->gpu = zsd_gpu_find(core->daemon, q->device);
     if (zsd_open_asks_gpu(q) && job->state == ZSD_DEFINING)
         zsd_params_ask(job, q->rank, q->device);
     job->seen = true;

@@ -41,7 +41,6 @@ static void ready_answer(struct zsd_job *job)
     reply.applied = job->applied;
     reply.early = job->early_room;
     reply.grads_on_nvme = job->grads_nvme_bytes;
-    reply.gpu_params = job->params->bytes;
     reply.gpu_why = job->params->why;
     zb_list_each(pos, &job->members)
     {
@@ -52,6 +51,7 @@ static void ready_answer(struct zsd_job *job)
             continue;
         m->ready_req = NULL;
         zsd_timed_disarm(&m->ready_timed);
+        reply.gpu_params = zsd_params_seen_bytes(job, m->rank);
         job->writable = job->writable || m->writable; /* no commit is in progress */
         zsd_reply(r, &reply.base, m->writable ? job->arena.own_fd : job->arena.fd);
     }
@@ -276,6 +276,7 @@ static void ready_placed(struct zsd_job *job, int rc, const struct zb_err *err)
 
 void zsd_place_again(struct zsd_job *job)
 {
+    zsd_gpu_bind(job);
     job->place_waits = zsd_params_wait(job);
     if (!job->place_waits) /* else until zsd_room_changed(), when GPU memory has been freed */
         zsd_place(job, false, ready_placed);
@@ -366,7 +367,7 @@ static void job_arena_opened(struct zsd_arena_task *t)
     struct zsd_job *job = t->job;
 
     if (t->gpu_err.code == -EIO || t->gpu_err.code == -EFAULT)
-        zsd_gpu_fail(job->core, &t->gpu_err);
+        zsd_gpu_fail(job->core, t->gpu, &t->gpu_err);
     if (t->gpu_err.code != 0 && job->state != ZSD_ENDED) {
         ready_without_gpu(job, &t->gpu_err);
         return;
@@ -376,13 +377,14 @@ static void job_arena_opened(struct zsd_arena_task *t)
         return;
     }
     if (job->state == ZSD_ENDED)
-        return;                                                        /* as in ready_attached() */
-    if (zsd_params_there(job) && job->core->tiers.gpu_err.code != 0) { /* it has failed since */
-        zsd_job_end(job, &job->core->tiers.gpu_err);
+        return;                 /* as in ready_attached() */
+    if (zsd_params_lost(job)) { /* it has failed since */
+        zsd_job_end(job, zsd_params_lost(job));
         return;
     }
-    if (zsd_gpu_pins_early(job))
-        zsd_gpu_pinned(job, &t->pin_err);
+    for (uint32_t g = 0; zsd_gpu_pins_early(job) && g < job->core->daemon->ngpus; g++)
+        if (job->params->on[g].booked > 0)
+            zsd_gpu_pinned(job, g, g == t->gpu ? &t->pin_err : &(struct zb_err){ 0 });
     zsd_tables_attach(job, ready_attached);
 }
 

@@ -17,8 +17,8 @@
  *     BEGIN  drops cached copies of streamed parameters, which have the old version, and gives
  *            frozen shards the new version
  *     PAGES  a page operation for each page of each trainable shard, in order of registration, many
- *            at a time. Pages that are stepped on the GPU, pages that pass through page buffers and
- *            pages in memory run in parallel, so that neither the GPU, nor the drive, nor the
+ *            at a time. Pages that are stepped on each GPU, pages that pass through page buffers and
+ *            pages in memory run in parallel, so that neither a GPU, nor the drive, nor the
  *            compute threads wait for another kind to end. A shard whose last page is done has the
  *            new version, and requests that wait for it continue. Pages that were stepped early
  *            (op/early.c) are published, those still in flight as soon as they are done
@@ -42,7 +42,7 @@
  *     S2  In PAGES shard->version is job->applied + 1 when all of its pages are stepped, else
  *         job->applied; frozen shards change theirs in BEGIN.
  *     S3  At most zsd_step_inflight_max() page operations of streamed pages are in progress, and as
- *         many of pages on the GPU. Of the other pages, as many if they are saved, else at most
+ *         many of pages on each GPU. Of the other pages, as many if they are saved, else at most
  *         step_resident_max().
  */
 #include "daemon/op/step.h"
@@ -204,7 +204,7 @@ static struct zsd_step_walk *step_walk_of(struct zsd_job *job, const struct zsd_
                                           uint32_t page)
 {
     if (zsd_page_on_gpu(s, page) || zsd_page_to_gpu(s, page))
-        return &job->step->gpu;
+        return &job->step->gpus[zsd_shard_gpu(s)];
     return zsd_page_streamed(s, ZB_PARAM, page) || zsd_page_streamed(s, ZB_GRAD, page) ||
                    zsd_page_streamed(s, ZB_STATE, page) || zsd_page_leaves(s, page) ||
                    zsd_params_there(job) /* they pass through a page buffer, too */
@@ -289,6 +289,16 @@ static int step_check_part(struct zsd_job *job, struct zb_err *err)
     return 1;
 }
 
+/* Page operations of all walks. */
+static uint32_t step_inflight(const struct zsd_step_op *op)
+{
+    uint32_t n = op->resident.inflight + op->streamed.inflight;
+
+    for (uint32_t g = 0; g < ZSD_GPUS_MAX; g++)
+        n += op->gpus[g].inflight;
+    return n;
+}
+
 /* BEGIN. 0; -ENOMEM: nothing has begun. */
 static int step_begin(struct zsd_job *job)
 {
@@ -303,8 +313,9 @@ static int step_begin(struct zsd_job *job)
     zsd_notes_keep(job, job->step->step);
     job->draining = false;
     op->commit_err = (struct zb_err){ 0 };
-    assert(op->resident.inflight + op->streamed.inflight + op->gpu.inflight == 0);
-    op->resident = op->streamed = op->gpu = (struct zsd_step_walk){ 0 };
+    assert(step_inflight(op) == 0);
+    op->resident = op->streamed = (struct zsd_step_walk){ 0 };
+    memset(op->gpus, 0, sizeof(op->gpus));
     op->begun = 0;
     return 0;
 }
@@ -381,6 +392,13 @@ void zsd_step_publish(struct zsd_shard *s, uint32_t page)
         step_no_memory(job);
 }
 
+/* Whether no page of the shard is of this walk: the shard is of another GPU. */
+static bool walk_skips(const struct zsd_step_op *op, const struct zsd_step_walk *walk,
+                       const struct zsd_shard *s)
+{
+    return walk != &op->resident && walk != &op->streamed && walk != &op->gpus[zsd_shard_gpu(s)];
+}
+
 /* Starts pages of one walk: at most `max` in flight, and as many as the turn has room for. 0 or
  * -ENOMEM. */
 static int step_walk(struct zsd_job *job, struct zsd_step_walk *walk, uint32_t max)
@@ -394,7 +412,7 @@ static int step_walk(struct zsd_job *job, struct zsd_step_walk *walk, uint32_t m
         }
         zsd_turn_count(job->core, 1);
         if (s->unit->layout.frozen || walk->next_page == s->npages ||
-            job->step->pages_left[walk->next_shard] == 0) {
+            job->step->pages_left[walk->next_shard] == 0 || walk_skips(job->step, walk, s)) {
             walk->next_shard++;
             walk->next_page = 0;
             continue;
@@ -409,6 +427,30 @@ static int step_walk(struct zsd_job *job, struct zsd_step_walk *walk, uint32_t m
 static bool step_walked(const struct zsd_job *job, const struct zsd_step_walk *walk)
 {
     return walk->next_shard == job->nshards && walk->inflight == 0;
+}
+
+/* Begins pages of all walks, as many as S3 allows. 0 or -ENOMEM. */
+static int step_walks(struct zsd_job *job)
+{
+    struct zsd_step_op *op = job->step;
+    uint32_t max = zsd_step_inflight_max(job->core);
+
+    for (uint32_t g = 0; g < job->core->daemon->ngpus; g++)
+        if (step_walk(job, &op->gpus[g], max) < 0)
+            return -ENOMEM;
+    if (step_walk(job, &op->streamed, max) < 0)
+        return -ENOMEM;
+    return step_walk(job, &op->resident, op->commit ? max : step_resident_max(job->core));
+}
+
+static bool step_all_walked(const struct zsd_job *job)
+{
+    const struct zsd_step_op *op = job->step;
+    bool walked = step_walked(job, &op->streamed) && step_walked(job, &op->resident);
+
+    for (uint32_t g = 0; g < job->core->daemon->ngpus && walked; g++)
+        walked = step_walked(job, &op->gpus[g]);
+    return walked;
 }
 
 /* UNDO, as far as the turn has room. */
@@ -466,17 +508,12 @@ static void step_pump(struct zsd_job *job)
     }
     if (!step_begin_part(job))
         return;
-    if (step_walk(job, &op->gpu, zsd_step_inflight_max(job->core)) < 0 ||
-        step_walk(job, &op->streamed, zsd_step_inflight_max(job->core)) < 0 ||
-        step_walk(job, &op->resident,
-                  op->commit ? zsd_step_inflight_max(job->core) : step_resident_max(job->core)) <
-            0) {
-        if (op->gpu.inflight + op->streamed.inflight + op->resident.inflight == 0)
+    if (step_walks(job) < 0) {
+        if (step_inflight(op) == 0)
             step_no_memory(job);
         return; /* the next page that is done tries again */
     }
-    if (step_walked(job, &op->gpu) && step_walked(job, &op->streamed) &&
-        step_walked(job, &op->resident) && job->early_inflight == 0)
+    if (step_all_walked(job) && job->early_inflight == 0)
         step_over(job, true);
 }
 

@@ -31,8 +31,8 @@ struct zsd_step_op {
     struct zsd_step_walk {
         uint32_t next_shard, next_page;
         uint32_t inflight;
-    } resident, streamed, gpu; /* each over all shards, for pages of its kind */
-    uint32_t *pages_left;      /* [nshards] */
+    } resident, streamed, gpus[ZSD_GPUS_MAX]; /* each over all shards, for pages of its kind */
+    uint32_t *pages_left;                     /* [nshards] */
 };
 
 /* The last unit of zsd_step_check_grad(): a cache, because shards of a unit are consecutive. */

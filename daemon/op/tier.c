@@ -9,23 +9,40 @@
 #include "daemon/op/requests.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/replan.h"
+#include "daemon/run/gpu_tier.h"
 #include "proto/shard.pb-c.h"
+
+/* Sets the budget of the tier with this name. Without a GPU there is "gpu" all the same, and an error
+ * that says why it cannot be set. */
+static int tier_set(struct zsd_core *core, const char *name, uint64_t bytes, struct zb_err *err)
+{
+    const struct zsd *daemon = core->daemon;
+    uint32_t g = zsd_gpu_named(daemon, name);
+
+    if (strcmp(name, "host") == 0)
+        return zsd_host_set(core, bytes, err);
+    if (g != ZSD_NO_GPU)
+        return zsd_gpu_set(core, g, bytes, err);
+    if (daemon->ngpus == 0 && strcmp(name, "gpu") == 0)
+        return zsd_gpus_set(core, bytes, err);
+    if (daemon->ngpus > 1)
+        return zb_fail(err, -EINVAL,
+                       "the budget of tier '%s' cannot be changed: only those of host, and of gpu0 "
+                       "to gpu%u",
+                       name, daemon->ngpus - 1);
+    return zb_fail(err, -EINVAL,
+                   "the budget of tier '%s' cannot be changed: only those of host and gpu", name);
+}
 
 ZSD_REQUEST(zsd_tier_set, TierSet)
 {
-    struct zsd_core *core = req->daemon->core;
-    bool gpu = strcmp(q->name, "gpu") == 0;
     struct zb_err err = { 0 };
 
     if (!zsd_admin(req->conn))
         zsd_refuse(req, -EPERM, "only an administrator may change a tier's budget");
-    else if (!gpu && strcmp(q->name, "host") != 0)
-        zsd_refuse(req, -EINVAL,
-                   "the budget of tier '%s' cannot be changed: only those of host and gpu",
-                   q->name);
     else if (q->bytes > UINT64_C(1) << 62)
         zsd_refuse(req, -EINVAL, "%s memory of %llu bytes", q->name, (unsigned long long)q->bytes);
-    else if ((gpu ? zsd_gpu_set(core, q->bytes, &err) : zsd_host_set(core, q->bytes, &err)) < 0)
+    else if (tier_set(req->daemon->core, q->name, q->bytes, &err) < 0)
         zsd_reply_err(req, &err);
     else
         zsd_reply(req, NULL, -1);

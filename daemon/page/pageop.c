@@ -176,7 +176,7 @@ static void page_on_device(struct zsd_task *task)
                       s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
                       op->gpu.err.text);
         if (op->gpu.rc == -EIO || op->gpu.rc == -EFAULT)
-            zsd_gpu_fail(s->job->core, &op->gpu.err);
+            zsd_gpu_fail(s->job->core, zsd_shard_gpu(s), &op->gpu.err);
     }
     page_run(op);
 }
@@ -211,7 +211,7 @@ static void page_device(struct zsd_pageop *op, enum zsd_gpu_what what)
         w->goes[ZB_STATE] = !op->to_gpu || op->io[ZSD_WORK_STATE].written;
     }
     page_enter(op, ZSD_STAGE_GPU, zb_now_ns());
-    zsd_gpu_start(s->job->core->daemon, w);
+    zsd_gpu_start(s->job->core->daemon->gpus[zsd_shard_gpu(s)], w);
 }
 
 static void page_on_read(struct zsd_pageop *op, const struct zsd_page_io *io)

@@ -29,6 +29,25 @@ static void arena_memory(struct zsd_arena_task *t)
                   zb_size_text(t->memory_bytes).s);
 }
 
+/* Pins the gradients, not the state, for each GPU that has parameters of the job. */
+static void arena_pin(struct zsd_arena_task *t)
+{
+    const struct zsd_job *job = t->job;
+    const struct zsd *daemon = job->core->daemon;
+
+    for (uint32_t g = 0; g < daemon->ngpus; g++) {
+        struct zb_err err = { 0 };
+
+        if (job->params->on[g].booked == 0 ||
+            zsd_gpu_pin(daemon->gpus[g], t->memory, t->memory_bytes - job->replan->all_bytes,
+                        &err) == 0 ||
+            t->pin_err.code != 0)
+            continue;
+        t->pin_err = err;
+        t->gpu = g;
+    }
+}
+
 static void arena_run(struct zsd_task *task)
 {
     struct zsd_arena_task *t = zb_container_of(task, struct zsd_arena_task, task);
@@ -38,14 +57,14 @@ static void arena_run(struct zsd_task *task)
         (void)zsd_arena_open(&t->arena, "zshard-staging", t->bytes, false, &t->err);
         break;
     case ZSD_ARENA_OPEN:
-        if (zsd_params_there(t->job) && zsd_params_make(t->job, &t->params, &t->gpu_err) < 0)
+        if (zsd_params_there(t->job) &&
+            zsd_params_make(t->job, t->params, &t->gpu, &t->gpu_err) < 0)
             break; /* the job will be placed without parameters on the GPU */
         if (zsd_arena_open(&t->arena, "zshard-params", t->bytes, true, &t->err) == 0 &&
             t->memory_bytes > 0)
             arena_memory(t);
-        if (t->err.code == 0 && zsd_gpu_pins_early(t->job)) /* pins the gradients, not the state */
-            (void)zsd_gpu_pin(t->job->core->daemon, t->memory,
-                              t->memory_bytes - t->job->replan->all_bytes, &t->pin_err);
+        if (t->err.code == 0 && zsd_gpu_pins_early(t->job))
+            arena_pin(t);
         break;
     case ZSD_STAGING_CLOSE:
     case ZSD_ARENA_CLOSE:
@@ -76,7 +95,8 @@ static void arena_done(struct zsd_task *task)
     case ZSD_ARENA_OPEN:
         job->arena = t->arena;
         job->memory = t->memory;
-        job->params->mem = t->params;
+        for (uint32_t g = 0; g < job->core->daemon->ngpus; g++)
+            job->params->on[g].mem = t->params[g];
         t->opened(t);
         break;
     case ZSD_STAGING_OPEN:

@@ -27,9 +27,10 @@ struct zsd_arena_task {
     /* ZSD_ARENA_OPEN: allocates the pages now, because the job is loaded: the first transfer into
      * a piece of memory pins its pages, on the loop thread. Else the first step allocates them. */
     bool touch;
-    struct zk_gpu_mem *params; /* ZSD_ARENA_OPEN of a job with parameters on the GPU */
-    struct zb_err gpu_err;     /* why these could not be made; then nothing else is allocated */
-    struct zb_err pin_err;     /* why some of its memory could not be pinned */
+    struct zk_gpu_mem *params[ZSD_GPUS_MAX]; /* ZSD_ARENA_OPEN of a job with parameters on GPUs */
+    struct zb_err gpu_err; /* why these could not be made; then nothing else is allocated */
+    uint32_t gpu;          /* of gpu_err, of pin_err */
+    struct zb_err pin_err; /* why some of its memory could not be pinned for a GPU */
     struct zb_err err;
 };
 

@@ -318,7 +318,7 @@ int zsd_placing_book(const struct zsd_placing *p, struct zb_err *err)
     place_grads(job, plan->nvme_grad);
     if (plan->nvme_grad > 0)
         place_warn(job, plan);
-    zsd_params_book(job, p->in.params_on_gpu ? p->param_bytes : 0);
+    zsd_params_book(job, p->in.params_on_gpu ? p->param_bytes : NULL);
     zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_PARAM, plan->param_bytes);
     zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_RING, plan->ring_bytes);
     zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_GRAD, plan->grad_bytes);

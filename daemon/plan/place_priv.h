@@ -12,12 +12,12 @@ struct zsd_placing {
     struct zsd_task task; /* PLAN */
     struct zsd_job *job;
     zsd_placed *done;
-    bool spill, early;             /* gradients may go to NVMe; early steps are wished for */
-    bool applies;                  /* APPLY; else GATHER */
-    uint32_t shard;                /* the next one of a walk */
-    struct zb_place_shard *shards; /* [nshards] */
-    uint64_t param_bytes;          /* of all shards */
-    struct zb_needs held;          /* places of the saved versions, as the plan counts them */
+    bool spill, early;                  /* gradients may go to NVMe; early steps are wished for */
+    bool applies;                       /* APPLY; else GATHER */
+    uint32_t shard;                     /* the next one of a walk */
+    struct zb_place_shard *shards;      /* [nshards] */
+    uint64_t param_bytes[ZSD_GPUS_MAX]; /* of all shards, by the GPU of their ranks */
+    struct zb_needs held;               /* places of the saved versions, as the plan counts them */
     struct zb_place_job in;
     uint64_t nvme_free;
     struct zb_place plan;

@@ -97,7 +97,7 @@ static void gather_shard(struct zsd_placing *p, const struct zsd_shard *s)
 {
     p->shards[p->shard] =
         (struct zb_place_shard){ .layout = &s->unit->layout, .count = s->count, .rank = s->rank };
-    p->param_bytes += zsd_param_bytes(s);
+    p->param_bytes[zsd_shard_gpu(s)] += zsd_param_bytes(s);
 }
 
 static void apply_shard(const struct zsd_placing *p, struct zsd_shard *s)

@@ -29,6 +29,7 @@ struct tables {
     enum zb_plane plane;        /* make: the next plane of that shard; attach: the current plane */
     struct zsd_extent *extents; /* make: the table of that plane, incomplete */
     uint64_t at;                /* the next offset: make: in the arena; attach: in job->memory */
+    uint64_t gpu_at[ZSD_GPUS_MAX]; /* make: that of parameters on a GPU */
 };
 
 static void tables_over(struct zsd_walk *walk)
@@ -113,8 +114,10 @@ static int make_shard(struct tables *t, struct zsd_shard *s)
         return rc;
     t->plane = 0;
     if (zsd_shard_resident(s)) {
-        s->arena_at = t->at;
-        t->at += zsd_param_bytes(s);
+        uint64_t *at = zsd_params_there(t->walk.job) ? &t->gpu_at[zsd_shard_gpu(s)] : &t->at;
+
+        s->arena_at = *at;
+        *at += zsd_param_bytes(s);
     } else if (zb_slots_count(&t->walk.job->ring, zsd_param_bytes(s), s->rank, &s->ring_class) <
                0) {
         return tables_no_memory(t);
@@ -137,7 +140,9 @@ static int make_ring(struct tables *t)
         for (uint32_t n = 0; rc == 0 && n < c->total; n++, t->at += c->bytes)
             zb_slots_give(c, t->at);
     }
-    assert(rc < 0 || t->at == job->arena_bytes + job->params->bytes);
+    assert(rc < 0 || t->at == job->arena_bytes);
+    for (uint32_t g = 0; rc == 0 && g < job->core->daemon->ngpus; g++)
+        assert(t->gpu_at[g] == job->params->on[g].bytes);
     return rc < 0 ? tables_no_memory(t) : 0;
 }
 

@@ -56,6 +56,17 @@ static uint64_t bit_of(const char *name)
     return UINT64_C(1) << (zb_opt_find(rows, name, strlen(name)) - rows);
 }
 
+/** The budget of GPUs, which is one option: of the first that was set at run time, if one was. */
+static uint64_t gpu_bytes_of(const struct zsd *daemon)
+{
+    uint64_t bytes = daemon->reload->given.gpu_bytes;
+
+    for (unsigned g = 0; g < daemon->ngpus; g++)
+        if (daemon->core->tiers.gpus[g].target != bytes)
+            return daemon->core->tiers.gpus[g].target;
+    return bytes;
+}
+
 /** The values in effect: the budgets as zctl tier set left them. Returns the options that were set
  * at run time, by their rows, as bits. */
 static uint64_t in_effect(const struct zsd *daemon, struct zsd_config *c)
@@ -67,7 +78,7 @@ static uint64_t in_effect(const struct zsd *daemon, struct zsd_config *c)
     if (host == ZSD_AUTO)
         host = c->host_bytes;
     c->host_bytes = daemon->core->tiers.host_target;
-    c->gpu_bytes = daemon->gpu ? daemon->core->tiers.gpu_target : given->gpu_bytes;
+    c->gpu_bytes = gpu_bytes_of(daemon);
     if (c->host_bytes != host)
         run |= bit_of("host-bytes");
     if (c->gpu_bytes != given->gpu_bytes)

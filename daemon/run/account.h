@@ -10,6 +10,7 @@
 
 #include "base/err.h"
 #include "base/util.h"
+#include "daemon/run/settings.h"
 
 enum zsd_use {
     ZSD_USE_PARAM,
@@ -50,14 +51,19 @@ struct zsd_want {
     struct zb_list node;
 };
 
+/** The tier of one GPU. */
+struct zsd_gpu_tier {
+    struct zsd_account account; /* state, parameters, and page buffers (ring) */
+    uint64_t target;            /* its budget as set */
+    struct zb_err err;          /* code 0: the device works */
+    struct zb_err unpinned;     /* the first failure to pin host memory for it; code 0: none */
+};
+
 /** The accounts of the daemon. A budget decreases to its target as memory is freed. */
 struct zsd_tiers {
     struct zsd_account host, nvme;
-    uint64_t host_target;       /* the host tier's budget as set */
-    struct zsd_account gpu;     /* state, parameters, and page buffers (ring) */
-    uint64_t gpu_target;        /* the GPU tier's budget as set */
-    struct zb_err gpu_err;      /* code 0: the device works, or there is none */
-    struct zb_err gpu_unpinned; /* the first failure to pin host memory; code 0: none */
+    uint64_t host_target;                   /* the host tier's budget as set */
+    struct zsd_gpu_tier gpus[ZSD_GPUS_MAX]; /* of daemon->gpus */
 };
 
 #endif

@@ -51,8 +51,8 @@ struct zsd {
     const struct zk_ops *kernels;
     struct zsd_numa *numa; /* NULL: off */
     struct zsd_compute *compute;
-    struct zsd_gpu *gpu;                    /* NULL: no GPU tier */
-    struct zsd_compute *gpu_threads;        /* the pool of the GPU tier; NULL: none */
+    struct zsd_gpu *gpus[ZSD_GPUS_MAX];     /* the devices of the GPU tiers: gpu_tier.h */
+    unsigned ngpus;                         /* 0: no GPU tier */
     struct zn_engine *engine;               /* of the first data file; NULL: no NVMe tier */
     uint64_t engine_base;                   /* first usable byte of a data file */
     struct zsd_path more[ZN_PATHS_MAX - 1]; /* the other data files: disk/paths.h */

@@ -14,12 +14,16 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "proto/frame.h"
 
-#define LANES_MAX    4u
+_Static_assert(ZSD_GPUS_MAX == ZK_GPU_LIST_MAX, "a list names at most all of them");
+
+#define LANES_MAX    4u            /* of a device */
 #define LANES_SHARE  8u            /* lanes take at most this fraction of the tier, or one lane */
 #define LANE_PLANE   sizeof(float) /* the largest element of parameters and gradients */
 #define SEGMENTS_MAX (ZB_BLOCK_ELEMS + 2u) /* per launch: more than a block can have */
@@ -35,6 +39,8 @@ struct lane {
 
 struct zsd_gpu {
     struct zk_gpu *device;
+    char name[16];
+    struct zsd_compute *threads;
     struct lane lanes[LANES_MAX];
     unsigned nlanes;
     pthread_mutex_t lock;
@@ -59,9 +65,9 @@ static uint64_t lane_bytes(const struct zsd *daemon)
     return 2 * lane_plane(daemon) + lane_segments() + ZP_CLASSES_MAX * sizeof(struct zk_scalars);
 }
 
-static int lane_open(struct zsd *daemon, struct lane *lane, struct zb_err *err)
+static int lane_open(struct zsd *daemon, struct zk_gpu *device, struct lane *lane,
+                     struct zb_err *err)
 {
-    struct zk_gpu *device = daemon->gpu->device;
     int rc = zk_gpu_alloc(device, lane_bytes(daemon), 0, &lane->mem, err);
     uint8_t *at;
 
@@ -212,33 +218,34 @@ static void work_run(struct zsd_task *task)
     lane_put(w->gpu, lane);
 }
 
-void zsd_gpu_start(struct zsd *daemon, struct zsd_gpu_work *work)
+void zsd_gpu_start(struct zsd_gpu *g, struct zsd_gpu_work *work)
 {
-    work->gpu = daemon->gpu;
+    work->gpu = g;
     work->task.run = work_run;
-    zsd_compute_post(daemon->gpu_threads, &work->task);
+    zsd_compute_post(g->threads, &work->task);
 }
 
 /* ---- host memory */
 
 /* Pins large memory in pieces, so that if the driver refuses one, the pieces before it stay
  * pinned. */
-int zsd_gpu_pin(const struct zsd *daemon, void *memory, uint64_t bytes, struct zb_err *err)
+int zsd_gpu_pin(struct zsd_gpu *g, void *memory, uint64_t bytes, struct zb_err *err)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     int rc = 0;
 
     bytes = bytes / page * page;
-    for (uint64_t at = 0; daemon->gpu && memory && at < bytes && rc == 0; at += PIN_BYTES)
-        rc = zk_gpu_pin(daemon->gpu->device, (uint8_t *)memory + at,
-                        zb_min_u64(bytes - at, PIN_BYTES), false, err);
+    for (uint64_t at = 0; memory && at < bytes && rc == 0; at += PIN_BYTES)
+        rc = zk_gpu_pin(g->device, (uint8_t *)memory + at, zb_min_u64(bytes - at, PIN_BYTES), false,
+                        err);
     return rc;
 }
 
 void zsd_gpu_unpin(const struct zsd *daemon, void *memory, uint64_t bytes)
 {
-    for (uint64_t at = 0; daemon->gpu && memory && at < bytes; at += PIN_BYTES)
-        (void)zk_gpu_unpin(daemon->gpu->device, (uint8_t *)memory + at, NULL); /* may be unpinned */
+    for (unsigned i = 0; i < daemon->ngpus; i++)
+        for (uint64_t at = 0; memory && at < bytes; at += PIN_BYTES) /* may be unpinned */
+            (void)zk_gpu_unpin(daemon->gpus[i]->device, (uint8_t *)memory + at, NULL);
 }
 
 /* ---- up and down */
@@ -246,6 +253,32 @@ void zsd_gpu_unpin(const struct zsd *daemon, void *memory, uint64_t bytes)
 struct zk_gpu *zsd_gpu_device(struct zsd_gpu *g)
 {
     return g->device;
+}
+
+const char *zsd_gpu_name(const struct zsd_gpu *g)
+{
+    return g->name;
+}
+
+struct zsd_compute *zsd_gpu_threads(const struct zsd_gpu *g)
+{
+    return g->threads;
+}
+
+uint32_t zsd_gpu_find(const struct zsd *daemon, const char *id)
+{
+    for (uint32_t i = 0; i < daemon->ngpus; i++)
+        if (strcmp(zk_gpu_info(daemon->gpus[i]->device)->id, id) == 0)
+            return i;
+    return ZSD_NO_GPU;
+}
+
+uint32_t zsd_gpu_named(const struct zsd *daemon, const char *name)
+{
+    for (uint32_t i = 0; i < daemon->ngpus; i++)
+        if (strcmp(daemon->gpus[i]->name, name) == 0)
+            return i;
+    return daemon->ngpus == 1 && strcmp(name, "gpu0") == 0 ? 0 : ZSD_NO_GPU;
 }
 
 unsigned zsd_gpu_lanes(const struct zsd_gpu *g)
@@ -262,9 +295,8 @@ uint64_t zsd_gpu_own_bytes(const struct zsd_gpu *g)
     return bytes;
 }
 
-static int gpu_lanes(struct zsd *daemon, struct zb_err *err)
+static int gpu_lanes(struct zsd *daemon, struct zsd_gpu *g, struct zb_err *err)
 {
-    struct zsd_gpu *g = daemon->gpu;
     uint64_t limit = daemon->config.gpu_bytes;
     uint64_t bytes = zb_round_up(lane_bytes(daemon), zk_gpu_info(g->device)->granularity_bytes);
     unsigned n = (unsigned)zb_min_u64(zb_max_u64(limit / LANES_SHARE / bytes, 1), LANES_MAX);
@@ -282,47 +314,57 @@ static int gpu_lanes(struct zsd *daemon, struct zb_err *err)
     for (; g->nlanes < n && rc == 0; g->nlanes++) {
         struct lane *lane = &g->lanes[g->nlanes];
 
-        rc = lane_open(daemon, lane, err);
+        rc = lane_open(daemon, g->device, lane, err);
         g->idle[g->nidle++] = lane;
     }
     return rc;
 }
 
-int zsd_gpu_open(struct zsd *daemon, struct zb_err *err)
+/* Opens the next device. After a failure zsd_gpu_close() frees what there is. */
+static int gpu_open(struct zsd *daemon, const char *device, bool alone, struct zb_err *err)
 {
     const struct zsd_config *config = &daemon->config;
-    struct zsd_gpu *g;
+    struct zsd_gpu *g = calloc(1, sizeof(*g));
+    uint32_t same;
     int rc;
 
-    if (config->gpu_bytes == 0)
-        return 0;
-    g = calloc(1, sizeof(*g));
     if (!g)
         return zb_fail(err, -ENOMEM, "the GPU tier: %m");
-    daemon->gpu = g;
+    (void)snprintf(g->name, sizeof(g->name), alone ? "gpu" : "gpu%u", daemon->ngpus);
     rc = pthread_mutex_init(&g->lock, NULL);
     assert(rc == 0);
-    rc =
-        zk_gpu_open(config->gpu, 0, &g->device, err); /* the limit is the tier's: core->tiers.gpu */
+    rc = zk_gpu_open(device, 0, &g->device, err); /* the limit is the tier's: core->tiers.gpus */
+    same = rc == 0 ? zsd_gpu_find(daemon, zk_gpu_info(g->device)->id) : ZSD_NO_GPU;
+    daemon->gpus[daemon->ngpus++] = g;
+    if (same != ZSD_NO_GPU)
+        rc = zb_fail(err, -EINVAL, "'%s' is the same GPU as %s", device, daemon->gpus[same]->name);
     if (rc == 0)
-        rc = gpu_lanes(daemon, err);
+        rc = gpu_lanes(daemon, g, err);
     if (rc == 0)
-        rc = zsd_compute_new(&daemon->gpu_threads, g->nlanes, config->cpus, err);
+        rc = zsd_compute_new(&g->threads, g->nlanes, config->cpus, err);
     if (rc < 0)
         return rc;
-    zb_log(ZB_LOG_INFO, "gpu", "device=\"%s\" bytes=%llu lanes=%u", zk_gpu_info(g->device)->name,
-           (unsigned long long)config->gpu_bytes, g->nlanes);
+    zb_log(ZB_LOG_INFO, "gpu", "gpu=%s device=\"%s\" bytes=%llu lanes=%u", g->name,
+           zk_gpu_info(g->device)->name, (unsigned long long)config->gpu_bytes, g->nlanes);
     return 0;
 }
 
-void zsd_gpu_close(struct zsd *daemon)
+int zsd_gpu_open(struct zsd *daemon, struct zb_err *err)
 {
-    struct zsd_gpu *g = daemon->gpu;
+    struct zk_gpu_list list;
+    int rc;
 
-    if (!g)
-        return;
-    zsd_compute_free(daemon->gpu_threads);
-    daemon->gpu_threads = NULL;
+    if (daemon->config.gpu_bytes == 0)
+        return 0;
+    rc = zk_gpu_list(daemon->config.gpu, &list, err);
+    for (unsigned i = 0; rc == 0 && i < list.n; i++)
+        rc = gpu_open(daemon, list.names[i], list.n == 1, err);
+    return rc;
+}
+
+static void gpu_close(struct zsd_gpu *g)
+{
+    zsd_compute_free(g->threads);
     for (unsigned i = 0; i < g->nlanes; i++) {
         zk_gpu_stream_free(g->lanes[i].stream);
         zk_gpu_free(g->lanes[i].mem);
@@ -330,5 +372,12 @@ void zsd_gpu_close(struct zsd *daemon)
     zk_gpu_close(g->device);
     (void)pthread_mutex_destroy(&g->lock);
     free(g);
-    daemon->gpu = NULL;
+}
+
+void zsd_gpu_close(struct zsd *daemon)
+{
+    while (daemon->ngpus > 0) {
+        gpu_close(daemon->gpus[--daemon->ngpus]);
+        daemon->gpus[daemon->ngpus] = NULL;
+    }
 }

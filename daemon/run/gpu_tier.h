@@ -1,9 +1,14 @@
 /*
- * gpu_tier.h - the GPU tier's device: its opening, its memory, and operations on pages that are on
- * the device, as a whole or in part. plan/gpu_plan.c decides which optimizer state is there and
- * when it moves, plan/gpu_params.c which parameters are there.
+ * gpu_tier.h - the devices of the GPU tiers: their opening, their memory, and operations on pages
+ * that are on a device, as a whole or in part. plan/gpu_plan.c decides which optimizer state is
+ * there and when it moves, plan/gpu_params.c which parameters are there.
  *
- * MODEL. One device (kernels/gpu.h), and a small pool of threads that use it (compute.h). Copies of
+ * MODEL. Each device (kernels/gpu.h) is a tier of its own, with an account (account.h), and with a
+ * small pool of threads that use it (compute.h). daemon->gpus and core->tiers.gpus have the same
+ * numbers. Nothing of one device is used by another, so that a device that is slow or fails holds
+ * up no other.
+ *
+ * Copies of
  * memory that is not pinned block in the call, so the loop makes none of them. Each thread has a
  * lane: a stream, and device memory for the parameters and the gradient of one page and for the
  * tables of a step. A task issues its operations on the device, waits for them, and returns to the
@@ -50,28 +55,39 @@ struct zsd_gpu_work {
     struct zb_err err;
 };
 
-/** A step of the start (startup.c): opens the device config->gpu, with config->gpu_bytes (0: no
- * tier, daemon->gpu stays NULL). 0; -ENODEV: no such device or driver, -EINVAL, -ENOSPC, -ENOMEM,
+/** A step of the start (startup.c): opens the devices config->gpu, each with config->gpu_bytes (0:
+ * no tier, daemon->ngpus stays 0). 0; -ENODEV: no such device or driver, -EINVAL, -ENOSPC, -ENOMEM,
  * -EIO: err. */
 int zsd_gpu_open(struct zsd *daemon, struct zb_err *err);
-/** Closes it. All memory allocated from the device must have been freed. NULL tier: fine. */
+/** Closes them. All memory allocated from the devices must have been freed. */
 void zsd_gpu_close(struct zsd *daemon);
 
+/** The device with this id, by its number in daemon->gpus; ZSD_NO_GPU: there is none. */
+uint32_t zsd_gpu_find(const struct zsd *daemon, const char *id);
+/** The tier with this name: likewise. With one device, both "gpu" and "gpu0" are its names. */
+uint32_t zsd_gpu_named(const struct zsd *daemon, const char *name);
+#define ZSD_NO_GPU UINT32_MAX
+
 struct zk_gpu *zsd_gpu_device(struct zsd_gpu *g);
+/** The name of its tier, for people and in requests: "gpu" if it is the only one, else "gpuN". */
+const char *zsd_gpu_name(const struct zsd_gpu *g);
+/** Its threads. NULL: it is not open yet. */
+struct zsd_compute *zsd_gpu_threads(const struct zsd_gpu *g);
 /** Bytes of device memory that the tier uses itself, for lanes. */
 uint64_t zsd_gpu_own_bytes(const struct zsd_gpu *g);
 unsigned zsd_gpu_lanes(const struct zsd_gpu *g);
 /**
- * Pins host memory for copies, in whole pages: then copies run in parallel, and their calls do not
- * block. This may take half a second per GiB. No copy may use the memory meanwhile. Any thread.
+ * Pins host memory for copies of one device, in whole pages: then copies run in parallel, and their
+ * calls do not block. This may take half a second per GiB. No copy of this device may use the
+ * memory meanwhile. Any thread.
  *
- * @return 0, also without a tier; else err has the reason why some of it is not pinned: operations
- *         have the same result, but are slower
+ * @return 0; else err has the reason why some of it is not pinned: operations have the same result,
+ *         but are slower
  */
-int zsd_gpu_pin(const struct zsd *daemon, void *memory, uint64_t bytes, struct zb_err *err);
-/** Unpins the pinned parts. Call before the memory is returned to the system. */
+int zsd_gpu_pin(struct zsd_gpu *g, void *memory, uint64_t bytes, struct zb_err *err);
+/** Unpins the parts that any device has pinned. Call before the memory is returned to the system. */
 void zsd_gpu_unpin(const struct zsd *daemon, void *memory, uint64_t bytes);
-/** Starts an operation; its done() runs on the loop. */
-void zsd_gpu_start(struct zsd *daemon, struct zsd_gpu_work *work);
+/** Starts an operation on a device; its done() runs on the loop. */
+void zsd_gpu_start(struct zsd_gpu *g, struct zsd_gpu_work *work);
 
 #endif

@@ -15,6 +15,7 @@
 #define ZSD_AUTO            UINT64_MAX /* host_bytes, nvme_bytes: chosen at the start (startup.c) */
 
 #define ZSD_PATHS_SEPARATOR ":"
+#define ZSD_GPUS_MAX        16u /* devices of the GPU tiers */
 
 /** The settings. Sizes are bytes, times milliseconds. */
 struct zsd_config {
@@ -24,8 +25,8 @@ struct zsd_config {
     uint64_t nvme_bytes; /* size of the data file; 0: no NVMe tier */
     char paths[4096];    /* more data directories, with ZSD_PATHS_SEPARATOR between them */
     uint64_t more_bytes; /* size of the data file in each; ZSD_AUTO: the rule of disk/datadir.h */
-    uint64_t gpu_bytes;  /* budget of the GPU tier; 0: there is none */
-    char gpu[64];        /* its device, as kernels/gpu.h names it */
+    uint64_t gpu_bytes;  /* budget of each GPU; 0: there is no GPU tier */
+    char gpu[1024];      /* its devices, a list: kernels/gpu.h */
     char io[16];         /* auto, uring, threads; fixed: memory as a drive (nvme/zn_fixed.h) */
     uint32_t io_depth;   /* requests in flight on the data file */
     uint64_t fixed_rate; /* of io fixed: bytes per second */

@@ -111,6 +111,19 @@ static void facts_jobs(struct zsd_core *core, const struct zsd_conn *conn, struc
     }
 }
 
+static void facts_gpus(const struct zsd_core *core, struct zsd_facts *f)
+{
+    f->gpus = core->daemon->ngpus;
+    for (unsigned g = 0; g < f->gpus; g++) {
+        const struct zsd_gpu_tier *tier = &core->tiers.gpus[g];
+
+        if (tier->err.code != 0 && f->gpus_failed++ == 0)
+            f->gpu_failed = tier->err;
+        if (f->gpu_unpinned.code == 0)
+            f->gpu_unpinned = tier->unpinned;
+    }
+}
+
 static void facts_fill(struct zsd *daemon, const struct zsd_conn *conn, struct zsd_facts *f)
 {
     struct zsd_core *core = daemon->core;
@@ -126,8 +139,7 @@ static void facts_fill(struct zsd *daemon, const struct zsd_conn *conn, struct z
         f->copies_failed = zsd_copies_failing(core->store, &path, &f->copy_why);
         (void)snprintf(f->copy_path, sizeof(f->copy_path), "%s", zsd_path_folder(daemon, path));
     }
-    f->gpu_failed = core->tiers.gpu_err;
-    f->gpu_unpinned = core->tiers.gpu_unpinned;
+    facts_gpus(core, f);
     f->corrupt = daemon->stats.pages_corrupt;
     f->corrupt_ns = daemon->corrupt_ns;
     f->scrub_began_ns = scrubbed->began_ns;

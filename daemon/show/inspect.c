@@ -16,6 +16,7 @@
 #include "daemon/disk/paths.h"
 #include "daemon/os/numa.h"
 #include "daemon/plan/gpu_plan.h"
+#include "daemon/plan/gpu_strands.h"
 #include "daemon/plan/place.h"
 #include "daemon/plan/replan.h"
 #include "daemon/run/gpu_tier.h"
@@ -261,7 +262,7 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     row->nvme_written_bytes = job->nvme_written_bytes;
     row->error = zp_str(job->why.text);
     row->share = job->payer.share;
-    row->gpu_bytes = job->gpu->held_bytes + job->params->booked;
+    row->gpu_bytes = zsd_gpu_held(job) + zsd_params_booked(job);
     row->host_state = job->host_held.used[ZSD_USE_STATE];
     row->host_state_target = job->replan->shrinks
                                  ? row->host_state - zsd_replan_leaving(job)
@@ -322,23 +323,26 @@ static size_t path_detail(const struct zsd *daemon, unsigned path, char *text, s
                             info->why_unregistered[0] ? ", " : "", info->why_unregistered, rate);
 }
 
-static void tier_gpu(const struct zsd *daemon, struct zsd_tier_rows *ret)
+static void tier_gpu(const struct zsd *daemon, uint32_t g, struct zsd_tier_rows *ret)
 {
     const struct zsd_core *core = daemon->core;
+    const struct zsd_gpu_tier *tier = &core->tiers.gpus[g];
+    struct zsd_gpu *gpu = daemon->gpus[g];
     Zp__TierRow *row = &ret->rows[ret->n++];
-    bool failed = core->tiers.gpu_err.code != 0, unpinned = core->tiers.gpu_unpinned.code != 0;
+    bool failed = tier->err.code != 0, unpinned = tier->unpinned.code != 0;
 
-    (void)snprintf(ret->gpu, sizeof(ret->gpu), "%s, %u lanes, %s of host memory pinned%s%.400s",
-                   zk_gpu_info(zsd_gpu_device(daemon->gpu))->name, zsd_gpu_lanes(daemon->gpu),
-                   zb_size_text(zk_gpu_pinned_bytes(zsd_gpu_device(daemon->gpu))).s,
+    (void)snprintf(ret->gpus[g], sizeof(ret->gpus[g]),
+                   "%s, %u lanes, %s of host memory pinned%s%.400s",
+                   zk_gpu_info(zsd_gpu_device(gpu))->name, zsd_gpu_lanes(gpu),
+                   zb_size_text(zk_gpu_pinned_bytes(zsd_gpu_device(gpu))).s,
                    failed     ? "; failed: "
                    : unpinned ? "; not all of it: "
                               : "",
-                   failed ? core->tiers.gpu_err.text : core->tiers.gpu_unpinned.text);
-    tier_row(&core->tiers.gpu, "gpu", ret->gpu, row);
-    row->target = core->tiers.gpu_target;
+                   failed ? tier->err.text : tier->unpinned.text);
+    tier_row(&tier->account, zsd_gpu_name(gpu), ret->gpus[g], row);
+    row->target = tier->target;
     zb_list_each(pos, &core->jobs->list)
-        row->moving += zsd_gpu_leaving(zb_container_of(pos, struct zsd_job, node));
+        row->moving += zsd_gpu_leaving(zb_container_of(pos, struct zsd_job, node), g);
 }
 
 /* Appends the memory of descriptions and notes, which is not part of the budget. */
@@ -380,54 +384,62 @@ void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
         ret->rows[1].read_bytes_s += best.read;
         ret->rows[1].write_bytes_s += best.written;
     }
-    ret->n = ZSD_TIERS - 1;
-    if (daemon->gpu)
-        tier_gpu(daemon, ret);
+    ret->n = ZSD_TIERS_LOWER;
+    for (uint32_t g = 0; g < daemon->ngpus; g++)
+        tier_gpu(daemon, g, ret);
     for (unsigned i = 0; i < ret->n; i++)
         ret->list[i] = &ret->rows[i];
 }
 
 #define STRANDED_ROWS 16u
 
-/* A task that asks the kernel on which NUMA nodes the host tier's memory is, and the GPU's driver
- * how the device's memory is used. Both may be slow. */
+/* How the memory of a GPU is used, as its driver reports it. */
+struct tiers_gpu {
+    struct zk_gpu_usage usage;
+    struct zk_gpu_strand stranded[STRANDED_ROWS];
+    unsigned nstranded;
+    char text[256]; /* of the answer */
+};
+
+/* A task that asks the kernel on which NUMA nodes the host tier's memory is, and the GPUs' driver
+ * how the devices' memory is used. Both may be slow. */
 struct tiers {
     struct zsd_task task;
     struct zsd_req *req;
     struct zsd *daemon;
     struct zsd_numa_use use;
-    struct zk_gpu_usage usage;
-    struct zk_gpu_strand stranded[STRANDED_ROWS];
-    unsigned nstranded;
+    struct tiers_gpu gpus[ZSD_GPUS_MAX];
     unsigned nareas;
     struct zsd_numa_area areas[];
 };
 
-static void tiers_stranded_text(const struct tiers *t, char *text, size_t size)
+static char *tiers_stranded_text(const struct tiers *t, struct tiers_gpu *gpu)
 {
+    const size_t size = sizeof(gpu->text);
     size_t len = 0;
 
-    text[0] = '\0';
     if (!t->req->conn || !zsd_admin(t->req->conn)) /* jobs and pids of all users */
-        return;
-    for (unsigned i = 0; i < t->nstranded && len < size; i++) {
-        const char *job = zsd_strand_job(t->daemon->core, t->stranded[i].tag);
+        return gpu->text;
+    for (unsigned i = 0; i < gpu->nstranded && len < size; i++) {
+        const struct zk_gpu_strand *strand = &gpu->stranded[i];
+        const char *job = zsd_strand_job(t->daemon->core, strand->tag);
 
-        len += (size_t)snprintf(text + len, size - len, "%s%s:%llu:", i > 0 ? " " : "",
-                                job ? job : "(gone)", (unsigned long long)t->stranded[i].len_bytes);
+        len += (size_t)snprintf(gpu->text + len, size - len, "%s%s:%llu:", i > 0 ? " " : "",
+                                job ? job : "(gone)", (unsigned long long)strand->len_bytes);
         if (len < size)
-            len += zsd_strand_text(&t->stranded[i], text + len, size - len);
+            len += zsd_strand_text(strand, gpu->text + len, size - len);
     }
+    return gpu->text;
 }
 
 /* t: the results of the task; NULL: there was none, without NUMA and without a GPU. */
-static void tiers_answer(struct zsd_req *req, const struct tiers *t)
+static void tiers_answer(struct zsd_req *req, struct tiers *t)
 {
     const struct zsd *daemon = req->daemon;
     const struct zsd_numa_use *use = daemon->numa && t ? &t->use : NULL;
     Zp__TiersReply reply = ZP__TIERS_REPLY__INIT;
     struct zsd_tier_rows tiers;
-    char nodes[256], stranded[256];
+    char nodes[256];
 
     zsd_tier_rows(daemon, &tiers);
     tiers.rows[0].numa = zp_str(zsd_numa_text(daemon->numa));
@@ -437,13 +449,12 @@ static void tiers_answer(struct zsd_req *req, const struct tiers *t)
         tiers.rows[0].node_bytes = use->chosen;
         tiers.rows[0].spilled_bytes = use->spilled;
     }
-    if (daemon->gpu && t) {
-        Zp__TierRow *row = &tiers.rows[ZSD_TIERS - 1];
+    for (uint32_t g = 0; t && g < daemon->ngpus; g++) {
+        Zp__TierRow *row = &tiers.rows[ZSD_TIERS_LOWER + g];
 
-        tiers_stranded_text(t, stranded, sizeof(stranded));
-        row->device_free = t->usage.free_bytes;
-        row->stranded = t->usage.stranded_bytes;
-        row->stranded_by = stranded;
+        row->device_free = t->gpus[g].usage.free_bytes;
+        row->stranded = t->gpus[g].usage.stranded_bytes;
+        row->stranded_by = tiers_stranded_text(t, &t->gpus[g]);
     }
     reply.n_rows = tiers.n;
     reply.rows = tiers.list;
@@ -452,10 +463,10 @@ static void tiers_answer(struct zsd_req *req, const struct tiers *t)
 
 static void tiers_on_stranded(void *arg, const struct zk_gpu_strand *strand)
 {
-    struct tiers *t = arg;
+    struct tiers_gpu *gpu = arg;
 
-    if (t->nstranded < STRANDED_ROWS)
-        t->stranded[t->nstranded++] = *strand;
+    if (gpu->nstranded < STRANDED_ROWS)
+        gpu->stranded[gpu->nstranded++] = *strand;
 }
 
 static void tiers_run(struct zsd_task *task)
@@ -465,10 +476,10 @@ static void tiers_run(struct zsd_task *task)
 
     if (t->daemon->numa)
         zsd_numa_survey(t->daemon->numa, t->areas, t->nareas, &t->use);
-    if (!t->daemon->gpu)
-        return;
-    (void)zk_gpu_usage(zsd_gpu_device(t->daemon->gpu), &t->usage, &err); /* on failure: zeros */
-    zk_gpu_stranded(zsd_gpu_device(t->daemon->gpu), tiers_on_stranded, t);
+    for (uint32_t g = 0; g < t->daemon->ngpus; g++) { /* on failure: zeros */
+        (void)zk_gpu_usage(zsd_gpu_device(t->daemon->gpus[g]), &t->gpus[g].usage, &err);
+        zk_gpu_stranded(zsd_gpu_device(t->daemon->gpus[g]), tiers_on_stranded, &t->gpus[g]);
+    }
 }
 
 static void tiers_done(struct zsd_task *task)
@@ -493,7 +504,7 @@ void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
     struct tiers *t;
 
     (void)message;
-    if (!req->daemon->numa && !req->daemon->gpu) {
+    if (!req->daemon->numa && req->daemon->ngpus == 0) {
         tiers_answer(req, NULL);
         return;
     }

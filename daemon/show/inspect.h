@@ -9,12 +9,13 @@
 #include "daemon/job/job.h"
 #include "proto/shard.pb-c.h"
 
-#define ZSD_TIERS 3 /* host, nvme; gpu, if there is one */
+#define ZSD_TIERS_LOWER 2u /* host, nvme; then one for each GPU */
+#define ZSD_TIERS_MAX   (ZSD_TIERS_LOWER + ZSD_GPUS_MAX)
 
 struct zsd_tier_rows {
-    Zp__TierRow rows[ZSD_TIERS], *list[ZSD_TIERS];
+    Zp__TierRow rows[ZSD_TIERS_MAX], *list[ZSD_TIERS_MAX];
     unsigned n;
-    char host[192], nvme[1024], gpu[640]; /* their details */
+    char host[192], nvme[1024], gpus[ZSD_GPUS_MAX][640]; /* their details */
 };
 
 void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret);

@@ -47,8 +47,9 @@ static void metrics_jobs(struct zsd_metrics *m)
 
 static void metrics_names(struct zsd_metrics *m)
 {
-    if (m->daemon->gpu)
-        gpu_uuid(zk_gpu_info(zsd_gpu_device(m->daemon->gpu))->id, m->gpu, sizeof(m->gpu));
+    for (unsigned g = 0; g < m->daemon->ngpus; g++)
+        gpu_uuid(zk_gpu_info(zsd_gpu_device(m->daemon->gpus[g]))->id, m->gpus[g],
+                 sizeof(m->gpus[g]));
     for (unsigned i = 0; i < zsd_paths(m->daemon); i++) {
         const char *folder = zsd_path_folder(m->daemon, i);
 

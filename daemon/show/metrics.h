@@ -20,7 +20,8 @@
 #define ZSD_METRICS_SYSTEM   6u  /* the first families, which need m->health */
 #define ZSD_METRICS_LABELS   4u  /* of a sample, name and value */
 #define ZSD_METRICS_FULL     96u /* samples: no further family begins */
-#define ZSD_METRICS_SAMPLES  (ZSD_METRICS_FULL + ZSD_METRICS_JOBS * (ZSD_WAITS - 1))
+/* one family more: of a job for each cause of waiting, or for each GPU */
+#define ZSD_METRICS_SAMPLES (ZSD_METRICS_FULL + ZSD_METRICS_JOBS * ZSD_GPUS_MAX)
 
 enum zsd_metric_type { ZSD_GAUGE = 1, ZSD_COUNTER, ZSD_HISTOGRAM, ZSD_INFO };
 
@@ -54,7 +55,7 @@ struct zsd_metrics {
     const struct zsd_job *jobs[ZSD_METRICS_JOBS];
     char uids[ZSD_METRICS_JOBS][12];
     unsigned njobs;
-    char gpu[48]; /* its UUID; "": there is none */
+    char gpus[ZSD_GPUS_MAX][48]; /* UUIDs of the GPUs */
     char paths[ZN_PATHS_MAX][208];
     double bounds[ZSD_BOUNDS];
 

@@ -125,10 +125,13 @@ static double job_commit_failing(const struct zsd_job *job)
 
 static void fill_gpu(struct zsd_metrics *m)
 {
-    for (unsigned i = 0; i < m->njobs && m->gpu[0] != '\0'; i++)
-        zsd_label(zsd_sample_job(
-                      m, i, (double)(m->jobs[i]->gpu->held_bytes + m->jobs[i]->params->booked)),
-                  "UUID", m->gpu);
+    for (unsigned i = 0; i < m->njobs; i++)
+        for (unsigned g = 0; g < m->daemon->ngpus; g++) {
+            const struct zsd_job *job = m->jobs[i];
+            uint64_t bytes = job->gpu[g].held_bytes + job->params->on[g].booked;
+
+            zsd_label(zsd_sample_job(m, i, (double)bytes), "UUID", m->gpus[g]);
+        }
 }
 
 static void fill_commit_time(struct zsd_metrics *m)

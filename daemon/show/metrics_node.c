@@ -99,31 +99,32 @@ static double node_turn_max(const struct zsd *daemon)
 
 /* ---- tiers, compute threads, GPU */
 
-/* Samples of a tier have the GPU's UUID, if it is the GPU's. */
+/* Samples of a GPU's tier have its UUID: the name of the tier is the same for all GPUs. */
 static Zp__MetricSample *sample_tier(struct zsd_metrics *m, unsigned tier, uint64_t bytes)
 {
-    static const char *const names[ZSD_TIERS] = { "host", "nvme", "gpu" };
+    static const char *const names[ZSD_TIERS_LOWER] = { "host", "nvme" };
     Zp__MetricSample *s = zsd_sample(m, (double)bytes);
 
-    zsd_label(s, "tier", names[tier]);
-    if (tier == ZSD_TIERS - 1)
-        zsd_label(s, "UUID", m->gpu);
+    zsd_label(s, "tier", tier < ZSD_TIERS_LOWER ? names[tier] : "gpu");
+    if (tier >= ZSD_TIERS_LOWER)
+        zsd_label(s, "UUID", m->gpus[tier - ZSD_TIERS_LOWER]);
     return s;
 }
 
-static unsigned tiers_of(const struct zsd_metrics *m, const struct zsd_account *ret[ZSD_TIERS])
+static unsigned tiers_of(const struct zsd_metrics *m, const struct zsd_account *ret[ZSD_TIERS_MAX])
 {
     const struct zsd_tiers *t = &m->daemon->core->tiers;
 
     ret[0] = &t->host;
     ret[1] = &t->nvme;
-    ret[2] = &t->gpu;
-    return m->daemon->gpu ? ZSD_TIERS : ZSD_TIERS - 1;
+    for (unsigned g = 0; g < m->daemon->ngpus; g++)
+        ret[ZSD_TIERS_LOWER + g] = &t->gpus[g].account;
+    return ZSD_TIERS_LOWER + m->daemon->ngpus;
 }
 
 static void fill_budget(struct zsd_metrics *m)
 {
-    const struct zsd_account *tiers[ZSD_TIERS];
+    const struct zsd_account *tiers[ZSD_TIERS_MAX];
 
     for (unsigned i = 0, n = tiers_of(m, tiers); i < n; i++)
         (void)sample_tier(m, i, tiers[i]->budget);
@@ -136,7 +137,7 @@ static void fill_used(struct zsd_metrics *m)
                                                 [ZSD_USE_STATE] = "state",
                                                 [ZSD_USE_STAGING] = "staging",
                                                 [ZSD_USE_RING] = "rings" };
-    const struct zsd_account *tiers[ZSD_TIERS];
+    const struct zsd_account *tiers[ZSD_TIERS_MAX];
 
     for (unsigned i = 0, n = tiers_of(m, tiers); i < n; i++)
         for (unsigned use = 0; use < ZSD_USES; use++)
@@ -176,26 +177,24 @@ static double node_compute_waiting(const struct zsd *daemon)
 
 static void fill_gpu(struct zsd_metrics *m)
 {
-    const struct zk_gpu_info *info;
-    Zp__MetricSample *s;
+    for (unsigned g = 0; g < m->daemon->ngpus; g++) {
+        const struct zk_gpu_info *info = zk_gpu_info(zsd_gpu_device(m->daemon->gpus[g]));
+        Zp__MetricSample *s = zsd_sample(m, 1);
 
-    if (!m->daemon->gpu)
-        return;
-    info = zk_gpu_info(zsd_gpu_device(m->daemon->gpu));
-    s = zsd_sample(m, 1);
-    zsd_label(s, "UUID", m->gpu);
-    zsd_label(s, "backend", info->backend);
-    zsd_label(s, "device", info->name);
+        zsd_label(s, "UUID", m->gpus[g]);
+        zsd_label(s, "backend", info->backend);
+        zsd_label(s, "device", info->name);
+    }
 }
 
 static void fill_gpu_busy(struct zsd_metrics *m)
 {
-    struct zsd_gauge waiting, busy;
+    for (unsigned g = 0; g < m->daemon->ngpus; g++) {
+        struct zsd_gauge waiting, busy;
 
-    if (!m->daemon->gpu_threads)
-        return;
-    zsd_compute_load(m->daemon->gpu_threads, &waiting, &busy);
-    zsd_label(zsd_sample(m, SECONDS(busy.area_ns)), "UUID", m->gpu);
+        zsd_compute_load(zsd_gpu_threads(m->daemon->gpus[g]), &waiting, &busy);
+        zsd_label(zsd_sample(m, SECONDS(busy.area_ns)), "UUID", m->gpus[g]);
+    }
 }
 
 /* ---- data files */
@@ -341,7 +340,7 @@ const struct zsd_family zsd_node_families[] = {
       .node = node_compute_busy },
     { "compute_queue_seconds", ZSD_COUNTER, "seconds", "Time that tasks waited for a thread.",
       .node = node_compute_waiting },
-    { "gpu", ZSD_INFO, "", "The device of the GPU tier.", .fill = fill_gpu },
+    { "gpu", ZSD_INFO, "", "The devices of the GPU tiers.", .fill = fill_gpu },
     { "gpu_busy_seconds", ZSD_COUNTER, "seconds", "Time of page operations on the GPU.",
       .fill = fill_gpu_busy },
     { "path_read_bytes", ZSD_COUNTER, "bytes", "Bytes read from a data file.",

@@ -87,8 +87,11 @@ static void copies_failed(const struct zsd_facts *f, struct zsd_reason *r)
 
 static void gpu_failed(const struct zsd_facts *f, struct zsd_reason *r)
 {
-    if (f->gpu_failed.code != 0)
+    if (f->gpu_failed.code != 0 && f->gpus <= 1)
         say(r, ZSD_REASON_ERROR, "the GPU has failed: %s", f->gpu_failed.text);
+    else if (f->gpu_failed.code != 0)
+        say(r, ZSD_REASON_ERROR, "%u of %u GPUs failed: %s", f->gpus_failed, f->gpus,
+            f->gpu_failed.text);
 }
 
 /* The newest failure is named, the others are counted. */

@@ -39,9 +39,11 @@ struct zsd_drive_facts {
 
 struct zsd_facts {
     uint64_t now_ns;
-    struct zb_err poisoned, catalog_full, gpu_failed, gpu_unpinned;
-    bool read_only;         /* the store is open read-only */
-    unsigned copies_failed; /* copies of the catalog; the first of them: */
+    struct zb_err poisoned, catalog_full;
+    struct zb_err gpu_failed, gpu_unpinned; /* of the first GPU that has one */
+    unsigned gpus, gpus_failed;             /* all GPUs; those that have failed */
+    bool read_only;                         /* the store is open read-only */
+    unsigned copies_failed;                 /* copies of the catalog; the first of them: */
     struct zb_err copy_why;
     char copy_path[256]; /* its directory */
     struct zsd_drive_facts drives[ZN_PATHS_MAX];

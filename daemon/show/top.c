@@ -17,6 +17,7 @@
 #include "daemon/op/fetch.h"
 #include "daemon/op/step.h"
 #include "daemon/plan/place.h"
+#include "daemon/run/gpu_tier.h"
 #include "daemon/run/turn.h"
 #include "daemon/show/inspect.h"
 #include "daemon/show/requests.h"
@@ -334,6 +335,32 @@ static struct zsd_job *top_next(const struct zsd_req *req, const struct zsd_name
     return found;
 }
 
+static void gauge_add(struct zsd_gauge *sum, const struct zsd_gauge *add)
+{
+    sum->now += add->now;
+    sum->area_ns += add->area_ns;
+    sum->busy_ns = zb_max_u64(sum->busy_ns, add->busy_ns);
+}
+
+/* The load of the threads of all GPUs. Returns their number. */
+static uint32_t gpus_load(const struct zsd *daemon, struct zsd_gauge *waiting,
+                          struct zsd_gauge *busy)
+{
+    uint32_t threads = 0;
+
+    *waiting = *busy = (struct zsd_gauge){ 0 };
+    for (unsigned g = 0; g < daemon->ngpus; g++) {
+        struct zsd_compute *pool = zsd_gpu_threads(daemon->gpus[g]);
+        struct zsd_gauge w, b;
+
+        zsd_compute_load(pool, &w, &b);
+        gauge_add(waiting, &w);
+        gauge_add(busy, &b);
+        threads += zsd_compute_threads(pool);
+    }
+    return threads;
+}
+
 /* A cursor is the number of the next job. */
 ZSD_REQUEST(zsd_top, TopRequest)
 {
@@ -372,9 +399,8 @@ ZSD_REQUEST(zsd_top, TopRequest)
     reply.compute_line = gauge_fill(&waiting, &line);
     reply.buffers = core->disk->nbuffers;
     reply.buffers_used = gauge_fill(&core->disk->buffers_used, &buffers);
-    if (daemon->gpu_threads) {
-        zsd_compute_load(daemon->gpu_threads, &gpu_waiting, &gpu_busy);
-        reply.gpu_threads = zsd_compute_threads(daemon->gpu_threads);
+    if (daemon->ngpus > 0) {
+        reply.gpu_threads = gpus_load(daemon, &gpu_waiting, &gpu_busy);
         reply.gpu = gauge_fill(&gpu_busy, &gpu);
         reply.gpu_line = gauge_fill(&gpu_waiting, &gpu_line);
     }

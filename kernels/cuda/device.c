@@ -10,6 +10,7 @@
  * its own: zk_cuda_fail() clears it. An error of the device itself cannot be cleared: every later
  * call reports it.
  */
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -132,19 +133,77 @@ static void cuda_close(struct zk_gpu *g)
     free(gpu_of(g));
 }
 
-static int cuda_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
+static int cuda_count(unsigned *ret, struct zb_err *err)
+{
+    int count = 0;
+    cudaError_t e = cudaGetDeviceCount(&count);
+
+    *ret = count > 0 ? (unsigned)count : 0;
+    if (e == cudaSuccess)
+        return 0;
+    (void)cudaGetLastError();
+    return zb_fail(err, -ENODEV, "no GPU: %s", cudaGetErrorString(e));
+}
+
+/* Whether the device has this UUID ("GPU-...", with or without '-') or this address
+ * ("DOMAIN:BUS:DEVICE.FUNCTION"). */
+static bool device_is(const struct cudaDeviceProp *prop, const char *text)
+{
+    static const char uuid[] = "GPU-";
+    unsigned domain, bus, device, function, at = 0;
+
+    if (strncmp(text, uuid, strlen(uuid)) != 0)
+        return sscanf(text, "%x:%x:%x.%x", &domain, &bus, &device, &function) == 4 &&
+               (int)domain == prop->pciDomainID && (int)bus == prop->pciBusID &&
+               (int)device == prop->pciDeviceID;
+    for (text += strlen(uuid); *text; text++) {
+        char digits[3];
+
+        if (*text == '-')
+            continue;
+        if (at == 2 * sizeof(prop->uuid.bytes))
+            return false;
+        (void)snprintf(digits, sizeof(digits), "%02x", (unsigned char)prop->uuid.bytes[at / 2]);
+        if (tolower((unsigned char)*text) != digits[at % 2])
+            return false;
+        at++;
+    }
+    return at == 2 * sizeof(prop->uuid.bytes);
+}
+
+/* The number of the device that a name means. */
+static int device_find(const char *args, int *ret, struct zb_err *err)
 {
     size_t digits = strspn(args, "0123456789");
-    struct cuda_gpu *c;
+    unsigned n = 0;
     int rc;
 
-    if (args[digits] != '\0' || digits > 4)
+    *ret = atoi(args);
+    if (args[digits] == '\0' && digits <= 4)
+        return 0;
+    if (strncmp(args, "GPU-", 4) != 0 && !strchr(args, ':'))
         return zb_fail(err, -EINVAL, "'cuda:%s' is not a GPU: cuda[:N]", args);
-    c = calloc(1, sizeof(*c));
+    rc = cuda_count(&n, err);
+    for (*ret = 0; rc == 0 && *ret < (int)n; ++*ret) {
+        struct cudaDeviceProp prop;
+
+        rc = zk_cuda_fail(cudaGetDeviceProperties(&prop, *ret), "GPU", err);
+        if (rc == 0 && device_is(&prop, args))
+            return 0;
+    }
+    return rc < 0 ? rc : zb_fail(err, -ENODEV, "no GPU: there is no '%s'", args);
+}
+
+static int cuda_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
+{
+    struct cuda_gpu *c = calloc(1, sizeof(*c));
+    int rc;
+
     if (!c)
         return zb_fail(err, -ENOMEM, "GPU: %m");
-    c->device = atoi(args);
-    rc = device_build(c, err);
+    rc = device_find(args, &c->device, err);
+    if (rc == 0)
+        rc = device_build(c, err);
     if (rc == 0)
         *ret = &c->base;
     else
@@ -172,12 +231,14 @@ static int cuda_enter_gpu(struct zk_gpu *g, struct zb_err *err)
 static const struct zk_gpu_backend cuda = {
     .name = "cuda",
     .open = cuda_open,
+    .count = cuda_count,
     .close = cuda_close,
     .free_bytes = cuda_free_bytes,
     .mem_new = zk_cuda_mem_new,
     .mem_import = zk_cuda_mem_import,
     .mem_export = zk_cuda_mem_export,
     .mem_free = zk_cuda_mem_free,
+    .pins_for_all = true,
     .pin_piece_bytes = UINT64_C(1) << 30,
     .pin = zk_cuda_pin,
     .unpin = zk_cuda_unpin,

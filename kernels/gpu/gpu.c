@@ -5,6 +5,8 @@
 #include <assert.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/plugin.h"
@@ -24,13 +26,29 @@ static const char *name_args(const char *name, const char *backend)
     return name[len] == ':' && name[len + 1] != '\0' ? name + len + 1 : NULL;
 }
 
-/* Opens CUDA's device, from its plugin. */
-static int plugin_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
+/* The text after "emulated[@NUMBER]:", likewise. */
+static const char *emulated_args(const char *name, unsigned *ret_number)
+{
+    size_t len = strlen(zk_gpu_emulated.name), digits;
+
+    *ret_number = 0;
+    if (strncmp(name, zk_gpu_emulated.name, len) != 0 || name[len] != '@')
+        return name_args(name, zk_gpu_emulated.name);
+    name += len + 1;
+    digits = strspn(name, "0123456789");
+    if (digits < 1 || digits > 4)
+        return NULL;
+    *ret_number = (unsigned)atoi(name);
+    name += digits;
+    return *name == ':' ? name + 1 : *name == '\0' ? name : NULL;
+}
+
+/* Loads CUDA's plugin. */
+static int plugin_load(const struct zk_gpu_backend **ret, void **ret_library, struct zb_err *err)
 {
     const struct zk_gpu_plugin *plugin;
     struct zb_plugin found;
     struct zb_err why = { 0 };
-    int rc;
 
     if (zb_plugin_load(&found, ZK_GPU_PLUGIN, "zk_gpu_plugin", RTLD_NOW | RTLD_LOCAL, &why) < 0)
         return zb_fail(err, -ENODEV, "no GPU: %s", why.text);
@@ -38,35 +56,61 @@ static int plugin_open(const char *args, struct zk_gpu **ret, struct zb_err *err
     if (strncmp(plugin->abi, ZK_GPU_ABI, sizeof(plugin->abi)) != 0)
         return zb_fail(err, -ENODEV, "no GPU: '%s' is of another build of zshard (%.63s, not %s)",
                        found.path, plugin->abi, ZK_GPU_ABI);
-    rc = plugin->backend->open(args, ret, err);
+    *ret = plugin->backend;
+    *ret_library = found.library;
+    return 0;
+}
+
+static int plugin_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
+{
+    const struct zk_gpu_backend *backend;
+    void *library;
+    int rc = plugin_load(&backend, &library, err);
+
+    if (rc == 0)
+        rc = backend->open(args, ret, err);
     if (rc == 0) {
-        (*ret)->backend = plugin->backend;
-        (*ret)->library = found.library;
+        (*ret)->backend = backend;
+        (*ret)->library = library;
     }
     return rc;
 }
 
-static int emulated_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
+int zk_gpu_cuda_count(unsigned *ret, struct zb_err *err)
+{
+    const struct zk_gpu_backend *backend;
+    void *library;
+    int rc = plugin_load(&backend, &library, err);
+
+    *ret = 1;
+    return rc == 0 && backend->count ? backend->count(ret, err) : rc;
+}
+
+static int emulated_open(const char *args, unsigned number, struct zk_gpu **ret, struct zb_err *err)
 {
     int rc = zk_gpu_emulated.open(args, ret, err);
 
-    if (rc == 0)
-        (*ret)->backend = &zk_gpu_emulated;
-    return rc;
+    if (rc < 0)
+        return rc;
+    (*ret)->backend = &zk_gpu_emulated;
+    if (number > 0)
+        (void)snprintf((*ret)->info.id, sizeof((*ret)->info.id), "emulated-%u", number);
+    return 0;
 }
 
 int zk_gpu_open(const char *name, uint64_t limit_bytes, struct zk_gpu **ret, struct zb_err *err)
 {
-    const char *cuda = name_args(name, "cuda"), *emulated = name_args(name, zk_gpu_emulated.name);
+    unsigned number;
+    const char *cuda = name_args(name, "cuda"), *emulated = emulated_args(name, &number);
     struct zk_gpu *g = NULL;
     int rc;
 
     if (!cuda && !emulated)
         return zb_fail(err, -EINVAL,
                        "unknown GPU '%s'; known are: cuda[:N], "
-                       "emulated[:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]",
+                       "emulated[@NUMBER][:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]",
                        name);
-    rc = cuda ? plugin_open(cuda, &g, err) : emulated_open(emulated, &g, err);
+    rc = cuda ? plugin_open(cuda, &g, err) : emulated_open(emulated, number, &g, err);
     if (rc < 0)
         return rc;
     rc = pthread_mutex_init(&g->lock, NULL);
@@ -206,9 +250,10 @@ int zk_gpu_adopt(const char *name, void *native, struct zk_gpu **ret, struct zk_
 {
     struct zk_gpu_stream *theirs = native;
     struct zk_gpu *g = NULL;
+    unsigned number;
     int rc;
 
-    if (name_args(name, zk_gpu_emulated.name)) {
+    if (emulated_args(name, &number)) {
         *ret_s = theirs;
         *ret = theirs->gpu;
         return 0;

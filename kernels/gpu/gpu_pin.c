@@ -1,6 +1,7 @@
 /*
  * gpu_pin.c - pins host memory: several threads touch it first, and then it is pinned in pieces
- * that the backend can take.
+ * that the backend can take. A range that several devices pin is pinned once, if the driver pins for
+ * all of them.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -101,6 +102,97 @@ static int pieces_pin(struct zk_gpu *g, char *addr, uint64_t len_bytes, bool rea
     return 0;
 }
 
+/* ---- ranges that a driver pins for all of its devices: each is pinned once */
+
+struct common {
+    struct zb_list node;
+    const struct zk_gpu_backend *backend;
+    char *addr;
+    uint64_t len_bytes;
+    bool read_only;
+    unsigned users;
+};
+
+/* Held while a range is pinned, so that another device waits until it is. */
+static pthread_mutex_t common_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct zb_list commons = { &commons, &commons };
+
+static struct common *common_at(const struct zk_gpu *g, const char *addr)
+{
+    zb_list_each(pos, &commons)
+    {
+        struct common *c = zb_container_of(pos, struct common, node);
+
+        if (c->backend == g->backend && c->addr == addr)
+            return c;
+    }
+    return NULL;
+}
+
+static int common_pin_new(struct zk_gpu *g, char *addr, uint64_t len_bytes, bool read_only,
+                          struct zb_err *err)
+{
+    struct common *c = malloc(sizeof(*c));
+    int rc;
+
+    if (!c)
+        return zb_fail(err, -ENOMEM, "pinning: %m");
+    pieces_touch(addr, len_bytes, read_only);
+    rc = pieces_pin(g, addr, len_bytes, read_only, err);
+    if (rc < 0) {
+        free(c);
+        return rc;
+    }
+    *c = (struct common){ .backend = g->backend,
+                          .addr = addr,
+                          .len_bytes = len_bytes,
+                          .read_only = read_only,
+                          .users = 1 };
+    zb_list_init(&c->node);
+    zb_list_push_back(&commons, &c->node);
+    return 0;
+}
+
+static int range_pin(struct zk_gpu *g, char *addr, uint64_t len_bytes, bool read_only,
+                     struct zb_err *err)
+{
+    struct common *c;
+    int rc = 0;
+
+    if (!g->backend->pins_for_all) {
+        pieces_touch(addr, len_bytes, read_only);
+        return pieces_pin(g, addr, len_bytes, read_only, err);
+    }
+    (void)pthread_mutex_lock(&common_lock);
+    c = common_at(g, addr);
+    if (c && c->len_bytes == len_bytes && c->read_only == read_only)
+        c->users++;
+    else /* if it overlaps another range, the driver refuses */
+        rc = common_pin_new(g, addr, len_bytes, read_only, err);
+    (void)pthread_mutex_unlock(&common_lock);
+    return rc;
+}
+
+static void range_unpin(struct zk_gpu *g, char *addr, uint64_t len_bytes)
+{
+    struct common *c;
+
+    if (!g->backend->pins_for_all) {
+        pieces_unpin(g, addr, len_bytes);
+        return;
+    }
+    (void)pthread_mutex_lock(&common_lock);
+    c = common_at(g, addr);
+    if (c && --c->users == 0) {
+        pieces_unpin(g, addr, len_bytes);
+        zb_list_remove(&c->node);
+        free(c);
+    }
+    (void)pthread_mutex_unlock(&common_lock);
+}
+
+/* ---- pins of one device */
+
 int zk_gpu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only, struct zb_err *err)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -122,10 +214,8 @@ int zk_gpu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only,
     if (rc == 0)
         zb_list_push_back(&g->pins, &p->node);
     (void)pthread_mutex_unlock(&g->lock);
-    if (rc == 0) {
-        pieces_touch(addr, len_bytes, read_only);
-        rc = pieces_pin(g, addr, len_bytes, read_only, err);
-    }
+    if (rc == 0)
+        rc = range_pin(g, addr, len_bytes, read_only, err);
     (void)pthread_mutex_lock(&g->lock);
     if (rc == 0)
         g->used.pinned_bytes += len_bytes;
@@ -152,7 +242,7 @@ int zk_gpu_unpin(struct zk_gpu *g, void *addr, struct zb_err *err)
     (void)pthread_mutex_unlock(&g->lock);
     if (!p)
         return zb_fail(err, -ENOENT, "%p was not pinned", addr);
-    pieces_unpin(g, p->addr, p->len_bytes);
+    range_unpin(g, p->addr, p->len_bytes);
     free(p);
     return 0;
 }

@@ -20,7 +20,8 @@ struct zk_gpu_backend {
     /* `args` is the text after the name's first colon, "" for nothing. Fills in base.info, except
      * for the backend and the limit; gpu.c sets up its other members afterwards. */
     int (*open)(const char *args, struct zk_gpu **ret, struct zb_err *err);
-    void (*close)(struct zk_gpu *g); /* accepts a half-built one */
+    int (*count)(unsigned *ret, struct zb_err *err); /* of devices; NULL: any number */
+    void (*close)(struct zk_gpu *g);                 /* accepts a half-built one */
     int (*free_bytes)(struct zk_gpu *g, uint64_t *ret, struct zb_err *err);
 
     /* m->len_bytes is a multiple of the granularity; they set m->dev and the backend's members,
@@ -30,6 +31,7 @@ struct zk_gpu_backend {
     int (*mem_export)(struct zk_gpu_mem *m, int *ret_fd, struct zb_err *err);
     void (*mem_free)(struct zk_gpu_mem *m);
 
+    bool pins_for_all;        /* pin() pins for all devices of the backend */
     uint64_t pin_piece_bytes; /* pin() gets no more at a time, and copy() no bytes of two pieces */
     int (*pin)(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only,
                struct zb_err *err);
@@ -109,6 +111,11 @@ struct zk_gpu_stream {
 struct zk_gpu_event {
     struct zk_gpu *gpu;
 };
+
+/* ---- gpu.c, for gpu_list.c */
+
+/** The number of CUDA's devices. 0; -ENODEV: no plugin or no driver. */
+int zk_gpu_cuda_count(unsigned *ret, struct zb_err *err);
 
 /* ---- gpu_mem.c and gpu_pin.c, for gpu.c */
 

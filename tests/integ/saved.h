@@ -11,7 +11,7 @@
 #define SV_UNITS     5u
 #define SV_GROUPS    1u
 #define SV_PLACES    4u
-#define SV_WORLD_MAX 4u
+#define SV_WORLD_MAX 8u
 #define SV_STEPS_MAX 16u
 #define SV_WHATS     4u
 #define SV_BUFFER    (8192 * ZI_BUFFER_BYTES) /* of --ring-bytes */

@@ -423,7 +423,7 @@ static int tier(struct zctl *z, int argc, char **argv)
 const struct zctl_cmd zctl_tier = {
     .name = "tier",
     .args = "set TIER SIZE",
-    .help = "resize the host or gpu tier; jobs move state as they step",
+    .help = "resize the host tier or that of a GPU; jobs move state as they step",
     .argc_min = 3,
     .argc_max = 3,
     .run = tier,

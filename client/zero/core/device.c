@@ -71,6 +71,11 @@ int zcz_device_open(struct zc_zero *z)
     return rc < 0 ? zcz_refuse(z, rc, "device '%s': %s", z->options.device, err.text) : 0;
 }
 
+void zcz_device_set_common(struct zc_zero *z, bool common)
+{
+    z->device.common = common;
+}
+
 int zcz_device_join(struct zc_zero *z)
 {
     const struct zc_comm_ops *comm = z->comm->ops;

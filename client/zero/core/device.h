@@ -15,6 +15,7 @@ struct zcz_unit;
 
 struct zcz_device {
     struct zk_gpu *gpu;            /* NULL: no device, and all other fields are unused */
+    bool common;                   /* all ranks that share this rank's daemon are on this device */
     struct zk_gpu_stream *compute; /* the trainer's stream */
     struct zk_gpu_stream *adopted; /* the same, if it is options.stream: the caller's, and not freed
                                       here; else NULL */
@@ -35,6 +36,8 @@ struct zcz_device {
 
 /** Opens options.device. 0 or a refusal. */
 int zcz_device_open(struct zc_zero *z);
+/** Sets whether all ranks that share this rank's daemon are on its device. */
+void zcz_device_set_common(struct zc_zero *z, bool common);
 /** Called when all ranks have a device: begins collectives between devices, if the backend has
  * them. 0 or a refusal. */
 int zcz_device_join(struct zc_zero *z);

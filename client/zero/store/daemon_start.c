@@ -46,12 +46,13 @@ static bool early_wanted(const struct zc_zero *z)
            (z->options.overlap & ZC_ZERO_EARLY) != 0;
 }
 
-/* If ranks gather between devices, each by itself, or not at all. If they gather through host
- * memory, parameters are better kept there. */
+/* If ranks gather between devices, each by itself from one device, or not at all. If they gather
+ * through host memory, parameters are better kept there. */
 static bool params_on_gpu(const struct zc_zero *z)
 {
-    return z->options.offload_param == ZC_ZERO_GPU && z->device.gpu &&
-           (z->shards == 1 || z->device.ops || z->options.gather_alone);
+    bool reads = z->options.gather_alone ? z->device.common : z->device.ops != NULL;
+
+    return z->options.offload_param == ZC_ZERO_GPU && z->device.gpu && (z->shards == 1 || reads);
 }
 
 static enum zc_place place_param(const struct zc_zero *z)
@@ -79,7 +80,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .epoch = epoch ? epoch : d->base.epoch_next,
         .returns = z->options.reconnect_ms > 0,
         .offload_param = place_param(z),
-        .device = params_on_gpu(z) ? zk_gpu_info(z->device.gpu)->id : NULL,
+        .device = z->device.gpu ? zk_gpu_info(z->device.gpu)->id : NULL,
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .offload_grad = z->options.offload_grad == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .groups = z->options.groups,
@@ -271,7 +272,8 @@ const char *zcz_daemon_why(const struct zcz_daemon *d)
     if (!z->device.gpu)
         return "the trainer computes on the processor";
     if (!params_on_gpu(z))
-        return "the ranks gather through host memory";
+        return z->options.gather_alone ? "each rank reads the slices of all, on several GPUs"
+                                       : "the ranks gather through host memory";
     return d->placement.gpu_why[0] ? d->placement.gpu_why
                                    : "the job was in memory before, with its parameters elsewhere";
 }

@@ -508,6 +508,35 @@ static void refuses_pins(void **state)
     assert_string_equal(d->left(), "");
 }
 
+/* Two devices pin the same range: the driver, which pins for both, is asked once. */
+static void pins_for_both(void **state)
+{
+    unsigned char *host =
+        mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct zk_gpu *a = NULL, *b = NULL;
+    struct zb_err err = { 0 };
+
+    (void)state;
+    assert_int_equal(zk_gpu_open("cuda:0", 0, &a, &err), 0);
+    assert_int_equal(zk_gpu_open("cuda:1", 0, &b, &err), 0);
+    assert_int_equal(zk_gpu_pin(a, host, SIZE, false, &err), 0);
+    assert_int_equal(zk_gpu_pin(a, host, SIZE, false, &err), -EEXIST); /* by one device: once */
+    err = (struct zb_err){ 0 };
+    assert_int_equal(zk_gpu_pin(b, host, SIZE / 2, false, &err), -EEXIST); /* another range */
+    err = (struct zb_err){ 0 };
+    assert_int_equal(zk_gpu_pin(b, host, SIZE, false, &err), 0);
+    assert_string_equal(d->left(), "1 pins");
+    assert_true(zk_gpu_pinned_bytes(a) == SIZE && zk_gpu_pinned_bytes(b) == SIZE);
+    assert_int_equal(zk_gpu_unpin(a, host, &err), 0);
+    assert_int_equal(zk_gpu_unpin(a, host, &err), -ENOENT);
+    assert_string_equal(d->left(), "1 pins");
+    assert_int_equal(zk_gpu_unpin(b, host, &err), 0);
+    assert_string_equal(d->left(), "");
+    zk_gpu_close(a);
+    zk_gpu_close(b);
+    assert_int_equal(munmap(host, SIZE), 0);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -538,6 +567,7 @@ int main(void)
         cmocka_unit_test_setup(no_read_access, begin),
         cmocka_unit_test_setup(read_only_pins, begin),
         cmocka_unit_test_setup(copies_of_other_memory, begin),
+        cmocka_unit_test_setup(pins_for_both, begin),
     };
 
     zk_thread_init();

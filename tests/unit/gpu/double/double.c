@@ -156,6 +156,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device)
         memset(ret, 0, sizeof(*ret));
         (void)snprintf(ret->name, sizeof(ret->name), "double of CUDA %d", device);
         memset(ret->uuid.bytes, 0xd0 + device, sizeof(ret->uuid.bytes));
+        ret->pciBusID = 0x10 + device;
         ret->major = dd.traits.capability;
         ret->hostRegisterReadOnlySupported = dd.traits.pins_read_only;
     }

@@ -1,0 +1,106 @@
+/*
+ * gpu_list.c - lists of devices: the words that people write, and the names of one device each that
+ * zk_gpu_open() takes.
+ */
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/gpu/gpu_priv.h"
+
+static int list_add(struct zk_gpu_list *list, const char *name, struct zb_err *err)
+{
+    if (list->n == ZK_GPU_LIST_MAX)
+        return zb_fail(err, -EINVAL, "too many GPUs: at most %u", ZK_GPU_LIST_MAX);
+    if (strlen(name) >= sizeof(list->names[0]))
+        return zb_fail(err, -EINVAL, "'%s' is too long for the name of a GPU", name);
+    (void)snprintf(list->names[list->n++], sizeof(list->names[0]), "%s", name);
+    return 0;
+}
+
+/* "all": every device of CUDA. */
+static int list_all(struct zk_gpu_list *list, struct zb_err *err)
+{
+    unsigned n = 0;
+    int rc = zk_gpu_cuda_count(&n, err);
+
+    if (rc == 0 && n == 0)
+        return zb_fail(err, -ENODEV, "no GPU: there is none");
+    for (unsigned i = 0; i < n && rc == 0; i++) {
+        char name[24];
+
+        (void)snprintf(name, sizeof(name), "cuda:%u", i);
+        rc = list_add(list, name, err);
+    }
+    return rc;
+}
+
+/* "emulated[*COUNT][:ARGS]": these devices get the next numbers. */
+static int list_emulated(struct zk_gpu_list *list, const char *word, unsigned *number,
+                         struct zb_err *err)
+{
+    const char *rest = word + strlen(zk_gpu_emulated.name);
+    unsigned long count = 1;
+    int rc = 0;
+
+    if (*rest == '@')
+        return list_add(list, word, err); /* it has a number */
+    if (*rest == '*') {
+        char *end = NULL;
+
+        count = isdigit((unsigned char)rest[1]) ? strtoul(rest + 1, &end, 10) : 0;
+        if (count < 1 || count > ZK_GPU_LIST_MAX || (*end != '\0' && *end != ':'))
+            return zb_fail(err, -EINVAL, "'%s': emulated*N has N from 1 to %u", word,
+                           ZK_GPU_LIST_MAX);
+        rest = end;
+    }
+    for (; count > 0 && rc == 0; count--, ++*number) {
+        char name[ZK_GPU_NAME_MAX * 2], at[16] = "";
+
+        if (*number > 0)
+            (void)snprintf(at, sizeof(at), "@%u", *number);
+        (void)snprintf(name, sizeof(name), "%s%s%.64s", zk_gpu_emulated.name, at, rest);
+        rc = list_add(list, name, err);
+    }
+    return rc;
+}
+
+static int list_word(struct zk_gpu_list *list, const char *word, unsigned *emulated,
+                     struct zb_err *err)
+{
+    char name[ZK_GPU_NAME_MAX * 2];
+
+    if (strcmp(word, "all") == 0)
+        return list_all(list, err);
+    if (strncmp(word, zk_gpu_emulated.name, strlen(zk_gpu_emulated.name)) == 0)
+        return list_emulated(list, word, emulated, err);
+    /* an index, a UUID or an address: of CUDA's */
+    (void)snprintf(name, sizeof(name), "%s%.64s",
+                   isdigit((unsigned char)word[0]) || strncmp(word, "GPU-", 4) == 0 ? "cuda:" : "",
+                   word);
+    return list_add(list, name, err);
+}
+
+int zk_gpu_list(const char *text, struct zk_gpu_list *ret, struct zb_err *err)
+{
+    unsigned emulated = 0;
+    int rc = 0;
+
+    ret->n = 0;
+    for (const char *at = text; rc == 0; at++) {
+        char word[ZK_GPU_NAME_MAX * 2];
+        size_t len = strcspn(at, ",");
+
+        if (len == 0 || len >= sizeof(word))
+            return zb_fail(err, -EINVAL, "'%s' is not a list of GPUs", text);
+        memcpy(word, at, len);
+        word[len] = '\0';
+        rc = list_word(ret, word, &emulated, err);
+        at += len;
+        if (*at == '\0')
+            break;
+    }
+    return rc;
+}

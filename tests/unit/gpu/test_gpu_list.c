@@ -1,0 +1,122 @@
+/*
+ * test_gpu_list.c - lists of devices, and which devices their names open. The double of CUDA has
+ * three devices here, if it was built.
+ */
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/gpu.h"
+
+/* The names, joined by blanks. */
+static const char *list_of(const char *text)
+{
+    static char joined[ZK_GPU_LIST_MAX * ZK_GPU_NAME_MAX];
+    struct zk_gpu_list list;
+    struct zb_err err = { 0 };
+    size_t len = 0;
+
+    if (zk_gpu_list(text, &list, &err) < 0)
+        fail_msg("'%s': %s", text, err.text);
+    joined[0] = '\0';
+    for (unsigned i = 0; i < list.n; i++)
+        len += (size_t)snprintf(joined + len, sizeof(joined) - len, "%s%s", i > 0 ? " " : "",
+                                list.names[i]);
+    return joined;
+}
+
+static void names(void **state)
+{
+    (void)state;
+    assert_string_equal(list_of("cuda"), "cuda");
+    assert_string_equal(list_of("cuda:3,cuda:0"), "cuda:3 cuda:0");
+    assert_string_equal(list_of("0,12"), "cuda:0 cuda:12");
+    assert_string_equal(list_of("GPU-5fd4f087-86f3,0000:17:00.0"),
+                        "cuda:GPU-5fd4f087-86f3 cuda:0000:17:00.0");
+    assert_string_equal(list_of("emulated"), "emulated");
+    assert_string_equal(list_of("emulated:16M:::4K"), "emulated:16M:::4K");
+    assert_string_equal(list_of("emulated*3:16M"), "emulated:16M emulated@1:16M emulated@2:16M");
+    assert_string_equal(list_of("emulated*2,emulated:1M,emulated@7"),
+                        "emulated emulated@1 emulated@2:1M emulated@7");
+}
+
+static void those_that_are_none(void **state)
+{
+    static const char *const texts[] = {
+        "",           ",",           "cuda,",       "emulated*",
+        "emulated*0", "emulated*17", "emulated*2x", "emulated*9,emulated*8"
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        struct zk_gpu_list list;
+        struct zb_err err = { 0 };
+
+        if (zk_gpu_list(texts[i], &list, &err) != -EINVAL || err.text[0] == '\0')
+            fail_msg("'%s' is a list", texts[i]);
+    }
+}
+
+static const char *id_of(const char *name)
+{
+    static char id[48];
+    struct zb_err err = { 0 };
+    struct zk_gpu *g = NULL;
+
+    if (zk_gpu_open(name, 0, &g, &err) < 0)
+        return strcpy(id, err.code == -EINVAL ? "invalid" : "none");
+    (void)snprintf(id, sizeof(id), "%s", zk_gpu_info(g)->id);
+    zk_gpu_close(g);
+    return id;
+}
+
+static void emulated_devices(void **state)
+{
+    (void)state;
+    assert_string_equal(id_of("emulated"), "emulated");
+    assert_string_equal(id_of("emulated@0:4M"), "emulated");
+    assert_string_equal(id_of("emulated@3:4M"), "emulated-3");
+    assert_string_equal(id_of("emulated@12"), "emulated-12");
+    assert_string_equal(id_of("emulated@"), "invalid");
+    assert_string_equal(id_of("emulated@x"), "invalid");
+    assert_string_equal(id_of("emulated@1x"), "invalid");
+    assert_string_equal(id_of("emulated*2"), "invalid"); /* a list */
+}
+
+#ifdef DOUBLE
+static void cuda_devices(void **state)
+{
+    static const char one[] = "cuda-d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1";
+
+    (void)state;
+    assert_int_equal(setenv("ZSHARD_PLUGINS", DOUBLE, 1), 0);
+    assert_int_equal(setenv("CUDA_DOUBLE_DEVICES", "3", 1), 0);
+    assert_string_equal(list_of("all"), "cuda:0 cuda:1 cuda:2");
+    assert_string_equal(id_of("cuda:1"), one);
+    assert_string_equal(id_of("cuda:GPU-d1d1d1d1-d1d1-d1d1-d1d1-d1d1d1d1d1d1"), one);
+    assert_string_equal(id_of("cuda:GPU-D1D1D1D1-d1d1-d1d1-d1d1-d1d1d1d1d1d1"), one);
+    assert_string_equal(id_of("cuda:0000:11:00.0"), one);
+    assert_string_equal(id_of("cuda:0000:14:00.0"), "none");
+    assert_string_equal(id_of("cuda:0001:11:00.0"), "none");
+    assert_string_equal(id_of("cuda:GPU-d1d1d1d1-d1d1-d1d1-d1d1-d1d1d1d1d1"), "none"); /* a part */
+    assert_string_equal(id_of("cuda:GPU-d9d9d9d9-d9d9-d9d9-d9d9-d9d9d9d9d9d9"), "none");
+    assert_string_equal(id_of("cuda:3"), "none");
+    assert_string_equal(id_of("cuda:one"), "invalid");
+}
+#endif
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names),
+        cmocka_unit_test(those_that_are_none),
+        cmocka_unit_test(emulated_devices),
+#ifdef DOUBLE
+        cmocka_unit_test(cuda_devices),
+#endif
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
