@@ -306,6 +306,14 @@ def one_gpu():
     check(state_on_gpus("emulated:64M", ["gpu"], 8, "4M") == [0], "a run of all state needs more")
 
 
+def eight_gpus():
+    """Each rank's state is on its own GPU; of four ranks, on every second one."""
+    names = [f"gpu{n}" for n in range(8)]
+    check(0 not in state_on_gpus("emulated*8:64M", names, 8, "32M"), "each has the state of its rank")
+    half = state_on_gpus("emulated*8:64M", names, 4, "32M")
+    check([n > 0 for n in half] == [True, False] * 4, f"{half}")
+
+
 def durable():
     agrees("middle", 1 << 30, "nvme", ["--dtype", "bf16", "--keep", "--commit-every", "5"])
 
@@ -354,7 +362,7 @@ def kernel_counts():
 
 TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
                                  kernel_counts, two_ranks, eight_ranks, four_drives, modes, nothing_offloaded, one_gpu,
-                                 durable, least_is_least)}
+                                 eight_gpus, durable, least_is_least)}
 
 if __name__ == "__main__":
     raise SystemExit(main(TESTS))
