@@ -135,6 +135,24 @@ def two_nodes():
             run.end()
 
 
+def node_gathers():
+    """Ranks that read each other's slices in the daemon do so in the next one, too: the names of slices are new."""
+    rng = random.Random(9)
+    for way, nodes in (("host", 1), ("auto", 1), ("host", 2)):
+        with Daemon(*PAGES) as a, Daemon(*PAGES) as b:
+            sockets = [a.socket, b.socket][:nodes]
+            with Again(a, 2, more=["--socket", ",".join(sockets), "--node-gather", way]) as run:
+                for i in range(TIMES):
+                    run.after_some_steps(rng)
+                    if i % 2:
+                        check(a.stop() == 0, f"the daemon ended:\n{a.log()}")
+                    else:
+                        a.kill()
+                    a.again()
+                run.end()
+                check("parameters are gathered" in run.kept.said(), run.kept.said())
+
+
 def nothing_to_continue_from():
     """A daemon that dies before the first commit takes the job with it."""
     with Daemon(*PAGES) as d, KeptRun(400, ranks=2, commit_every=1000, reconnect=60) as kept:
@@ -183,5 +201,5 @@ def none_comes():
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main({f.__name__: f for f in (restarts, asked, deaths, two_nodes, nothing_to_continue_from, another_run_has_it,
+    sys.exit(main({f.__name__: f for f in (restarts, asked, deaths, two_nodes, node_gathers, nothing_to_continue_from, another_run_has_it,
                                                   none_comes)}))

@@ -135,6 +135,12 @@ def test_refused(engine: Any) -> None:
             Engine(comm, colour=1)
         with pytest.raises(ValueError, match="'adamx'"):
             Engine(comm, optimizer="adamx")
+        with pytest.raises(ValueError, match="'nccl'"):
+            Engine(comm, node_gather="nccl")
+        with Engine(comm, node_gather="auto") as e:
+            e.add_unit("a", 8, [("w", 0, (8,), 0)])
+            e.start(lambda *_: None)
+            assert (e.stats()["node_gather"], e.stats()["node_gather_why"]) == (0, "each rank has whole units")
         with pytest.raises(zshard.ZshardError):
             Engine(comm, groups=65)
 
