@@ -176,14 +176,15 @@ def placement_fixed_rate():
 def overlaps():
     """Whatever runs under the passes, the bits are the same; and it does run there."""
     rng = random.Random(11)
-    for dtype, ranks in (("bf16", 1), ("fp32", 2)):
-        base = ["--dtype", dtype, "--clip", "0"]
+    tensor = ["--clip", "1", "--clip-mode", "tensor", "--clip-warmup", "1"]
+    for dtype, ranks, clip in (("bf16", 1, ["--clip", "0"]), ("fp32", 2, ["--clip", "0"]), ("bf16", 2, tensor)):
+        base = ["--dtype", dtype, *clip]
         here = good(Run(base + ["--offload", "none"], ranks, steps=FEW), "the run without a daemon")
         least = least_host_bytes(base + ["--offload", "nvme"], ranks)
         for overlap in ("all", "none", "early" if ranks == 1 else "serve"):
             host = least + rng.randrange(0, 600 << 10)
             with Daemon("--host-bytes", str(host), "--nvme-bytes", "64M", *PAGES) as d:
-                name = f"{dtype}, {ranks} ranks, overlap {overlap}, {host} bytes"
+                name = f"{dtype}, {ranks} ranks, {' '.join(clip)}, overlap {overlap}, {host} bytes"
                 flags = ["--offload", "nvme", "--overlap", overlap]
                 flags += rng.choice(([], ["--keep", "--commit-every", "3"]))
                 run = good(Run(base + flags, ranks, d.env(), steps=FEW), name)
