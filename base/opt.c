@@ -28,10 +28,15 @@ size_t zb_opt_count(const struct zb_opt *rows)
     return n;
 }
 
+static bool name_is(const char *name, const char *text, size_t len)
+{
+    return name && strncmp(name, text, len) == 0 && name[len] == '\0';
+}
+
 const struct zb_opt *zb_opt_find(const struct zb_opt *rows, const char *name, size_t len)
 {
     for (size_t i = 0, n = zb_opt_count(rows); i < n; i++)
-        if (strncmp(rows[i].name, name, len) == 0 && rows[i].name[len] == '\0')
+        if (name_is(rows[i].name, name, len) || name_is(rows[i].also, name, len))
             return &rows[i];
     return NULL;
 }

@@ -63,8 +63,9 @@ struct zb_opt {
     const char *list; /* of chars: in a file it may be a list, whose texts are joined with this */
     int (*check)(const char *text, struct zb_err *err); /* of a text that is not "" */
 
-    char letter; /* 's': "-s" is the same as "--name" */
-    bool greedy; /* ZB_OPT_WORDS: takes all words up to the next option */
+    const char *also; /* another name of the option, which only `help` mentions; NULL: none */
+    char letter;      /* 's': "-s" is the same as "--name" */
+    bool greedy;      /* ZB_OPT_WORDS: takes all words up to the next option */
 };
 
 #define ZB_OPT_AT(type, member) .at = offsetof(type, member), .size = sizeof(((type *)0)->member)

@@ -91,9 +91,9 @@ static const struct zb_opt options[] = {
       .help = "Budget of the GPU tier, for each GPU: GPU memory for optimizer state, which is "
               "updated there. 0: no GPU is used. Without a GPU or driver the daemon exits with "
               "status 4." },
-    { "gpu", ZB_OPT_CHARS, AT(gpu), .arg = "LIST", .def = "cuda", .list = ",",
-      .help = "The GPUs of gpu_bytes, separated by commas, at most 16: all, cuda (the first one), "
-              "cuda:N, N, a UUID (GPU-...) or a PCI address (0000:17:00.0). For tests, "
+    { "gpu", ZB_OPT_CHARS, AT(gpu), .arg = "LIST", .def = "cuda", .list = ",", .also = "gpus",
+      .help = "Also gpus. The GPUs of gpu_bytes, separated by commas, at most 16: all, cuda (the "
+              "first one), cuda:N, N, a UUID (GPU-...) or a PCI address (0000:17:00.0). For tests, "
               "emulated:BYTES: a GPU emulated by threads; emulated*N:BYTES: so many." },
     { "io", ZB_OPT_CHARS, AT(io), .def = "auto",
       .choices = "auto uring threads fixed",

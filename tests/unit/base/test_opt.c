@@ -40,7 +40,7 @@ static const struct zb_opt rows[] = {
     { "pair", ZB_OPT_WORDS, AT(pair), .arg = "W", .max = 2 },
     { "color", ZB_OPT_CHOICE, AT(color), .def = "green", .choices = "red green blue", .min = RED },
     { "share", ZB_OPT_COUNT, AT(share), .arg = "N", .def = "100", .min = 1, .max = 10000,
-      .help = "of the drives" },
+      .help = "of the drives", .also = "part" },
     { "any32", ZB_OPT_COUNT, AT(any32), .arg = "N", .help = "a number", .missing = "required" },
     { "any64", ZB_OPT_COUNT, AT(any64), .arg = "N", .word = "auto", .word_value = UINT64_MAX },
     { "aligned", ZB_OPT_COUNT, AT(aligned), .arg = "N", .min = 4096, .max = 1 << 20,
@@ -296,6 +296,8 @@ static void from_a_file(void **state)
     (void)state;
     assert_null(zb_opt_find(rows, "shares", 6));
     assert_ptr_equal(zb_opt_find(rows, "share = 3", 5), &rows[7]);
+    assert_ptr_equal(zb_opt_find(rows, "part", 4), &rows[7]);
+    assert_null(zb_opt_find(rows, "par", 3));
     assert_int_equal(zb_opt_set(&rows[7], &v, "0", "x.conf:3: share", &err), -EINVAL);
     assert_string_equal(err.text, "x.conf:3: share must be 1 to 10000, not 0");
     assert_int_equal(v.share, 7);
@@ -308,7 +310,7 @@ static void others_in_a_file(void **state)
 {
     char path[] = "/tmp/zshard-opt-XXXXXX";
     int fd = mkstemp(path);
-    static const char text[] = "one = 1\nshare = 9 two = { \"a:b\", c }\nkeep_not = 'x y'\n";
+    static const char text[] = "one = 1\npart = 9 two = { \"a:b\", c }\nkeep_not = 'x y'\n";
     struct zb_err err = { 0 };
     struct values v = { .share = 7 };
 
