@@ -23,7 +23,9 @@
  * LINK. `delayed` is a backend around TCP over loopback that reports the completion of a collective
  * later (slow_comm.h); `tbf` is a pair of virtual Ethernet devices with a token bucket (link.h).
  *
- * BOX. Gathers inside a node are compared on a simulated one: box_rows.c.
+ * NODE. Ranks of one daemon gather all units, by collectives and from its host memory
+ * (node_gather), without computing, on the processor. The bytes that the engine counts must be those
+ * of the formulas. On a simulated node: box_rows.c.
  *
  * Each slice has its own engine and two iterations: the engine learns the order of gathers in the
  * first, and only the second counts. A round is each case once, then once again in reverse order.
@@ -48,6 +50,7 @@
 #include "base/util.h"
 #include "bench/box_rows.h"
 #include "bench/link.h"
+#include "bench/process.h"
 #include "bench/slow_comm.h"
 #include "bench/turns.h"
 #include "client/zero/zc_zero.h"
@@ -73,10 +76,16 @@ enum { CASES = ZB_COUNT(cases) };
 
 struct comm_way {
     const char *name;
-    bool real; /* a network link of the kernel */
+    bool real;   /* a network link of the kernel */
+    bool daemon; /* gathers inside a node */
 };
 
-static const struct comm_way ways[] = { { "delayed", false }, { "tbf", true } };
+/* The kernel's link is last: it leaves this process in a network namespace of its own. */
+static const struct comm_way ways[] = { { "delayed", false, false },
+                                        { "node", false, true },
+                                        { "tbf", true, false } };
+
+enum { NODE_COMM, NODE_HOST, NODE_AUTO, NODE_WAYS };
 
 struct comm_bench {
     struct zbench *z;
@@ -93,6 +102,8 @@ struct comm_bench {
     uint32_t crc;                 /* of the parameters after a slice; 0: none yet */
     uint64_t bytes;               /* sent by this rank in an iteration without prefetching */
     struct zbench_series exposed; /* seconds, of each case */
+    struct zbench_daemon daemon;
+    char why[256]; /* of the way that was measured to be faster */
 };
 
 /* ---- an iteration */
@@ -173,18 +184,14 @@ static int comm_iteration(struct comm_bench *b, struct zc_zero *z, double *ret_e
 
 /* ---- a slice */
 
-static int comm_engine(struct comm_bench *b, const struct comm_case *c, struct zc_zero **ret)
+static int engine_open(struct comm_bench *b, struct zc_zero_options *options, struct zc_zero **ret)
 {
     const struct zc_tensor tensor = { .name = "w", .ndims = 1, .dims = { b->elems } };
-    struct zc_zero_options options;
     int rc;
 
-    zc_zero_defaults(&options);
-    options.comm = b->comm;
-    options.optimizer = ZC_SGD;
-    options.prefetch_units = c->prefetch ? 1 : 0;
-    options.reduce_waits = !c->overlap;
-    rc = zc_zero_open(ret, &options);
+    options->comm = b->comm;
+    options->optimizer = ZC_SGD;
+    rc = zc_zero_open(ret, options);
     for (uint32_t u = 0; u < b->units && rc == 0; u++) {
         char name[16];
         const struct zc_unit unit = { .index = u,
@@ -198,6 +205,16 @@ static int comm_engine(struct comm_bench *b, const struct comm_case *c, struct z
         rc = zc_zero_add_unit(*ret, &unit);
     }
     return rc == 0 ? zc_zero_start(*ret, comm_init, NULL) : rc;
+}
+
+static int comm_engine(struct comm_bench *b, const struct comm_case *c, struct zc_zero **ret)
+{
+    struct zc_zero_options options;
+
+    zc_zero_defaults(&options);
+    options.prefetch_units = c->prefetch ? 1 : 0;
+    options.reduce_waits = !c->overlap;
+    return engine_open(b, &options, ret);
 }
 
 /* The parameters have the same bits after every slice, whatever overlapped. */
@@ -251,6 +268,94 @@ static int comm_slice(struct comm_bench *b, const struct comm_case *c, bool aver
     return rc;
 }
 
+/* ---- gathers inside a node */
+
+static int node_engine(struct comm_bench *b, unsigned who, struct zc_zero **ret)
+{
+    static const enum zc_node_gather how[NODE_WAYS] = { ZC_NODE_GATHER_COMM, ZC_NODE_GATHER_HOST,
+                                                        ZC_NODE_GATHER_AUTO };
+    struct zc_zero_options options;
+
+    zc_zero_defaults(&options);
+    options.socket = b->daemon.socket;
+    options.offload_param = options.offload_optimizer = ZC_ZERO_HOST;
+    options.prefetch_units = 0;
+    options.node_gather = how[who];
+    return engine_open(b, &options, ret);
+}
+
+/* Of `passes` passes: from host memory each rank reads whole units, else its own slices. */
+static int node_check(struct comm_bench *b, const struct zc_zero_stats *s, uint64_t passes)
+{
+    uint64_t units = passes * b->units * sizeof(float), slice, first, count;
+    bool host = s->node_gather == ZC_NODE_GATHER_HOST;
+
+    zb_slice(b->elems, b->world, b->comm->rank, &slice, &first, &count);
+    if (s->fetched_bytes == units * (host ? b->elems : count) &&
+        s->comm_gather_bytes == (host ? 0 : units * slice * (b->world - 1)))
+        return 0;
+    return zb_fail(&b->z->err, -EBADMSG,
+                   "%" PRIu64 " bytes were read, and %" PRIu64 " sent, to gather %" PRIu64,
+                   s->fetched_bytes, s->comm_gather_bytes, units * b->elems);
+}
+
+/* *ret_s: of a pass that gathers all units, after one that is not counted. */
+static int node_turn(void *bench, unsigned who, double *ret_s)
+{
+    struct comm_bench *b = bench;
+    struct zc_zero_stats stats = { 0 };
+    struct zc_zero *z = NULL;
+    uint64_t begin_ns = 0;
+    int rc = node_engine(b, who, &z);
+
+    if (rc == 0)
+        rc = comm_forward(b, z);
+    if (rc == 0) {
+        begin_ns = zb_now_ns();
+        rc = comm_forward(b, z);
+    }
+    *ret_s = (double)(zb_now_ns() - begin_ns) / 1e9;
+    if (rc == 0)
+        rc = zc_zero_sum(z, ret_s, 1); /* the mean of the ranks */
+    *ret_s /= b->world;
+    if (rc == 0)
+        rc = zc_zero_stats(z, &stats);
+    if (rc == 0)
+        rc = comm_check(b, z);
+    if (rc == 0)
+        rc = node_check(b, &stats, 2);
+    if (rc == 0 && who == NODE_AUTO)
+        (void)snprintf(b->why, sizeof(b->why), "%s", stats.node_gather_why);
+    if (rc < 0 && b->z->err.code == 0)
+        (void)zb_fail(&b->z->err, rc, "rank %u: %s", b->comm->rank,
+                      z ? zc_zero_error(z) : zc_strerror(rc));
+    zc_zero_close(z, rc == 0);
+    return rc;
+}
+
+static int node_rows(struct comm_bench *b)
+{
+    struct zbench_row row = zbench_row("ms", true, "all-gather", "comm/node/shared/all-gather");
+    double better[ZBENCH_ROUNDS_MAX];
+    int rc;
+
+    for (unsigned i = 0; i < b->rounds; i++) {
+        for (unsigned w = 0; w < NODE_WAYS; w++)
+            b->exposed.of[w][0][i] *= 1e3;
+        better[i] = b->exposed.of[NODE_COMM][0][i] < b->exposed.of[NODE_HOST][0][i]
+                        ? b->exposed.of[NODE_COMM][0][i]
+                        : b->exposed.of[NODE_HOST][0][i];
+    }
+    zbench_note(b->z,
+                "node: %u ranks of one daemon gather %" PRIu64 " units of %" PRIu64
+                " parameters, fp32; auto, the last time: %s",
+                b->world, b->units, b->elems, b->why);
+    rc =
+        zbench_add(b->z, &row, b->exposed.of[NODE_HOST][0], b->exposed.of[NODE_COMM][0], b->rounds);
+    row = zbench_row("ms", true, "better", "comm/node/auto/better");
+    return rc == 0 ? zbench_add(b->z, &row, b->exposed.of[NODE_AUTO][0], better, b->rounds) : rc;
+}
+
 /* ---- one rank */
 
 static int comm_open(struct comm_bench *b, const struct comm_way *way)
@@ -261,7 +366,7 @@ static int comm_open(struct comm_bench *b, const struct comm_way *way)
 
     if (rc < 0)
         return zb_fail(&b->z->err, rc, "%s", text);
-    if (way->real)
+    if (way->real || way->daemon)
         return 0;
     slow = zbench_slow_comm(b->comm, b->rate, COMM_LATENCY_NS);
     if (!slow)
@@ -282,10 +387,12 @@ static int comm_rank(struct comm_bench *b, const struct comm_way *way)
 
     b->crc = 0;
     b->compute_s = 0;
-    if (rc == 0)
+    if (rc == 0 && way->daemon)
+        rc = zbench_turns(&b->exposed, "ABCCBA", 1, b->rounds, node_turn, b);
+    else if (rc == 0)
         rc = comm_slice(b, &cases[0], true, &all_s);
     b->compute_s = all_s / (3 * (double)b->units);
-    if (rc == 0)
+    if (rc == 0 && !way->daemon)
         rc = zbench_turns(&b->exposed, "ABCDDCBA", 1, b->rounds, comm_turn, b);
     zc_comm_close(b->comm, rc == 0);
     b->comm = NULL;
@@ -414,6 +521,11 @@ static int comm_way(struct comm_bench *b, const struct comm_way *way)
     if (way->real)
         rc = zbench_link_enter(&b->link, &b->z->err);
     skip = rc < 0;
+    b->daemon = ZBENCH_NO_DAEMON;
+    if (rc == 0 && way->daemon)
+        rc = zbench_daemon_start(&b->daemon, "/tmp", &b->z->err,
+                                 "--host-bytes %" PRIu64 "M --log-level error",
+                                 b->units * b->elems * 24 / 1000000 + 256);
     if (rc == 0)
         rc = comm_fork(b, way);
     if (rc == 0 && way->real) {
@@ -423,12 +535,15 @@ static int comm_way(struct comm_bench *b, const struct comm_way *way)
     if (rc == 0)
         rc = comm_rank(b, way);
     rc = comm_join(b, rc);
+    zbench_daemon_end(&b->daemon);
     if (skip && !b->only) {
         zbench_note(b->z, "skipped: comm/%s: %s", way->name, b->z->err.text);
         b->z->err = (struct zb_err){ 0 };
         return 0;
     }
-    return rc == 0 ? comm_rows(b, way) : rc;
+    if (rc < 0)
+        return rc;
+    return way->daemon ? node_rows(b) : comm_rows(b, way);
 }
 
 /* ---- options */
@@ -448,7 +563,7 @@ static const struct zb_opt comm_options[] = {
     { "memory", ZB_OPT_SIZE, AT(memory), .arg = "SIZE", .def = "200000000000", .min = 1,
       .max = UINT64_C(1) << 50 },
     ZBENCH_ROUNDS(struct comm_bench, "6"),
-    ZBENCH_ONLY(struct comm_bench, "delayed|tbf|box"),
+    ZBENCH_ONLY(struct comm_bench, "delayed|tbf|node|box"),
     { 0 },
 };
 

@@ -177,6 +177,16 @@ def plans():
     check(cases == ["plan/fixed-1G/step-time", "plan/fixed-1G-half/step-time"], f"{cases}")
 
 
+def nodes():
+    """Gathers inside a node; the bench itself compares bits and bytes."""
+    done = zbench("--json", "--only", "node", "--rounds", "1", "--elems", "32K", "--units", "3", "--ranks", "3", bench="comm")
+    check(done.returncode == 0, f"ended with {done.returncode}: {done.stdout}{done.stderr}")
+    rows_ = json.loads(done.stdout)["rows"]
+    check([row["case"] for row in rows_] == ["comm/node/shared/all-gather", "comm/node/auto/better"], f"{rows_}")
+    check(all(row["value"] > 0 and row["reference"] > 0 for row in rows_), f"{rows_}")
+    check("3 ranks of one daemon" in done.stderr and "ms from host memory" in done.stderr, done.stderr)
+
+
 def boxes():
     """Gathers of a simulated node: the ratios of the formulas."""
     def run(*args):
@@ -262,7 +272,7 @@ def comm():
     for args, worlds in ((("--only", "delayed", "--ranks", "3"), 3), ((), 2)):
         done = zbench(*small, *args, bench="comm")
         check(done.returncode == 0, f"comm {args}: {done.returncode} {done.stdout}{done.stderr}")
-        said = [row for row in json.loads(done.stdout)["rows"] if not row["case"].startswith("comm/box")]
+        said = [row for row in json.loads(done.stdout)["rows"] if not row["case"].startswith(("comm/box", "comm/node"))]
         links = ["delayed"] if args or "skipped: comm/tbf" in done.stderr else ["delayed", "tbf"]
         check([row["case"] for row in said] == [f"comm/{link}/{way}" for link in links for way in ways], f"{said}")
         check(all(row["value"] > 0 and row["better"] == "lower" for row in said), f"{said}")
@@ -320,7 +330,7 @@ def gpu_kernels():
 
 
 TESTS = {f.__name__: f for f in (rows, gpu, catalog, ready, commits, killed, shares, hostile, snapshots, turns, plans,
-                                 overlap, comm, boxes, steps,
+                                 overlap, comm, nodes, boxes, steps,
                                  peers, trains, gpu_kernels, refused, no_daemon)}
 
 if __name__ == "__main__":
