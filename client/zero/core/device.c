@@ -30,8 +30,6 @@
  * is not returned, and close drains the streams before anything is unmapped.
  */
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -42,23 +40,6 @@
 int zcz_device_fail(struct zc_zero *z, int rc, const struct zb_err *err)
 {
     return zcz_fail(z, rc, "device '%s': %s", z->options.device, err->text);
-}
-
-/* Replaces options.device by the name of the one device that this process uses. 0 or a negative
- * errno. */
-static int device_local(struct zc_zero *z, struct zb_err *err)
-{
-    char name[ZK_GPU_NAME_MAX], *copy;
-    int rc = zk_gpu_local(z->options.device, name, err);
-
-    if (rc < 0)
-        return rc;
-    copy = strdup(name);
-    if (!copy)
-        return zb_fail(err, -ENOMEM, "%m");
-    free((void *)(uintptr_t)z->options.device);
-    z->options.device = copy;
-    return 0;
 }
 
 int zcz_device_open(struct zc_zero *z)
@@ -83,9 +64,7 @@ int zcz_device_open(struct zc_zero *z)
         d->compute = d->adopted;
         ours--;
     } else {
-        rc = device_local(z, &err);
-        if (rc == 0)
-            rc = zk_gpu_open(z->options.device, 0, &d->gpu, &err);
+        rc = zk_gpu_open(z->options.device, 0, &d->gpu, &err);
     }
     for (size_t i = 0; rc == 0 && i < ours; i++)
         rc = zk_gpu_stream_new(d->gpu, streams[i], &err);
