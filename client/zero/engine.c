@@ -42,6 +42,25 @@ static int open_copy(struct zc_zero *z, const struct zc_zero_options *options)
 }
 
 /* Opens what a rank can check by itself. */
+/* Opens the one device of options.device that this process uses; its name is in the options then. A
+ * stream is of the device that its owner has chosen. */
+static int open_device(struct zc_zero *z)
+{
+    char name[ZK_GPU_NAME_MAX], *copy;
+    struct zb_err err = { 0 };
+
+    if (!z->options.device || z->options.stream)
+        return zcz_device_open(z);
+    if (zk_gpu_local(z->options.device, name, &err) < 0)
+        return zcz_refuse(z, err.code, "device '%s': %s", z->options.device, err.text);
+    copy = strdup(name);
+    if (!copy)
+        return zcz_refuse(z, -ENOMEM, "no memory for the name of a device");
+    free((void *)(uintptr_t)z->options.device);
+    z->options.device = copy;
+    return zcz_device_open(z);
+}
+
 static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
 {
     struct zb_err err = { 0 };
@@ -60,7 +79,7 @@ static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
     rc = zk_select(options->kernels, &z->kernels, &err);
     if (rc < 0)
         return zcz_refuse(z, rc, "%s", err.text);
-    rc = zcz_device_open(z);
+    rc = open_device(z);
     if (rc < 0)
         return rc;
     if (z->options.offload_optimizer != ZC_ZERO_NONE)

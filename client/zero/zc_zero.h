@@ -355,7 +355,8 @@ struct zc_zero_options {
     /* NULL: the fastest that this processor supports; else a name, as for the daemon's option */
     const char *kernels;
     /* NULL or "": parameters and gradients are handed out in host memory. Else the GPU on which
-     * they are handed out: "cuda" or "cuda:N". Too little memory is -ENOSPC; the error message has
+     * they are handed out: "cuda:N", or "cuda": the one of this process's local rank (LOCAL_RANK,
+     * OMPI_COMM_WORLD_LOCAL_RANK, SLURM_LOCALID, MPI_LOCALRANKID), else the first. Too little memory is -ENOSPC; the error message has
      * the bytes needed and the bytes free */
     const char *device;
     /* ZC_ZERO_HOST: a job whose gradients do not fit in memory is rejected (-ENOSPC). 0: gradients

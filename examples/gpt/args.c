@@ -87,8 +87,9 @@ static const struct zb_opt rows[] = {
     { "moments", ZB_OPT_CHOICE, AT(moments), .help = "how the optimizer's moments are stored",
       .choices = "fp32 bf16 8bit", .def = "fp32" },
     { "device", ZB_OPT_TEXT, AT(device), .arg = "NAME",
-      .help = "device to compute on: cpu, cuda[:N], or emulated[:BYTES]", .def = "cpu",
-      .check = check_device },
+      .help = "device to compute on: cpu, cuda (of several GPUs the one of the local rank), "
+              "cuda:N, or emulated[:BYTES]",
+      .def = "cpu", .check = check_device },
     { "order", ZB_OPT_CHOICE, AT(order),
       .help = "order of micro-batches; vertical: all of them unit by unit",
       .choices = "horizontal vertical", .def = "horizontal" },

@@ -1,6 +1,6 @@
 /*
  * gpu_list.c - lists of devices: the words that people write, and the names of one device each that
- * zk_gpu_open() takes.
+ * zk_gpu_open() takes. And which of them a process uses that is one of several on its machine.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -103,4 +103,36 @@ int zk_gpu_list(const char *text, struct zk_gpu_list *ret, struct zb_err *err)
             break;
     }
     return rc;
+}
+
+/* This process's place among those of its machine, as launchers say it. False: none did. */
+static bool local_rank(unsigned *ret)
+{
+    static const char *const names[] = { "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                         "SLURM_LOCALID", "MPI_LOCALRANKID" };
+
+    for (size_t i = 0; i < ZB_COUNT(names); i++) {
+        const char *text = getenv(names[i]);
+        size_t len = text ? strlen(text) : 0;
+
+        if (len > 0 && len < 6 && strspn(text, "0123456789") == len) {
+            *ret = (unsigned)atoi(text);
+            return true;
+        }
+    }
+    return false;
+}
+
+int zk_gpu_local(const char *name, char ret[ZK_GPU_NAME_MAX], struct zb_err *err)
+{
+    struct zk_gpu_list list;
+    unsigned rank = 0;
+    bool known = local_rank(&rank);
+    /* without a local rank, "cuda" is its first device, as the runtime chooses it */
+    int rc = zk_gpu_list(known && strcmp(name, "cuda") == 0 ? "all" : name, &list, err);
+
+    if (rc < 0)
+        return rc;
+    (void)snprintf(ret, ZK_GPU_NAME_MAX, "%s", list.names[rank % list.n]);
+    return 0;
 }

@@ -363,6 +363,7 @@ static void one_fails(void **state)
     int rc = 0;
 
     (void)state;
+    sv_param = 0;
     zi_start(&d, options_with("emulated*5:16M:::4K,emulated:16M::60:4K,emulated*2:16M:::4K"));
     c = zi_client(&d);
     sv_name = "b";

@@ -85,6 +85,44 @@ static void emulated_devices(void **state)
     assert_string_equal(id_of("emulated*2"), "invalid"); /* a list */
 }
 
+static const char *local_of(const char *name)
+{
+    static char local[ZK_GPU_NAME_MAX];
+    struct zb_err err = { 0 };
+
+    if (zk_gpu_local(name, local, &err) < 0)
+        fail_msg("'%s': %s", name, err.text);
+    return local;
+}
+
+/* Launchers say which of its machine's processes this one is. */
+static void by_local_rank(void **state)
+{
+    static const char *const names[] = { "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                         "SLURM_LOCALID", "MPI_LOCALRANKID" };
+
+    (void)state;
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(unsetenv(names[i]), 0);
+    assert_string_equal(local_of("cuda"), "cuda");
+    assert_string_equal(local_of("emulated*4:1M"), "emulated:1M");
+    for (unsigned i = 4; i-- > 0;) { /* those before it in the table come first */
+        char number[4];
+
+        (void)snprintf(number, sizeof(number), "%u", i + 1);
+        assert_int_equal(setenv(names[i], number, 1), 0);
+        (void)snprintf(number, sizeof(number), "%u", (i + 1) % 3);
+        assert_string_equal(local_of("0,1,2") + strlen("cuda:"), number);
+    }
+    assert_int_equal(setenv("LOCAL_RANK", "5", 1), 0);
+    assert_string_equal(local_of("emulated*4:1M"), "emulated@1:1M");
+    assert_string_equal(local_of("emulated:1M"), "emulated:1M"); /* one is one */
+    assert_string_equal(local_of("cuda:0"), "cuda:0");
+    assert_int_equal(setenv("LOCAL_RANK", "-1", 1), 0); /* not a number: the next one counts */
+    assert_string_equal(local_of("emulated*4:1M"), "emulated@2:1M");
+    assert_int_equal(setenv("LOCAL_RANK", "4", 1), 0);
+}
+
 #ifdef DOUBLE
 static void cuda_devices(void **state)
 {
@@ -94,6 +132,7 @@ static void cuda_devices(void **state)
     assert_int_equal(setenv("ZSHARD_PLUGINS", DOUBLE, 1), 0);
     assert_int_equal(setenv("CUDA_DOUBLE_DEVICES", "3", 1), 0);
     assert_string_equal(list_of("all"), "cuda:0 cuda:1 cuda:2");
+    assert_string_equal(local_of("cuda"), "cuda:1"); /* the local rank is 4 */
     assert_string_equal(id_of("cuda:1"), one);
     assert_string_equal(id_of("cuda:GPU-d1d1d1d1-d1d1-d1d1-d1d1-d1d1d1d1d1d1"), one);
     assert_string_equal(id_of("cuda:GPU-D1D1D1D1-d1d1-d1d1-d1d1-d1d1d1d1d1d1"), one);
@@ -113,6 +152,7 @@ int main(void)
         cmocka_unit_test(names),
         cmocka_unit_test(those_that_are_none),
         cmocka_unit_test(emulated_devices),
+        cmocka_unit_test(by_local_rank),
 #ifdef DOUBLE
         cmocka_unit_test(cuda_devices),
 #endif
