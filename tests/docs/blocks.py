@@ -23,14 +23,14 @@ NOT_RUN = 5
 PAGES = ["README.md", "docs/tutorial.md", "docs/how-to/install.md", "docs/how-to/configure.md", "docs/how-to/operate.md",
          "docs/how-to/watch.md", "docs/how-to/keep.md", "docs/how-to/share.md", "docs/how-to/troubleshoot.md",
          "docs/how-to/upgrade.md", "docs/how-to/drives.md", "docs/how-to/backup.md", "docs/how-to/slurm.md", "docs/how-to/kubernetes.md",
-         "docs/how-to/scale.md"]
+         "docs/how-to/scale.md", "docs/how-to/node.md"]
 DAEMON = """zshardd --socket "$PWD/s" --data "$PWD/d" --host-bytes 48M --nvme-bytes 128M >ready 2>log &
 export ZSHARD_SOCKET="$PWD/s"
 timeout 60 sh -c 'until zctl ping >/dev/null 2>&1; do sleep 0.1; done'
 """
 # What a reader of the page has before its first block.
 # They start their own daemons, or need none.
-OWN = ("docs/how-to/drives.md", "docs/how-to/backup.md", "docs/how-to/scale.md")
+OWN = ("docs/how-to/drives.md", "docs/how-to/backup.md", "docs/how-to/scale.md", "docs/how-to/node.md")
 BEFORE = {page: DAEMON for page in PAGES if page.startswith("docs/how-to/") and page not in OWN}
 BEFORE["docs/how-to/slurm.md"] += """cp deploy/slurm/*.sh .
 mkdir bin && echo '#!/bin/sh' >bin/squeue && chmod +x bin/squeue # no jobs run
