@@ -255,8 +255,11 @@ static int rank_read(struct rank *r, struct zc_zero *z)
 
     for (size_t w = 0; w < ZB_COUNT(whats); w++)
         EACH_TENSOR(n, u, t, at)
-    if (rc == 0)
-        rc = zc_zero_read(z, u, whats[w], t->first, t->dims[0], to[w] + at);
+        {
+            (void)n;
+            if (rc == 0)
+                rc = zc_zero_read(z, u, whats[w], t->first, t->dims[0], to[w] + at);
+        }
     return rc;
 }
 
@@ -340,8 +343,11 @@ static uint32_t assert_as_loops(const struct party *p, const struct plan *plan,
 
     assert_non_null(r);
     EACH_TENSOR(n, u, t, at)
-    for (uint32_t i = 0; i < t->dims[0]; i++)
-        r->p[at + i] = (double)value(u, t->first + i, 1);
+    {
+        (void)n;
+        for (uint32_t i = 0; i < t->dims[0]; i++)
+            r->p[at + i] = (double)value(u, t->first + i, 1);
+    }
     for (uint64_t step = 1; step <= is->until; step++)
         if (step != plan->poison)
             ref_step(r, plan, step, worlds[step]);
