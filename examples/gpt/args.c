@@ -17,6 +17,9 @@
 
 static const char or_config[] = "required, or --config";
 
+/* Choices of node-gather: "nccl" is another name of "comm". */
+enum { NODE_GATHER_COMM = 0, NODE_GATHER_NCCL = 3 };
+
 static int check_device(const char *text, struct zb_err *err)
 {
     return strcmp(text, "cpu") == 0 || gpt_dev_named(text)
@@ -107,8 +110,9 @@ static const struct zb_opt rows[] = {
     { "gather-alone", ZB_OPT_FLAG, AT(gather_alone),
       .help = "stage 3, offloaded, one node: each rank gathers from the daemon by itself" },
     { "node-gather", ZB_OPT_CHOICE, AT(node_gather),
-      .help = "how ranks of one daemon gather: by collectives, from its host memory, or the faster",
-      .choices = "comm host auto", .def = "comm" },
+      .help = "how ranks of one daemon gather: by collectives (nccl is the same), from its host "
+              "memory, or the faster",
+      .choices = "comm host auto nccl", .def = "comm" },
     { "quantize-gather", ZB_OPT_FLAG, AT(quantize_gather),
       .help = "stage 3: gather weights as int8; the stepped weights stay exact" },
     { "quantize-frozen", ZB_OPT_FLAG, AT(quantize_frozen),
@@ -210,6 +214,8 @@ static int args_settle(struct gpt_args *args, struct zb_err *err)
             return zb_fail(err, -EINVAL, "--%s %s is missing (%s); try --help", o->name, o->arg,
                            o->help);
     offload_settle(args);
+    if (args->node_gather == NODE_GATHER_NCCL)
+        args->node_gather = NODE_GATHER_COMM;
     return args->config ? 0 : gpt_args_check(args, err);
 }
 

@@ -23,7 +23,8 @@ __all__ = ["DTYPES", "MOMENTS", "OPTIMIZERS", "Comm", "Engine", "Norm", "Stepped
 DTYPES = {"f32": _c.F32, "bf16": _c.BF16, "f16": _c.F16}
 OPTIMIZERS = {"adamw": _c.ADAMW, "adam": _c.ADAM, "lion": _c.LION, "sgd": _c.SGD, "adagrad": _c.ADAGRAD}
 MOMENTS = {"f32": _c.MOMENTS_F32, "bf16": _c.MOMENTS_BF16, "q8": _c.MOMENTS_Q8}
-NODE_GATHER = {"comm": _c.NODE_GATHER_COMM, "host": _c.NODE_GATHER_HOST, "auto": _c.NODE_GATHER_AUTO}
+NODE_GATHER = {"comm": _c.NODE_GATHER_COMM, "host": _c.NODE_GATHER_HOST, "auto": _c.NODE_GATHER_AUTO,
+               "nccl": _c.NODE_GATHER_COMM}  # fmt: skip
 OFFLOAD = {"none": _c.ZERO_NONE, "host": _c.ZERO_HOST, "nvme": _c.ZERO_NVME, "gpu": _c.ZERO_GPU}
 WHAT = {"param": _c.PARAM, "master": _c.MASTER, "exp_avg": _c.EXP_AVG, "exp_avg_sq": _c.EXP_AVG_SQ, "grad": _c.GRAD}
 

@@ -135,8 +135,8 @@ def test_refused(engine: Any) -> None:
             Engine(comm, colour=1)
         with pytest.raises(ValueError, match="'adamx'"):
             Engine(comm, optimizer="adamx")
-        with pytest.raises(ValueError, match="'nccl'"):
-            Engine(comm, node_gather="nccl")
+        with pytest.raises(ValueError, match="'nvlink'"):
+            Engine(comm, node_gather="nvlink")
         with Engine(comm, node_gather="auto") as e:
             e.add_unit("a", 8, [("w", 0, (8,), 0)])
             e.start(lambda *_: None)

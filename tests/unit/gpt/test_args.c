@@ -205,6 +205,13 @@ static void values_arrive(void **state)
     assert_true(args.keep && args.resume);
     assert_int_equal(args.commit_every, 7);
     gpt_args_done(&args);
+    assert_int_equal(args.node_gather, 0);
+    assert_int_equal(parse(&args, GOOD " --node-gather auto", &err, words), 0);
+    assert_int_equal(args.node_gather, 2);
+    gpt_args_done(&args);
+    assert_int_equal(parse(&args, GOOD " --node-gather nccl", &err, words), 0);
+    assert_int_equal(args.node_gather, 0);
+    gpt_args_done(&args);
 }
 
 static void micro_steps(void **state)
