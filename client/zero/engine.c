@@ -146,10 +146,11 @@ static int open_near(struct zc_zero *z, const uint32_t *first)
     return zcz_nodes_split(z);
 }
 
-/* Numbers the ranks of this node, and the daemons. */
+/* Numbers the ranks of this node, and the daemons; and whether this node's ranks are on one device. */
 static int open_ranks(struct zc_zero *z, const struct introduction *all, uint32_t *first)
 {
     struct zcz_store *s = z->store;
+    bool common = true;
 
     s->node_ranks = calloc(z->world, sizeof(*s->node_ranks));
     if (!first || !s->node_ranks)
@@ -167,19 +168,10 @@ static int open_ranks(struct zc_zero *z, const struct introduction *all, uint32_
         if (r == z->rank)
             s->node_rank = s->node_world;
         s->node_ranks[s->node_world++] = r;
+        common = common && strcmp(all[r].device, all[z->rank].device) == 0;
     }
+    zcz_device_set_common(z, common);
     return 0;
-}
-
-/* Whether this node's ranks are on one device. */
-static bool open_common(const struct zc_zero *z, const struct introduction *all)
-{
-    const struct introduction *mine = &all[z->rank];
-
-    for (uint32_t r = 0; r < z->world; r++)
-        if (node_same(&all[r], mine) && strcmp(all[r].device, mine->device) != 0)
-            return false;
-    return true;
 }
 
 /* Ranks exchange who shares a daemon, how many daemons there are, the job's name, and the page
@@ -214,7 +206,6 @@ static int open_introduce(struct zc_zero *z)
             "gathers that are each rank's own read the slices of all ranks from one daemon, "
             "and these ranks have %u",
             z->nodes);
-    zcz_device_set_common(z, open_common(z, all));
     if (rc == 0)
         rc = open_near(z, first);
     free(first);

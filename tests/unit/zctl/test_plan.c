@@ -247,6 +247,12 @@ static void files_write(const char *file, const struct zc_st_tensor *tensors, si
     assert_int_equal(zc_st_commit(w, NULL, 0), 0);
 }
 
+static void folder_make(char *folder, size_t size)
+{
+    (void)snprintf(folder, size, "%s/zshard-plan-XXXXXX", ztest_folder());
+    assert_non_null(mkdtemp(folder));
+}
+
 /* Layers are units, and so is each tensor outside of layers; state that zctl exported is not a
  * parameter. The node comes from a file, and the command line takes precedence. */
 static void plan_of_files(void **state)
@@ -254,12 +260,12 @@ static void plan_of_files(void **state)
     static const char *const names[] = { "layers.0.a",  "layers.0.b.c", "layers.0.a.exp_avg",
                                          "layers.10.a", "norm.weight",  "wte.weight" };
     static const uint64_t dims[] = { 64, 100 };
-    char folder[] = "/tmp/zshard-plan-XXXXXX", file[64], node[64], line[300];
+    char folder[64], file[80], node[80], line[300];
     struct zc_st_tensor tensors[ZB_COUNT(names)];
     struct said s;
 
     (void)state;
-    assert_non_null(mkdtemp(folder));
+    folder_make(folder, sizeof(folder));
     (void)snprintf(file, sizeof(file), "%s/m.safetensors", folder);
     (void)snprintf(node, sizeof(node), "%s/node", folder);
     for (size_t i = 0; i < ZB_COUNT(names); i++)
@@ -313,12 +319,12 @@ static char *read_text(const char *path)
  * file. */
 static void plan_picture(void **state)
 {
-    char folder[] = "/tmp/zshard-plan-XXXXXX", svg[64], node[64], line[400];
+    char folder[64], svg[80], node[80], line[400];
     const char *text;
     struct said s;
 
     (void)state;
-    assert_non_null(mkdtemp(folder));
+    folder_make(folder, sizeof(folder));
     (void)snprintf(svg, sizeof(svg), "%s/svg", folder);
     (void)snprintf(node, sizeof(node), "%s/node", folder);
     write_text(node, "{\"gpus\": 4, \"gpu_bytes\": \"24G\", \"gpu_link\": 100, \"network\": 10, "
