@@ -24,7 +24,10 @@
 #define GPUS    EX_RANKS
 #define NODE    "--gpus", "emulated*8:16M:::4K", "--gpu-bytes", "8M"
 #define ONE_GPU "--gpus", "emulated:64M:::4K", "--gpu-bytes", "48M"
-#define MEMORY  "--host-bytes", "64M", "--log-level", "error"
+/* gpu5 fails after the second step and before the last, whether state is there or parameters alone */
+#define ONE_FAILS \
+    "--gpus", "emulated*5:16M:::4K,emulated:16M::44:4K,emulated*2:16M:::4K", "--gpu-bytes", "8M"
+#define MEMORY "--host-bytes", "64M", "--log-level", "error"
 
 /* ---- the tiers */
 
@@ -280,11 +283,45 @@ static void resumed_by_any_number(void **state)
     }
 }
 
+/* A GPU of the daemon is lost in the middle of the run: all its ranks end. They resume from the last
+ * commit, with their parameters elsewhere, and the losses are those of a run that nothing happened to. */
+static void resumed_without_a_gpu(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(settings); i++) {
+        struct real_daemon d;
+        struct ex_party p;
+        bool said = false;
+
+        real_daemon_start(&d, MEMORY, ONE_FAILS);
+        ex_new(&p, 8, &settings[i], d.socket, EX_ON_ITS_OWN);
+        ex_run(&p);
+        for (uint32_t r = 0; r < 8; r++) {
+            assert_int_not_equal(p.ranks[r].rc, 0);
+            said |= strstr(p.ranks[r].error, "the emulated GPU is lost") != NULL;
+        }
+        if (!said)
+            fail_msg("%s", p.ranks[0].error);
+        ex_done(&p);
+
+        ex_new(&p, 8, &settings[i], d.socket, EX_ON_ITS_OWN);
+        for (uint32_t r = 0; r < 8; r++)
+            p.ranks[r].options.resume = true;
+        party_run_watched(&p, &d);
+        ex_assert_same("without a GPU", &want[i], &p);
+        assert_true(p.ranks[0].begun >= 2 && p.ranks[0].begun < EX_STEPS);
+        assert_true(p.ranks[0].gpu_params == 0 && strstr(p.ranks[0].gpu_why, "gpu5"));
+        ex_done(&p);
+        real_daemon_stop(&d);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bits_are_those_of_any_place),
         cmocka_unit_test(resumed_by_any_number),
+        cmocka_unit_test(resumed_without_a_gpu),
     };
 
     if (setenv("ZSHARD_NCCL_LIB", FAKE_NCCL, 1) < 0)
