@@ -14,13 +14,14 @@
  *     CHECK  only if a rank has more shards than a request may check: every shard must have its
  *            gradient, unless the step does not change it. Otherwise all ranks are refused, as in
  *            DRAIN
- *     BEGIN  drops cached copies of streamed parameters, which have the old version, and gives
- *            frozen shards the new version
+ *     BEGIN  drops cached copies of streamed parameters that the step changes, and gives frozen
+ *            shards the new version
  *     PAGES  a page operation for each page of each trainable shard, in order of registration, many
  *            at a time. Pages that are stepped on each GPU, pages that pass through page buffers and
  *            pages in memory run in parallel, so that neither a GPU, nor the drive, nor the
  *            compute threads wait for another kind to end. A shard whose last page is done has the
- *            new version, and requests that wait for it continue. Pages that were stepped early
+ *            new version, and requests that wait for it continue. A page of which no tensor is
+ *            stepped stays as it is, and moves no byte. Pages that were stepped early
  *            (op/early.c) are published, those still in flight as soon as they are done
  *     COMMIT if the ranks asked for it: op/commit.c. PAGES has already saved the pages, each after
  *            its update. Fetches continue meanwhile. If the commit fails, the step is still
@@ -94,6 +95,16 @@ static void step_answer(struct zsd_job *job, const struct zb_err *why)
     }
 }
 
+/* Whether the step changes no tensor of the shard's unit. */
+static bool step_unit_left(const struct zsd_shard *s, const struct zsd_classes *classes,
+                           struct zsd_step_left *last)
+{
+    if (s->unit != last->unit)
+        last->left = zsd_classes_leave(s->job, classes, s->unit);
+    last->unit = s->unit;
+    return last->left;
+}
+
 int zsd_step_check_grad(const struct zsd_shard *s, const struct zsd_classes *classes,
                         struct zsd_step_left *last, struct zb_err *err)
 {
@@ -104,13 +115,8 @@ int zsd_step_check_grad(const struct zsd_shard *s, const struct zsd_classes *cla
                        s->unit->name, job->name);
     if (zsd_grad_complete(s))
         return 0;
-    if (zsd_grad_absent(s)) {
-        if (s->unit != last->unit)
-            last->left = zsd_classes_leave(job, classes, s->unit);
-        last->unit = s->unit;
-        if (last->left)
-            return 0;
-    }
+    if (zsd_grad_absent(s) && step_unit_left(s, classes, last))
+        return 0;
     return zb_fail(err, -EBUSY, "unit '%s' of job '%s' has no whole gradient of step %llu yet",
                    s->unit->name, job->name, (unsigned long long)job->iterations + 1);
 }
@@ -213,11 +219,43 @@ static struct zsd_step_walk *step_walk_of(struct zsd_job *job, const struct zsd_
                : &job->step->resident;
 }
 
+/* Whether the step leaves all bytes of the page as and where they are: no tensor in it is stepped, and
+ * its state does not move. Segments are in the order of their elements. */
+static bool step_page_still(const struct zsd_page_spec *spec)
+{
+    const struct zsd_shard *s = spec->shard;
+    uint64_t first = s->first + (uint64_t)spec->page * s->job->core->page_elems;
+    uint64_t end = first + zsd_page_elems(s, spec->page);
+    uint32_t low = 0, high = spec->nsegments;
+
+    if (zsd_page_leaves(s, spec->page) || zsd_page_comes(s, spec->page) ||
+        zsd_page_on_gpu(s, spec->page) != zsd_page_to_gpu(s, spec->page))
+        return false;
+    while (low < high) { /* the first segment that ends after `first` */
+        uint32_t middle = low + (high - low) / 2;
+        const struct zk_segment *at = &spec->segments[middle];
+
+        if (at->first + at->count > first)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low == spec->nsegments || spec->segments[low].first >= end;
+}
+
+static void step_page_done(struct zsd_shard *s)
+{
+    uint32_t index = (uint32_t)(s->id & UINT32_MAX);
+
+    assert(s->job->step->pages_left[index] > 0); /* no page is stepped twice */
+    if (--s->job->step->pages_left[index] == 0)
+        step_shard_done(s);
+}
+
 static void step_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
 {
     struct zsd_job *job = owner;
     struct zsd_shard *s = spec->shard;
-    uint32_t index = (uint32_t)(s->id & UINT32_MAX);
 
     step_walk_of(job, s, spec->page)->inflight--;
     if (job->state == ZSD_ENDED)
@@ -226,9 +264,7 @@ static void step_on_page(void *owner, const struct zsd_page_spec *spec, const st
         zsd_job_end(job, err); /* zsd_step_cancel() answers */
         return;
     }
-    assert(job->step->pages_left[index] > 0); /* no page is stepped twice */
-    if (--job->step->pages_left[index] == 0)
-        step_shard_done(s);
+    step_page_done(s);
     step_pump(job);
 }
 
@@ -329,6 +365,7 @@ static int step_begin(struct zsd_job *job)
 static bool step_begin_part(struct zsd_job *job)
 {
     struct zsd_step_op *op = job->step;
+    struct zsd_step_left last = { 0 };
 
     for (; op->begun < job->nshards; op->begun++) {
         struct zsd_shard *s = job->shards[op->begun];
@@ -341,14 +378,14 @@ static bool step_begin_part(struct zsd_job *job)
         op->pages_left[op->begun] = s->npages;
         if (s->unit->layout.frozen)
             step_shard_done(s); /* S2 */
-        else if (!zsd_shard_resident(s))
+        else if (!zsd_shard_resident(s) && !step_unit_left(s, op->classes, &last))
             zsd_shard_uncache(s);
     }
     return true;
 }
 
-/* Publishes the page if it was stepped early, or else steps it. If its early step is in flight,
- * does nothing: zsd_step_publish() follows. 0 or -ENOMEM. */
+/* Publishes the page if it was stepped early, or else steps it, unless the step leaves it alone. If its
+ * early step is in flight, does nothing: zsd_step_publish() follows. 0 or -ENOMEM. */
 static int step_page(struct zsd_job *job, struct zsd_shard *s, uint32_t page)
 {
     struct zsd_step_op *op = job->step;
@@ -365,6 +402,9 @@ static int step_page(struct zsd_job *job, struct zsd_shard *s, uint32_t page)
         spec.held = s->held[page];
         if (!spec.held)
             return 0; /* zsd_step_publish() */
+    } else if (step_page_still(&spec)) {
+        step_page_done(s);
+        return 0;
     }
     if (zsd_pageop_start(&spec) < 0)
         return -ENOMEM;
