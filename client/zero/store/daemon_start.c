@@ -98,6 +98,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .tensor_norms = z->options.clip_mode == ZC_CLIP_TENSOR,
         .offload_param = place_param(z),
         .device = z->device.gpu ? zk_gpu_info(z->device.gpu)->id : NULL,
+        .device_node = z->device.gpu ? (uint32_t)(zk_gpu_info(z->device.gpu)->node + 1) : 0,
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .offload_grad = z->options.offload_grad == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .groups = z->options.groups,
