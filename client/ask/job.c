@@ -102,7 +102,8 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
 
     if (rc < 0)
         return rc;
-    if (r->own_at > r->arena_bytes || r->own_bytes > r->arena_bytes - r->own_at)
+    if (r->own_at > r->arena_bytes || r->own_bytes > r->arena_bytes - r->own_at ||
+        r->ring_bytes > r->arena_bytes)
         return zc_fail(c, -EPROTO, "this rank's parameters are outside of the arena");
     c->gpu_params = r->gpu_params;
     *ret = (struct zc_placement){ .arena_bytes = r->arena_bytes,
