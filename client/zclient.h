@@ -288,6 +288,9 @@ struct zc_job_options {
      * UUID, or "emulated" ("emulated-N"). Its state, and with ZC_GPU its parameters, are kept there
      * if it is one of the daemon's. NULL: none; then the daemon chooses one for the state */
     const char *device;
+    /* 1 + the NUMA node of the socket that the device is on; 0: not known. The daemon keeps this
+     * rank's memory there, if it may (`near` in zshardd.conf(5)) */
+    uint32_t device_node;
     /* sum the squares of gradients tensor by tensor, too: for zc_tensor_norms(), and for limits of
      * zc_step_tensors() */
     bool tensor_norms;
@@ -417,6 +420,13 @@ struct zc_placement {
     uint64_t gpu_params;
     /* why the parameters are not on the GPU although ZC_GPU was requested; else "" */
     char gpu_why[192];
+    /* the part of the arena with the parameters of this rank's own shards that are always in memory.
+     * Those on NVMe come into the last ring_bytes of the arena. A rank that copies only its own
+     * shards to a device has to pin these two parts */
+    uint64_t own_at, own_bytes;
+    /* 1 + the NUMA node where that part should be; 0: the daemon has not chosen one. The kernel may
+     * have taken memory of another node, if that one is full */
+    uint32_t node;
 };
 
 /**

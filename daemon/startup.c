@@ -86,6 +86,7 @@ static int numa_up(struct zsd *daemon, struct zb_err *err)
 {
     int rc = zsd_numa_open(&daemon->numa, daemon->config.numa, daemon->config.cpus, err);
 
+    daemon->near = (struct zsd_near){ .on = !daemon->config.near_off, .numa = daemon->numa };
     if (rc == 0 && daemon->numa)
         zb_log(ZB_LOG_INFO, "numa", "what=\"%s\"", zsd_numa_text(daemon->numa));
     return rc;
@@ -93,6 +94,7 @@ static int numa_up(struct zsd *daemon, struct zb_err *err)
 
 static void numa_down(struct zsd *daemon)
 {
+    daemon->near.on = false;
     zsd_numa_close(daemon->numa);
     daemon->numa = NULL;
 }

@@ -115,6 +115,10 @@ static const struct zb_opt options[] = {
     { "numa", ZB_OPT_CHARS, AT(numa), .arg = "NODES", .def = "auto", .check = zsd_numa_check,
       .help = "NUMA nodes for the daemon's threads and memory, such as 0-1; when they are "
               "full, other nodes are used. auto: the nodes of cpus. off: no placement." },
+    { "near", ZB_OPT_CHOICE, AT(near_off), .def = "on", .choices = "on off",
+      .help = "Whether the parameters and gradients of a rank with a GPU are kept in the host memory "
+              "of the NUMA node of that GPU, if it is one of numa; when it is full, on other nodes. "
+              "off: as numa says." },
     { "threads", ZB_OPT_COUNT, AT(threads), .arg = "N", .def = "auto", .min = 1, .max = 1024,
       .word = "auto", .word_value = 0,
       .help = "Compute threads. auto: one for each CPU of cpus." },

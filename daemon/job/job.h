@@ -147,6 +147,9 @@ struct zsd_shard {
 struct zsd_rank {
     struct zb_list shards; /* in order of registration */
     uint32_t gpu;          /* the GPU of its shards: plan/gpu_runs.c; 0 without a GPU tier */
+    int near;              /* the NUMA node where its memory should be; ZSD_NEAR_NONE */
+    /* its resident parameters in the arena, its gradients in job->memory: plan/tables.c */
+    uint64_t arena_at, arena_bytes, grads_at, grads_bytes;
     uint32_t trained;      /* number of shards that are not frozen */
     uint32_t begun, whole; /* number of these with a part of a gradient, and with a complete one */
     struct zk_xsum sum;    /* of the complete gradients */
@@ -173,6 +176,7 @@ struct zsd_member {
     struct zsd_conn *conn; /* NULL: closed; the struct exists until its staging is no longer used */
     uint32_t rank;
     uint32_t gpu; /* the one that it computes on, if it is the daemon's; else ZSD_NO_GPU */
+    int near;     /* the NUMA node that is near its GPU; ZSD_NEAR_NONE */
     struct zsd_arena staging;
     uint32_t staging_users; /* tasks that read or write it */
     struct zb_list pins;

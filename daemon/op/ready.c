@@ -52,6 +52,9 @@ static void ready_answer(struct zsd_job *job)
         m->ready_req = NULL;
         zsd_timed_disarm(&m->ready_timed);
         reply.gpu_params = zsd_params_seen_bytes(job, m->rank);
+        reply.own_at = job->ranks[m->rank].arena_at;
+        reply.own_bytes = job->ranks[m->rank].arena_bytes;
+        reply.node = (uint32_t)(job->ranks[m->rank].near + 1);
         job->writable = job->writable || m->writable; /* no commit is in progress */
         zsd_reply(r, &reply.base, m->writable ? job->arena.own_fd : job->arena.fd);
     }

@@ -28,14 +28,24 @@ void zsd_gpu_bind(struct zsd_job *job)
     uint64_t n = job->core->daemon->ngpus;
     struct zsd_rank *ranks = job->ranks;
 
-    for (uint32_t r = 0; r < job->world; r++)
+    for (uint32_t r = 0; r < job->world; r++) {
         ranks[r].gpu = (uint32_t)(r * n / job->world);
+        ranks[r].near = ZSD_NEAR_NONE;
+    }
     zb_list_each(pos, &job->members)
     {
         const struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
 
         if (m->conn && m->gpu != ZSD_NO_GPU)
             ranks[m->rank].gpu = m->gpu;
+        if (m->conn)
+            ranks[m->rank].near = m->near;
+    }
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (n > 0 && ranks[r].near == ZSD_NEAR_NONE)
+            ranks[r].near = zsd_gpu_node(job->core->daemon, ranks[r].gpu);
+        if (!zsd_near_uses(&job->core->daemon->near, ranks[r].near))
+            ranks[r].near = ZSD_NEAR_NONE;
     }
 }
 

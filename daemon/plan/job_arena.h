@@ -31,6 +31,9 @@ struct zsd_arena_task {
     struct zb_err gpu_err; /* why these could not be made; then nothing else is allocated */
     uint32_t gpu;          /* of gpu_err, of pin_err */
     struct zb_err pin_err; /* why some of its memory could not be pinned for a GPU */
+    /* OPEN kinds: placed near GPUs, and refused; the last refusal and its node */
+    uint64_t near_bytes, refused_bytes;
+    int near_rc, near_node;
     struct zb_err err;
 };
 

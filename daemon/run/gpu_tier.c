@@ -255,6 +255,13 @@ struct zk_gpu *zsd_gpu_device(struct zsd_gpu *g)
     return g->device;
 }
 
+int zsd_gpu_node(const struct zsd *daemon, uint32_t g)
+{
+    int node = zk_gpu_info(daemon->gpus[g]->device)->node;
+
+    return node < ZSD_NEAR_NODES ? node : ZSD_NEAR_NONE;
+}
+
 const char *zsd_gpu_name(const struct zsd_gpu *g)
 {
     return g->name;
@@ -344,8 +351,9 @@ static int gpu_open(struct zsd *daemon, const char *device, bool alone, struct z
         rc = zsd_compute_new(&g->threads, g->nlanes, config->cpus, err);
     if (rc < 0)
         return rc;
-    zb_log(ZB_LOG_INFO, "gpu", "gpu=%s device=\"%s\" bytes=%llu lanes=%u", g->name,
-           zk_gpu_info(g->device)->name, (unsigned long long)config->gpu_bytes, g->nlanes);
+    zb_log(ZB_LOG_INFO, "gpu", "gpu=%s device=\"%s\" bytes=%llu lanes=%u node=%d", g->name,
+           zk_gpu_info(g->device)->name, (unsigned long long)config->gpu_bytes, g->nlanes,
+           zk_gpu_info(g->device)->node);
     return 0;
 }
 

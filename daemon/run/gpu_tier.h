@@ -69,6 +69,8 @@ uint32_t zsd_gpu_named(const struct zsd *daemon, const char *name);
 #define ZSD_NO_GPU UINT32_MAX
 
 struct zk_gpu *zsd_gpu_device(struct zsd_gpu *g);
+/** The NUMA node that is near the device; ZSD_NEAR_NONE: not known. */
+int zsd_gpu_node(const struct zsd *daemon, uint32_t g);
 /** The name of its tier, for people and in requests: "gpu" if it is the only one, else "gpuN". */
 const char *zsd_gpu_name(const struct zsd_gpu *g);
 /** Its threads. NULL: it is not open yet. */

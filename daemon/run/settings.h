@@ -33,6 +33,7 @@ struct zsd_config {
     uint32_t fixed_latency_us;
     char cpus[256];       /* CPU list of the compute threads ("0-3,8"); "": all we may use */
     char numa[256];       /* off, auto, or nodes ("0-1"): of compute threads and memory */
+    uint32_t near_off;    /* bool: host memory is not placed near GPUs */
     uint32_t threads;     /* compute threads; 0: one for each of cpus */
     uint32_t page_elems;  /* elements of a page, a multiple of 4096 */
     uint64_t ring_bytes;  /* buffers that streamed pages pass through; 0: chosen from host_bytes */
