@@ -414,9 +414,9 @@ static int settle_ours(struct zc_zero_config *c, struct zcz_read *r, struct zb_e
     o->clip_tensor_beta = value(r, ZCZ_CLIP_BETA, o->clip_tensor_beta);
     o->clip_tensor_warmup = count(r, ZCZ_CLIP_WARMUP, (double)o->clip_tensor_warmup);
     o->node_gather = (enum zc_node_gather)value(r, ZCZ_NODE_GATHER, ZC_NODE_GATHER_COMM);
-    if (o->clip_tensor_ratio == 0)
+    if (said(r, ZCZ_CLIP_RATIO) && o->clip_tensor_ratio == 0)
         return zb_fail(err, -EINVAL, "zshard.clip_tensor_ratio: is 0, and must be above 0");
-    if (o->clip_tensor_beta == 1)
+    if (said(r, ZCZ_CLIP_BETA) && o->clip_tensor_beta == 1)
         return zb_fail(err, -EINVAL, "zshard.clip_tensor_beta: is 1, and must be below 1");
     return o->clip_mode == ZC_CLIP_TENSOR
                ? 0
