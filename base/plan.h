@@ -24,6 +24,7 @@
  *     Lion          exp_avg                        bf16    2
  *     SGD           momentum_buffer                8bit    1, and 4 for each ZB_Q8_GROUP elements
  *     Adagrad       sum
+ *     Muon          momentum_buffer
  *
  * so AdamW with fp32 moments has 8, 10 and 12 bytes of state. Bytes are counted per block, because
  * some planes do not have a whole number of bytes per element.
@@ -57,6 +58,7 @@ enum zb_optimizer {
     ZB_LION = 3,
     ZB_SGD = 4,
     ZB_ADAGRAD = 5,
+    ZB_MUON = 6,
     ZB_OPTIMIZER_END
 };
 /* How moments are stored; all arithmetic on them is in fp32. */
@@ -85,7 +87,7 @@ struct zb_layout {
 /** "fp32", "bf16", "fp16"; NULL for anything else. */
 const char *zb_dtype_name(enum zb_dtype dtype);
 size_t zb_dtype_bytes(enum zb_dtype dtype); /* 0 for anything else */
-/** "adamw", "adam", "lion", "sgd", "adagrad"; NULL for anything else. */
+/** "adamw", "adam", "lion", "sgd", "adagrad", "muon"; NULL for anything else. */
 const char *zb_optimizer_name(enum zb_optimizer optimizer);
 /** "fp32", "bf16", "8bit"; NULL for anything else. */
 const char *zb_moments_name(enum zb_moments moments);
