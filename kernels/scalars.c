@@ -154,6 +154,7 @@ struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params
         s.momentum = (float)params->momentum;
         s.one_minus_momentum = (float)(1.0 - params->momentum);
         s.nesterov = params->nesterov != 0;
+        s.matrix = 1;
         break;
     case ZB_LION:
     case ZB_OPTIMIZER_END:

@@ -120,6 +120,7 @@ struct zk_scalars {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, rsqrt_c2;
     float momentum, one_minus_dampening, one_minus_momentum;
     uint32_t fresh, nesterov; /* 0 or 1 */
+    uint32_t matrix;          /* 0 or 1: Muon's */
     uint32_t rounding;        /* a number drawn from t: of the rounding of reduced moments */
 };
 
