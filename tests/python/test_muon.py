@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,18 +20,21 @@ import pytest
 import zshard
 from zshard._engine import Comm, Engine
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+BIN = Path(os.environ.get("ZSHARD_BUILD") or HERE.parents[1] / "build") / "bin"
 PAGE, SIDE, UNITS, STEPS = 65536, 256, 3, 3
 ELEMS = 2 * SIDE * SIDE  # of a unit: 2 pages
 
 
 @contextmanager
-def daemon(folder: Path, host_bytes: int) -> Iterator[str]:
-    program = Path(os.environ.get("ZSHARD_BUILD") or ROOT / "build") / "bin" / "zshardd"
+def daemon(folder: Path, host_bytes: int, *more: str) -> Iterator[str]:
+    folder.mkdir(exist_ok=True)
     socket = str(folder / f"{host_bytes}.sock")
-    words = [program, "--socket", socket, "--host-bytes", str(host_bytes), "--nvme-bytes", "64M"]
+    words = [BIN / "zshardd", "--socket", socket, "--host-bytes", str(host_bytes), "--nvme-bytes", "64M"]
     process = subprocess.Popen(
-        [*words, "--page-elems", str(PAGE), "--ring-bytes", "4K"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [*words, "--page-elems", str(PAGE), "--ring-bytes", "4K", *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     try:
         assert process.stdout is not None and process.stdout.readline().startswith(b"ready")
@@ -36,6 +42,21 @@ def daemon(folder: Path, host_bytes: int) -> Iterator[str]:
     finally:
         process.terminate()
         assert process.wait(60) == 0
+
+
+def used(socket: str) -> int:
+    """Jobs of the daemon, and bytes of host memory beyond its page buffers."""
+    rows = []
+    for what in ("jobs", "tiers"):
+        said = subprocess.run(
+            [BIN / "zctl", "-o", "json", what],
+            env=os.environ | {"ZSHARD_SOCKET": socket},
+            capture_output=True,
+            check=True,
+        )
+        rows.append(json.loads(said.stdout)["rows"])
+    host = next(row for row in rows[1] if row["name"] == "host")
+    return len(rows[0]) + int(host["used"]) - PAGE * 18
 
 
 def engine(comm: Any, socket: str, moments: str, vector: bool = False, **more: Any) -> Any:
@@ -106,3 +127,54 @@ def test_refused() -> None:
             Engine(comm, optimizer="muon", optimizer_late=True, **none)
         with pytest.raises(ValueError, match="'huge'"):
             Engine(comm, optimizer="muon", muon_scale="huge")
+
+
+def trained(socket: str, side: int, steps: int, say: Any = lambda: None) -> bytes:
+    """The masters of a unit of one matrix, side by 1.5 sides."""
+    elems = side * side * 3 // 2
+    with (
+        Comm("self") as comm,
+        Engine(
+            comm,
+            socket=socket,
+            job="one",
+            optimizer="muon",
+            momentum=0.9,
+            offload_param="host",
+            offload_optimizer="host",
+        ) as e,
+    ):
+        e.add_unit("u", elems, [("a", 0, (side, side * 3 // 2), 0, True)])
+        e.start(lambda _unit, _first, count, out: ctypes.memset(out, 0, 4 * count))
+        for _ in range(steps):
+            grad = (ctypes.c_float * elems).from_address(e.grad(0))
+            grad[:] = [float((i * 7919) % 1009 - 504) for i in range(elems)]
+            e.reduce(0)
+            say()
+            e.step(1e-3)
+        return bytes(e.read(0, "master", 0, elems))
+
+
+def test_threads(tmp_path: Path) -> None:
+    """The bits of a matrix of several tiles do not depend on the number of threads."""
+    got = []
+    for threads in (1, 3):
+        with daemon(tmp_path / str(threads), 16 << 20, "--threads", str(threads)) as socket:
+            got.append(trained(socket, 300, 2))
+    assert got[0] == got[1] and any(got[0])
+
+
+def test_killed(tmp_path: Path) -> None:
+    """A trainer that dies while the daemon orthogonalizes: its job ends, the memory is free, and others go on."""
+    with daemon(tmp_path, 64 << 20) as socket:
+        words = f"import sys; sys.path.append({str(HERE)!r}); import test_muon as t\n"
+        words += f"t.trained({socket!r}, 1100, 1, lambda: print('steps', flush=True))"
+        with subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None and child.stdout.readline() == b"steps\n"
+            time.sleep(0.2)  # the step takes longer; if it does not, nothing is tested, and nothing fails
+            child.kill()
+        end = time.monotonic() + 60
+        while used(socket) > 0:
+            assert time.monotonic() < end, "the memory of the job is not free"
+            time.sleep(0.05)
+        assert any(trained(socket, 100, 1))
