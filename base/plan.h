@@ -129,6 +129,21 @@ static inline uint64_t zb_plane_bytes(uint32_t block_bytes, uint64_t page_elems,
            zb_page_bytes(block_bytes, elems % page_elems);
 }
 
+/** Bytes of a matrix of fp32 between the two passes of Muon. */
+static inline uint64_t zb_matrix_bytes(uint64_t elems)
+{
+    return (elems * 4 + 63) / 64 * 64;
+}
+
+/** Bytes of scratch memory that orthogonalizes a matrix (kernels/ortho.h): another one, and two squares of its
+ * smaller side. */
+static inline uint64_t zb_ortho_bytes(uint64_t rows, uint64_t cols)
+{
+    uint64_t n = rows < cols ? rows : cols;
+
+    return zb_matrix_bytes(rows * cols) + 2 * zb_matrix_bytes(n * n);
+}
+
 /** Elements stored for a unit or range that ends at `elems`: rounded up to whole blocks. */
 static inline uint64_t zb_padded_elems(uint64_t elems)
 {

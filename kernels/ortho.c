@@ -9,7 +9,6 @@
 
 #define TILE 192u /* rows and columns of a tile of a product: a multiple of all of ref/matmul.c's */
 #define TURN 64u  /* rows and columns of X in a tile that is copied or transposed */
-#define LINE 64u  /* bytes: scratch arrays begin on it */
 
 /*
  * NORM and LOAD make X from the matrix, GRAM, POLY and APPLY are one iteration. If the last X is not in
@@ -22,16 +21,9 @@ const struct zk_ortho_how zk_ortho_muon = {
     .a = 3.4445, .b = -4.7750, .c = 2.0315, .eps = ZK_ORTHO_EPS, .iterations = ZK_ORTHO_ITERATIONS
 };
 
-static uint64_t line_up(uint64_t elems)
-{
-    return zb_div_up(elems * sizeof(float), LINE) * LINE;
-}
-
 uint64_t zk_ortho_bytes(uint64_t rows, uint64_t cols)
 {
-    uint64_t n = zb_min_u64(rows, cols);
-
-    return line_up(rows * cols) + 2 * line_up(n * n);
+    return zb_ortho_bytes(rows, cols);
 }
 
 static size_t tiles(size_t elems, size_t of)
@@ -73,8 +65,8 @@ size_t zk_ortho_begin(struct zk_ortho *o, const struct zk_ops *ops, const struct
                             .matrix = matrix,
                             .other = scratch,
                             .phase = NORM };
-    o->gram = (float *)(void *)(at + line_up(rows * cols));
-    o->poly = (float *)(void *)(at + line_up(rows * cols) + line_up(n * n));
+    o->gram = (float *)(void *)(at + zb_matrix_bytes(rows * cols));
+    o->poly = (float *)(void *)(at + zb_matrix_bytes(rows * cols) + zb_matrix_bytes(n * n));
     o->x = o->other;
     o->to = matrix;
     return phase_tiles(o);

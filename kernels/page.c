@@ -170,16 +170,21 @@ static const struct zk_matrix *matrix_of(const struct block *b, uint64_t elem)
     return m;
 }
 
+static zk_step_fn *step_of(const struct zk_ops *ops, const struct zb_layout *l,
+                           enum zb_optimizer optimizer, enum zb_dtype dtype)
+{
+    return (l->moments == ZB_MOMENTS_Q8     ? ops->step_q8
+            : l->moments == ZB_MOMENTS_BF16 ? ops->step_bf16
+                                            : ops->step)[optimizer][dtype][l->grad_dtype];
+}
+
 /* The first pass of Muon over elements [from, to), all of one matrix. */
 static void block_matrix_run(const struct block *b, uint64_t from, uint64_t to,
                              const struct moment_run *m, const struct zk_scalars *scalars)
 {
     const struct zb_layout *l = b->layout;
     const struct zk_matrix *matrix = matrix_of(b, b->first + from);
-    zk_step_fn *step = (l->moments == ZB_MOMENTS_F32 ? b->ops->step
-                        : l->moments == ZB_MOMENTS_BF16
-                            ? b->ops->step_bf16
-                            : b->ops->step_q8)[ZB_MUON][ZB_F32][l->grad_dtype];
+    zk_step_fn *step = step_of(b->ops, l, ZB_MUON, ZB_F32);
     struct zk_step_arrays arrays = {
         .param = matrix->at + (b->first + from - matrix->first),
         .m = moment_at(m, 0, from),
@@ -298,24 +303,16 @@ static void block_step_q8(struct block b, zk_step_fn *step)
 /* Steps a block that begins in a segment, or has one. */
 static void block_step_any(const struct block *b)
 {
-    const struct zk_ops *ops = b->ops;
     const struct zb_layout *l = b->layout;
-    struct moment_run stored = { .old = { b->state.moment[0], b->state.moment[1] } };
+    zk_step_fn *step = step_of(b->ops, l, l->optimizer, l->dtype);
+    struct moment_run stored = { .bytes = l->moments == ZB_MOMENTS_BF16 ? sizeof(uint16_t)
+                                                                        : sizeof(float),
+                                 .old = { b->state.moment[0], b->state.moment[1] } };
 
-    switch (l->moments) {
-    case ZB_MOMENTS_Q8:
-        block_step_q8(*b, ops->step_q8[l->optimizer][l->dtype][l->grad_dtype]);
-        return;
-    case ZB_MOMENTS_BF16:
-        stored.bytes = sizeof(uint16_t);
-        block_step(b, ops->step_bf16[l->optimizer][l->dtype][l->grad_dtype], &stored, B);
-        return;
-    case ZB_MOMENTS_F32:
-    case ZB_MOMENTS_END:
-        break;
-    }
-    stored.bytes = sizeof(float);
-    block_step(b, ops->step[l->optimizer][l->dtype][l->grad_dtype], &stored, B);
+    if (l->moments == ZB_MOMENTS_Q8)
+        block_step_q8(*b, step);
+    else
+        block_step(b, step, &stored, B);
 }
 
 /* Muon's last pass over the elements of a block. */

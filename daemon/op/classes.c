@@ -328,7 +328,7 @@ static void table_matrix(struct zsd_step_table *table, struct table_walk *w,
         .at = (float *)(void *)w->matrix,
         .step_size = (float)(p->lr * zk_muon_factor((enum zk_muon_scale)p->muon_scale, rows, cols)),
     };
-    w->matrix += zsd_matrix_bytes(tensor->count);
+    w->matrix += zb_matrix_bytes(tensor->count);
 }
 
 static void table_unit(struct zsd_step_table *table, const struct zsd_unit *unit, uint32_t *n,

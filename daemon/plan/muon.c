@@ -36,7 +36,7 @@ static void size_unit(const struct zsd_job *job, const struct zsd_unit *unit,
 
         if (!zsd_tensor_muon(unit, t))
             continue;
-        matrices += zsd_matrix_bytes(tensor->count);
+        matrices += zb_matrix_bytes(tensor->count);
         room->scratch_bytes =
             zb_max_u64(room->scratch_bytes, zk_ortho_bytes(tensor->dims[0], tensor->dims[1]));
     }

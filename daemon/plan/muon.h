@@ -12,12 +12,6 @@ static inline bool zsd_tensor_muon(const struct zsd_unit *unit, uint32_t tensor)
     return !unit->layout.frozen && unit->tensors[tensor].muon;
 }
 
-/** Bytes of a matrix between the two passes of a step. */
-static inline uint64_t zsd_matrix_bytes(uint64_t count)
-{
-    return (count * sizeof(float) + 63) / 64 * 64;
-}
-
 /** Computes how much the job needs. Zeros for any other optimizer. */
 void zsd_muon_size(struct zsd_job *job);
 /** Whether the job has all elements of all matrices on this node. 0 or -ENOTSUP. */
