@@ -105,9 +105,11 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
         return zb_fail(err, -EINVAL, "a device near NUMA node %u: must be below %u",
                        q->device_node - 1, ZSD_NEAR_NODES);
     if (!zb_optimizer_name(q->optimizer))
-        return zb_fail(err, -EINVAL,
-                       "optimizer %u: must be 1 (AdamW), 2 (Adam), 3 (Lion), 4 (SGD), 5 (Adagrad)",
-                       q->optimizer);
+        return zb_fail(
+            err, -EINVAL,
+            "optimizer %u: must be 1 (AdamW), 2 (Adam), 3 (Lion), 4 (SGD), 5 (Adagrad), 6 "
+            "(Muon)",
+            q->optimizer);
     if (!zb_moments_name(zsd_open_moments(q)))
         return zb_fail(err, -EINVAL, "moments %u: must be 1 (fp32), 2 (bf16), 3 (8bit)",
                        q->moments);

@@ -506,6 +506,11 @@ ZSD_REQUEST(zsd_ready, Ready)
                    m->rank, job->name);
         return;
     }
+    if (q->writable && job->optimizer == ZB_MUON) {
+        zsd_refuse(req, -ENOTSUP, "job '%s' with Muon: its parameters cannot be mapped read-write",
+                   job->name);
+        return;
+    }
     job->at_point = q->at_point;
     job->point = q->iterations;
     m->ready = true;

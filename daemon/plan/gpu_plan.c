@@ -275,6 +275,7 @@ static void gpu_job(struct zsd_job *job, uint32_t g, uint64_t target, bool exact
 static bool gpu_moves(const struct zsd_job *job)
 {
     return (job->state == ZSD_READY || job->state == ZSD_STEPPING) && job->replan->all_bytes > 0 &&
+           job->optimizer != ZB_MUON && /* its matrices are orthogonalized in host memory */
            !job->retiring && zsd_job_attached(job) > 0;
 }
 

@@ -85,6 +85,19 @@ static void arena_memory(struct zsd_arena_task *t)
                   zb_size_text(t->memory_bytes).s);
 }
 
+/* The memory of a job with Muon. It is used from the first step on. */
+static void arena_muon(struct zsd_arena_task *t)
+{
+    const struct zsd_muon_room *room = &t->job->muon_room;
+
+    if (room->bytes == 0)
+        return;
+    t->muon = zsd_private_new(room->bytes);
+    if (!t->muon)
+        (void)zb_fail(&t->err, -ENOMEM, "%s for the matrices of Muon: %m",
+                      zb_size_text(room->bytes).s);
+}
+
 /* Pins the gradients, not the state, for each GPU that has parameters of the job. */
 static void arena_pin(struct zsd_arena_task *t)
 {
@@ -121,6 +134,8 @@ static void arena_run(struct zsd_task *task)
                                 &t->err) == 0 &&
             t->memory_bytes > 0)
             arena_memory(t);
+        if (t->err.code == 0)
+            arena_muon(t);
         if (t->err.code == 0 && zsd_gpu_pins_early(t->job))
             arena_pin(t);
         break;
@@ -131,6 +146,8 @@ static void arena_run(struct zsd_task *task)
         zsd_arena_close(&t->arena);
         zsd_private_free(t->memory, t->memory_bytes);
         if (t->what == ZSD_ARENA_CLOSE) {
+            zsd_private_free(t->job->muon_room.at, t->job->muon_room.bytes);
+            t->job->muon_room.at = NULL;
             zsd_gpu_drop(t->job);
             zsd_params_drop(t->job);
         }
@@ -154,6 +171,7 @@ static void arena_done(struct zsd_task *task)
     case ZSD_ARENA_OPEN:
         job->arena = t->arena;
         job->memory = t->memory;
+        job->muon_room.at = t->muon;
         for (uint32_t g = 0; g < job->core->daemon->ngpus; g++)
             job->params->on[g].mem = t->params[g];
         t->opened(t);

@@ -24,9 +24,12 @@
 #define MORE    12u    /* units like "block": more than a small host budget can hold */
 #define TENSORS (6u + 2 * MORE)
 
-static struct zc_tensor dense[] = { { "w", 0, 1, { 6000 }, 0 }, { "b", 6000, 1, { 100 }, 0 } };
-static struct zc_tensor block[] = { { "w", 0, 1, { 19000 }, 0 }, { "b", 19000, 1, { 1000 }, 0 } };
-static struct zc_tensor head[] = { { "w", 0, 1, { 900 }, 0 }, { "b", 900, 1, { 100 }, 0 } };
+static struct zc_tensor dense[] = { { "w", 0, 1, { 6000 }, 0, false },
+                                    { "b", 6000, 1, { 100 }, 0, false } };
+static struct zc_tensor block[] = { { "w", 0, 1, { 19000 }, 0, false },
+                                    { "b", 19000, 1, { 1000 }, 0, false } };
+static struct zc_tensor head[] = { { "w", 0, 1, { 900 }, 0, false },
+                                   { "b", 900, 1, { 100 }, 0, false } };
 static struct zc_unit units[4 + MORE] = {
     { .name = "dense", .elems = 6100, .tensors = dense, .ntensors = 2 },
     { .name = "table", .index = 1, .elems = 50, .frozen = true },
