@@ -7,6 +7,8 @@
 #   threads   under TSan in the nightly run: all tests that TSan can watch
 #   long      only in the nightly run
 #   unit      every cmocka program
+#   sanitized set here: `full` and `asan`, with a COST of 6 or more. In a run that has the ASan stage (as optimized as the
+#             release), the release build leaves these tests to it. The nightly run has them in both.
 #
 # The nightly run gives all tests of `full` to ASan, and sets ZSHARD_LONG, which makes campaigns longer
 # (tests/ztest.h, tests/integ/harness.py). Labels of GPUs are in CONTRIBUTING.md.
@@ -36,6 +38,9 @@ macro(zshard_test_properties name)
         set(T_TIMEOUT 600)
     endif()
     zshard_mpi_folder(mpi_folder ${name})
+    if("full" IN_LIST T_LABELS AND "asan" IN_LIST T_LABELS AND T_COST GREATER_EQUAL 6)
+        list(APPEND T_LABELS sanitized)
+    endif()
     set_tests_properties(${name} PROPERTIES LABELS "${T_LABELS}" TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77
         ENVIRONMENT "${zshard_test_environment};${mpi_folder};${ARGN}")
     if(T_LOCKS)

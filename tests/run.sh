@@ -4,7 +4,7 @@
 # be limited to some of its stages.
 #
 #   stage     quick          full (default)              nightly
-#   release   label quick    label full                  labels full and long
+#   release   label quick    label full, not sanitized   labels full and long
 #   asan                     label asan                  label full
 #   tsan                     label tsan                  label threads
 #   clang                    compiled, without -O        built; labels unit and quick, both
@@ -208,7 +208,7 @@ quick)
 full)
     built release
     python_made
-    run_tests release full -- -LE long
+    run_tests release full -- -LE 'long|sanitized'
     built asan
     run_tests asan asan -- -LE long
     built tsan

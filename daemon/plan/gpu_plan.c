@@ -52,6 +52,7 @@
 #include "daemon/plan/parts.h"
 #include "daemon/plan/replan.h"
 #include "daemon/run/gpu_tier.h"
+#include "daemon/store/saved.h"
 
 /* ---- allocating and freeing memory */
 
@@ -430,6 +431,7 @@ static bool gpu_holds(const struct zsd_job *job, uint32_t g)
 static void failed_job(struct zsd_job *job, uint32_t g)
 {
     const struct zb_err *failed = &job->core->tiers.gpus[g].err;
+    bool resumes = job->saved && job->saved->committed;
     struct zb_err why = { 0 };
 
     if (!gpu_holds(job, g)) {
@@ -443,7 +445,9 @@ static void failed_job(struct zsd_job *job, uint32_t g)
     (void)zb_fail(&why, failed->code, "%s of job '%s' %s on the GPU, which failed: %s; %s",
                   job->params->on[g].mem ? "parameters" : "optimizer state", job->name,
                   job->params->on[g].mem ? "were" : "was", failed->text,
-                  job->durable ? "it resumes from its last commit" : "it is lost");
+                  resumes        ? "it resumes from its last commit"
+                  : job->durable ? "it had no commit yet, and is lost"
+                                 : "it is lost");
     zsd_job_fail(job, &why);
 }
 

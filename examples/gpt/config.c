@@ -106,6 +106,24 @@ static void apply_frozen(struct apply *a)
                 args->freeze > 0 ? "it applies to stage 3 only" : "no block is frozen");
 }
 
+/* The keys of ours. */
+static void apply_ours(struct apply *a)
+{
+    const struct zc_zero_options *o = &a->c->options;
+    struct gpt_args *args = a->args;
+
+    if (takes(a, "--clip-mode", "zshard.clip_mode", 0))
+        args->clip_mode = (uint32_t)o->clip_mode;
+    if (takes(a, "--clip-ratio", "zshard.clip_tensor_ratio", 0))
+        args->clip_ratio = o->clip_tensor_ratio;
+    if (takes(a, "--clip-beta", "zshard.clip_tensor_beta", 0))
+        args->clip_beta = o->clip_tensor_beta;
+    if (takes(a, "--clip-warmup", "zshard.clip_tensor_warmup", 0))
+        args->clip_warmup = (uint32_t)o->clip_tensor_warmup;
+    if (takes(a, "--node-gather", "zshard.node_gather", 0))
+        args->node_gather = (uint32_t)o->node_gather;
+}
+
 static int apply(struct apply *a, struct zb_err *err)
 {
     const struct zc_zero_options *o = &a->c->options;
@@ -129,6 +147,7 @@ static int apply(struct apply *a, struct zb_err *err)
     if (takes(a, "--group", "zero_optimization.zero_hpz_partition_size", 0))
         args->group = o->group_ranks;
     apply_frozen(a);
+    apply_ours(a);
     apply_lr(a);
     apply_scale(a);
     apply_offload(a);

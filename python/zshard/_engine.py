@@ -25,6 +25,7 @@ OPTIMIZERS = {"adamw": _c.ADAMW, "adam": _c.ADAM, "lion": _c.LION, "sgd": _c.SGD
 MOMENTS = {"f32": _c.MOMENTS_F32, "bf16": _c.MOMENTS_BF16, "q8": _c.MOMENTS_Q8}
 NODE_GATHER = {"comm": _c.NODE_GATHER_COMM, "host": _c.NODE_GATHER_HOST, "auto": _c.NODE_GATHER_AUTO,
                "nccl": _c.NODE_GATHER_COMM}  # fmt: skip
+CLIP_MODE = {"global": _c.CLIP_GLOBAL, "tensor": _c.CLIP_TENSOR, "none": _c.CLIP_NONE}
 OFFLOAD = {"none": _c.ZERO_NONE, "host": _c.ZERO_HOST, "nvme": _c.ZERO_NVME, "gpu": _c.ZERO_GPU}
 WHAT = {"param": _c.PARAM, "master": _c.MASTER, "exp_avg": _c.EXP_AVG, "exp_avg_sq": _c.EXP_AVG_SQ, "grad": _c.GRAD}
 
@@ -82,6 +83,7 @@ def _options(lib: ctypes.CDLL, comm: Comm, given: Mapping[str, Any]) -> Any:
         "offload_optimizer": OFFLOAD,
         "offload_grad": OFFLOAD,
         "node_gather": NODE_GATHER,
+        "clip_mode": CLIP_MODE,
     }
     for name, value in given.items():
         if name not in known:
@@ -107,8 +109,9 @@ class Engine:
     Args:
         comm: stays open as long as the engine.
         **options: fields of struct zc_zero_options, as of zc_zero_defaults() where they are not given. `optimizer`,
-            `moments`, `offload_*` and `node_gather` may be names ("adamw", "q8", "nvme", "auto"), `weight_decay` a
-            number or a list by group, `loss_scale` a dict, `alloc` and `free` functions of ctypes.
+            `moments`, `offload_*`, `node_gather` and `clip_mode` may be names ("adamw", "q8", "nvme", "auto",
+            "tensor"), `weight_decay` a number or a list by group, `loss_scale` a dict, `alloc` and `free` functions of
+            ctypes.
 
     Raises:
         ZshardError: of the family of the code. TypeError: no such option.

@@ -206,6 +206,33 @@ def boxes():
         check(abs(slow[f"comm/box/{r}/shared/all-gather"] - (2 - 1 / r)) < 1e-3, f"{r}: {slow}")
 
 
+def sockets():
+    """Fetches into emulated GPUs on simulated links: formulas, and never faster than these."""
+    before = set(glob.glob("/tmp/zbench-*"))
+    done = zbench("--json", "--rounds", "1", "--size", "512K", "--gpu-link", "20M", "--memory", "100M", "--socket-link", "24M",
+                  bench="node")
+    check(done.returncode == 0, f"ended with {done.returncode}: {done.stdout}{done.stderr}")
+    check("SIMULATED" in done.stderr, done.stderr)
+    said = {row["case"]: row for row in json.loads(done.stdout)["rows"]}
+    ways = ["near/links", "again/near", "off/formula", "off/near", "far/formula", "far/near"]
+    check(list(said) == [f"node/{n}/{way}" for n in (1, 2, 4, 8) for way in ways], f"{list(said)}")
+    m = 2**20 / 1e6
+    for n, off, far in ((1, 20, 20), (2, 40, 40), (4, 80, 48), (8, 96, 48)):  # both directions between the sockets: 48
+        for case, expected in ((f"node/{n}/near/links", 20 * n), (f"node/{n}/off/formula", off), (f"node/{n}/far/formula", far)):
+            row = said[case]
+            check(abs(row["reference"] - expected * m) < 0.01, f"{case}: {row}")
+            check(0 < row["value"] <= 1.001 * row["reference"], f"{case}: {row}")
+    few = {row["case"]: row for row in json.loads(
+        zbench("--json", "--rounds", "1", "--size", "512K", "--gpu-link", "20M", "--memory", "16M", "--socket-link", "1G",
+               bench="node").stdout)["rows"]}  # the memories are the limit: both give half
+    check(abs(few["node/8/off/formula"]["reference"] - 32 * m) < 0.01, f"{few}")
+    check(few["node/8/near/links"]["value"] <= 1.001 * 32 * m, f"{few}")
+    check(set(glob.glob("/tmp/zbench-*")) == before, "something was left behind")
+    for args in (["--size", "0"], ["--gpu-link", "0"], ["--rounds", "0"], ["--what"], ["word"]):
+        done = zbench(*args, bench="node")
+        check(done.returncode == 2 and done.stderr, f"{args}: {done.returncode} {done.stderr}")
+
+
 def steps():
     if not shutil.which("fio"):
         print("skipped: steps has no fio")
@@ -330,7 +357,7 @@ def gpu_kernels():
 
 
 TESTS = {f.__name__: f for f in (rows, gpu, catalog, ready, commits, killed, shares, hostile, snapshots, turns, plans,
-                                 overlap, comm, nodes, boxes, steps,
+                                 overlap, comm, nodes, boxes, sockets, steps,
                                  peers, trains, gpu_kernels, refused, no_daemon)}
 
 if __name__ == "__main__":

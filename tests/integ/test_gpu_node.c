@@ -16,7 +16,7 @@
 #include "base/util.h"
 #include "kernels/gpu.h"
 
-#define STEPS    8u
+#define STEPS    14u
 #define GPUS     8u
 #define OPTIONS  24
 #define EMULATED "emulated*8:16M:::4K"
@@ -52,8 +52,8 @@ static const char *id_of(unsigned g)
 }
 
 /* gpus[r]: the device of rank r; NULL: they say none. */
-static void node_open(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d,
-                      const unsigned *gpus, bool attach)
+static void node_begin(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d,
+                       const unsigned *gpus, bool attach)
 {
     struct zc_job_options o = sv_job(0);
 
@@ -68,6 +68,13 @@ static void node_open(struct zi_rank *ranks, unsigned world, const struct zi_dae
         zi_define(&ranks[o.rank], sv_units, SV_UNITS, world);
     }
     assert_int_equal(zi_ready(ranks, world), 0);
+}
+
+/* The same, and writes the initial values. */
+static void node_open(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d,
+                      const unsigned *gpus, bool attach)
+{
+    node_begin(ranks, world, d, gpus, attach);
     if (!attach)
         sv_fill(ranks, world);
 }
@@ -90,14 +97,16 @@ static uint64_t params_on_all(struct zc_client *c)
     return bytes;
 }
 
-/* Each GPU has what the shards of its ranks have there, no more and no less; and none has more than
- * its budget (zi_tier() checks that). Returns the bytes on all. */
-static uint64_t each_on_its_own(struct zc_client *c, unsigned world, const unsigned *gpus)
+/* Whether each GPU has what the shards of its ranks have there, no more and no less; and none has more
+ * than its budget (zi_tier() checks that). *ret_all: the bytes on all. */
+static bool on_their_own(struct zc_client *c, unsigned world, const unsigned *gpus,
+                         uint64_t *ret_all, char *text, size_t size)
 {
     struct zc_shard_row *rows = NULL;
-    uint64_t on[GPUS] = { 0 }, all = 0;
+    uint64_t on[GPUS] = { 0 };
     size_t n = 0;
 
+    *ret_all = 0;
     assert_int_equal(zc_list_wait(c, sv_name, &rows, &n), 0);
     for (size_t i = 0; i < n; i++) {
         assert_true(rows[i].rank < world);
@@ -107,12 +116,24 @@ static uint64_t each_on_its_own(struct zc_client *c, unsigned world, const unsig
     for (unsigned g = 0; g < GPUS; g++) {
         const struct zc_tier_row row = tier(c, g);
 
-        if (row.state + row.params != on[g])
-            fail_msg("gpu%u has %llu and %llu bytes, its ranks %llu", g,
-                     (unsigned long long)row.state, (unsigned long long)row.params,
-                     (unsigned long long)on[g]);
-        all += on[g];
+        *ret_all += on[g];
+        if (row.state + row.params != on[g]) {
+            (void)snprintf(text, size, "gpu%u has %llu and %llu bytes, its ranks %llu", g,
+                           (unsigned long long)row.state, (unsigned long long)row.params,
+                           (unsigned long long)on[g]);
+            return false;
+        }
     }
+    return true;
+}
+
+static uint64_t each_on_its_own(struct zc_client *c, unsigned world, const unsigned *gpus)
+{
+    char text[128];
+    uint64_t all;
+
+    if (!on_their_own(c, world, gpus, &all, text, sizeof(text)))
+        fail_msg("%s", text);
     return all;
 }
 
@@ -328,88 +349,176 @@ static void params_of_each(void **state)
 
 /* ---- a device fails */
 
-/* Makes one step of a job that may fail; its rc. */
-static int step_try(struct zi_rank *ranks, unsigned world, uint64_t number, char *text, size_t size)
+/* Job "a" is on all GPUs, "b" on gpu0 and gpu1; "idle" has parameters on gpu5, and makes no step. gpu5
+ * fails. */
+struct failing {
+    struct zi_daemon d;
+    struct zc_client *c;
+    struct zi_rank a[GPUS], b[2], idle;
+    uint64_t a_steps, b_steps; /* made */
+    uint64_t b_bytes;          /* on GPUs */
+    char text[512];            /* the failure of "a" */
+};
+
+static const unsigned all_of_them[] = { 0, 1, 2, 3, 4, 5, 6, 7 };
+
+/* Writes the initial values of "a", and makes steps until one fails: the code. */
+static int run_until_it_fails(struct failing *f)
 {
-    struct zc_step step = { .step = number,
-                            .scale = 1,
-                            .groups = sv_groups,
-                            .ngroups = 1,
-                            .commit = ZC_COMMIT_STEP,
-                            .timeout_ms = 120000 };
     struct zc_stepped stepped[GPUS];
     struct zi_call calls[GPUS];
-    const char *why;
-    int rc;
+    const char *why = NULL;
+    unsigned rank = 0;
+    int rc = 0;
 
-    sv_push(ranks, world, number);
-    zi_step_ask(ranks, world, &step, false, stepped, calls);
-    rc = zi_await_all(ranks, world, calls, &why);
-    if (rc < 0)
-        (void)snprintf(text, size, "%s", why);
+    for (unsigned i = 0; i < GPUS * SV_UNITS && rc == 0; i++) {
+        struct zi_rank *r = &f->a[rank = i / SV_UNITS];
+        const struct zc_range *range = &r->ranges[i % SV_UNITS];
+        float *staged = r->job.staging;
+
+        for (uint64_t e = 0; e < range->count; e++)
+            staged[e] = sv_value(range->first + e);
+        if (r->shards[i % SV_UNITS])
+            rc = zc_write_wait(r->c, r->shards[i % SV_UNITS], ZC_MASTER, 0, range->count, staged);
+    }
+    while (rc == 0) {
+        struct zc_step step = { .step = f->a_steps + 1,
+                                .scale = 1,
+                                .groups = sv_groups,
+                                .ngroups = 1,
+                                .commit = ZC_COMMIT_STEP,
+                                .timeout_ms = 120000 };
+
+        assert_true(f->a_steps + 6 < STEPS);
+        (void)poll(NULL, 0, 50);
+        rc = sv_push_try(f->a, GPUS, step.step, &rank);
+        if (rc < 0)
+            break;
+        zi_step_ask(f->a, GPUS, &step, false, stepped, calls);
+        rc = zi_await_all(f->a, GPUS, calls, &why);
+        f->a_steps += rc == 0;
+    }
+    (void)snprintf(f->text, sizeof(f->text), "%.500s", why ? why : zc_error(f->a[rank].c));
     return rc;
 }
 
-/* gpu5 fails in the middle of a step: job "a", on all, resumes from its commit without it; job "b", on
- * gpu0 and gpu1, trains on. */
+/* The other job has what it had, and trains on. */
+static void others_train_on(struct failing *f)
+{
+    uint64_t gpu, nvme;
+
+    for (unsigned g = 0; g < GPUS; g++)
+        assert_true(!strstr(tier(f->c, g).detail, "failed: ") == (g != 5));
+    assert_int_equal(zc_tier_set_wait(f->c, "gpu5", UINT64_C(8) << 20), -EIO);
+    assert_int_equal(zc_tier_set_wait(f->c, "gpu4", UINT64_C(8) << 20), 0);
+    assert_int_equal(f->b[0].job_failed + f->b[1].job_failed, 0);
+    sv_name = "b";
+    zi_where(f->c, sv_name, &gpu, &nvme);
+    assert_int_equal(gpu, f->b_bytes);
+    step(f->b, 2, ++f->b_steps, ZC_COMMIT_STEP);
+    if (f->b[1].place.gpu_params > 0)
+        mapped_same(&f->b[1], 1, &want[f->b_steps], f->b_steps);
+    zi_close(f->b, 2);
+    assert_int_equal(zc_job_destroy_wait(f->c, "b"), 0);
+    sv_name = "job";
+}
+
+/* A job whose parameters were there ends, although nothing of it was in progress. */
+static void idle_ends(struct failing *f)
+{
+    for (unsigned i = 0; i < ZI_WAIT_MS / 10 && f->idle.job_failed == 0; i++)
+        zi_pump(&f->idle, 1, 10);
+    assert_int_equal(f->idle.job_failed, 1);
+    assert_int_equal(f->idle.event_code, -EIO);
+    if (!strstr(f->idle.event_text, "parameters of job 'idle' were on the GPU") ||
+        !strstr(f->idle.event_text, "gpu5") || !strstr(f->idle.event_text, "it had no commit yet"))
+        fail_msg("%s", f->idle.event_text);
+    sv_hang_up(&f->idle, 1);
+}
+
+/* The job that was hit resumes from its commit, without gpu5. Its parameters leave all GPUs. */
+static void resumes(struct failing *f)
+{
+    uint64_t k = f->a_steps, all;
+    char text[128] = "";
+    bool own;
+
+    node_open(f->a, GPUS, &f->d, all_of_them, true);
+    assert_int_equal(f->a[0].place.iterations, k);
+    assert_int_equal(params_on_all(f->c), 0);
+    assert_true(sv_param != ZC_GPU || strstr(f->a[0].place.gpu_why, "gpu5"));
+    sv_dump_same("from the commit", &want[k], f->a, GPUS);
+    do { /* until what was allocated has been moved to */
+        if (k == STEPS)
+            fail_msg("after %llu steps: %s", (unsigned long long)k, text);
+        step(f->a, GPUS, ++k, ZC_COMMIT_STEP);
+        (void)poll(NULL, 0, 50);
+        own = on_their_own(f->c, GPUS, all_of_them, &all, text, sizeof(text));
+    } while (!own || all == 0);
+    assert_true(all < state_bytes && tier(f->c, 4).state > 0);
+    assert_int_equal(tier(f->c, 5).state, 0);
+    zi_fsck_online(f->c);
+    zi_close(f->a, GPUS);
+}
+
+/* gpu5 fails at this work of its own. Returns how many steps "a" had made; its code is -EIO. */
+static uint64_t one_fails_at(enum zc_place param, unsigned works)
+{
+    struct failing f = { .a_steps = 0 };
+    char gpu[96];
+    int rc;
+
+    sv_param = param;
+    (void)snprintf(gpu, sizeof(gpu), "emulated*5:16M:::4K,emulated:16M::%u:4K,emulated*2:16M:::4K",
+                   works);
+    zi_start(&f.d, options_with(gpu));
+    f.c = zi_client(&f.d);
+    sv_name = "b";
+    node_open(f.b, 2, &f.d, all_of_them, false);
+    assert_int_equal(f.b[0].place.gpu_params > 0, param == ZC_GPU);
+    step(f.b, 2, 1, ZC_COMMIT_STEP);
+    f.b_bytes = state_bytes + params_on_all(f.c);
+    f.b_steps = steps_until_up(f.c, f.b, 2, 1, f.b_bytes);
+    if (param == ZC_GPU) {
+        sv_name = "idle";
+        node_open(&f.idle, 1, &f.d, &all_of_them[5], false);
+    }
+    sv_name = "job";
+    node_begin(f.a, GPUS, &f.d, all_of_them, false);
+    assert_int_equal(f.a[5].place.gpu_params > 0, param == ZC_GPU);
+    rc = run_until_it_fails(&f);
+    if (rc != -EIO || !strstr(f.text, "GPU"))
+        fail_msg("%u works, after step %llu: %d, %s", works, (unsigned long long)f.a_steps, rc,
+                 f.text);
+    others_train_on(&f);
+    if (param == ZC_GPU)
+        idle_ends(&f);
+    sv_hang_up(f.a, GPUS);
+    if (f.a_steps > 0)
+        resumes(&f);
+    zc_close(f.c);
+    zi_stop(&f.d);
+    sv_param = 0;
+    return f.a_steps;
+}
+
 static void one_fails(void **state)
 {
-    const unsigned gpus[] = { 0, 1, 2, 3, 4, 5, 6, 7 }, two[] = { 0, 1 };
-    struct zi_rank a[GPUS], b[2];
-    struct zi_daemon d = { 0 };
-    char text[512] = "";
-    struct zc_client *c;
-    uint64_t k = 0, kb, gpu, nvme;
-    int rc = 0;
+    (void)state;
+    assert_true(one_fails_at(0, 60) > 0);
+}
+
+/* At any work between the placement of its parameters and the fourth step. */
+static void one_fails_with_params(void **state)
+{
+    const char *text = getenv("ZSHARD_STRIDE");
+    unsigned stride = text && *text ? (unsigned)strtoul(text, NULL, 10) : 17;
+    bool in_a_step = false;
 
     (void)state;
-    sv_param = 0;
-    zi_start(&d, options_with("emulated*5:16M:::4K,emulated:16M::60:4K,emulated*2:16M:::4K"));
-    c = zi_client(&d);
-    sv_name = "b";
-    node_open(b, 2, &d, two, false);
-    step(b, 2, 1, ZC_COMMIT_STEP);
-    kb = steps_until_up(c, b, 2, 1, state_bytes);
-    sv_name = "job";
-    node_open(a, GPUS, &d, gpus, false);
-    while (rc == 0) {
-        assert_true(k < STEPS);
-        (void)poll(NULL, 0, 50);
-        rc = step_try(a, GPUS, k + 1, text, sizeof(text));
-        k += rc == 0;
-    }
-    assert_true(rc == -EIO && k > 0);
-    if (!strstr(text, "GPU"))
-        fail_msg("the message does not name the GPU: %s", text);
-    for (unsigned g = 0; g < GPUS; g++)
-        assert_true(!strstr(tier(c, g).detail, "failed: ") == (g != 5));
-    assert_int_equal(zc_tier_set_wait(c, "gpu5", UINT64_C(8) << 20), -EIO);
-    assert_int_equal(zc_tier_set_wait(c, "gpu4", UINT64_C(8) << 20), 0);
-    /* the job on the others */
-    assert_int_equal(b[0].job_failed + b[1].job_failed, 0);
-    sv_name = "b";
-    zi_where(c, sv_name, &gpu, &nvme);
-    assert_int_equal(gpu, state_bytes);
-    step(b, 2, ++kb, ZC_COMMIT_STEP);
-    zi_close(b, 2);
-    assert_int_equal(zc_job_destroy_wait(c, "b"), 0);
-    /* the one that was hit */
-    sv_name = "job";
-    sv_hang_up(a, GPUS);
-    node_open(a, GPUS, &d, gpus, true);
-    assert_int_equal(a[0].place.iterations, k);
-    sv_dump_same("from the commit", &want[k], a, GPUS);
-    while (k < STEPS) {
-        step(a, GPUS, ++k, ZC_COMMIT_STEP);
-        (void)poll(NULL, 0, 20);
-    }
-    assert_true(each_on_its_own(c, GPUS, gpus) < state_bytes);
-    assert_true(tier(c, 4).state > 0);
-    assert_int_equal(tier(c, 5).state, 0);
-    zi_fsck_online(c);
-    zi_close(a, GPUS);
-    zc_close(c);
-    zi_stop(&d);
+    for (unsigned works = 40; works < 95; works += stride)
+        in_a_step |= one_fails_at(ZC_GPU, works) > 0;
+    assert_true(in_a_step);
 }
 
 /* ---- lists that are refused */
@@ -446,6 +555,7 @@ int main(void)
         cmocka_unit_test_teardown(budgets, zi_teardown),
         cmocka_unit_test_teardown(params_of_each, zi_teardown),
         cmocka_unit_test_teardown(one_fails, zi_teardown),
+        cmocka_unit_test_teardown(one_fails_with_params, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
     };
 

@@ -99,6 +99,19 @@ def test_below_stage_3_parameters_have_their_values(ds: Any, monkeypatch: Any, s
     equal(copy.deepcopy(engine.module), want)
 
 
+def test_keys_of_zshard(ds: Any) -> None:
+    """The block "zshard" reaches the engine; DeepSpeed would ignore it."""
+    ours = {"clip_mode": "tensor", "clip_tensor_ratio": 1.5, "clip_tensor_warmup": 2, "node_gather": "auto"}
+    engine = engine_of(ds, 2, zshard=ours, gradient_clipping=1.0)
+    options = engine.handle.runtime.engine.options
+    assert options["clip_mode"] == 1 and options["node_gather"] == 2
+    assert options["clip_tensor_ratio"] == 1.5 and options["clip_tensor_warmup"] == 2
+    assert "clip_tensor_beta" not in options
+    step(engine, engine)
+    assert 0 < engine.handle.runtime.last.clip_scale <= 1
+    engine.destroy()
+
+
 def test_in_stage_3_they_are_nan(ds: Any) -> None:
     engine = engine_of(ds, 3)
     assert torch.isnan(engine.module.first.weight).all()

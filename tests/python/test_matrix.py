@@ -71,6 +71,8 @@ FEATURES: dict[str, dict[str, Any]] = {
 # Cells that are known not to work, with the reason: they are expected to fail.
 BROKEN: dict[str, str] = {}
 
+SAME_STEPS = 6  # where bits are compared: each step repeats what the first ones do
+
 # The cells that `full` runs.
 CORE = [
     Cell(),
@@ -161,7 +163,7 @@ class Lab:
         if kind == "nvme":
             self.squeeze(cell)
         if cell.keep:
-            words |= {"keep": True, "durable": True, "resume": "auto" if cell.resume else False}
+            words |= {"keep": True, "durable": True, "resume": "auto" if cell.resume else False, "reconnect": 1}
         return words
 
     def squeeze(self, cell: Cell) -> None:
@@ -247,7 +249,7 @@ def test_compile(lab: Lab, model: str) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_stores_alike(lab: Lab, world: int, dtype: str) -> None:
     """none = host = nvme, bit for bit, losses and parameters."""
-    cell = Cell(model=zoo.DEEP, world=world, dtype=dtype, accumulate="uneven", clip="torch")
+    cell = Cell(model=zoo.DEEP, world=world, dtype=dtype, accumulate="uneven", clip="torch", steps=SAME_STEPS)
     made = [lab.run(dataclasses.replace(cell, store=s), compare=False) for s in ("none", "host", "nvme")]
     assert made[0].losses == made[1].losses == made[2].losses
     assert made[0].hashes == made[1].hashes == made[2].hashes
@@ -281,7 +283,8 @@ def resumed(lab: Lab, cell: Cell, before: list[list[float]] | None = None) -> No
 @pytest.mark.parametrize("world", [1, 2])
 def test_rank_killed(lab: Lab, world: int, store: str) -> None:
     """kill -9 of a rank in the middle of a step; the kept job resumes at the last commit."""
-    cell = Cell(zoo.DEEP, world, store, keep=True, job=f"killed-{world}-{store}", die_at=11, die_rank=world - 1)
+    cell = Cell(zoo.DEEP, world, store, keep=True, job=f"killed-{world}-{store}", steps=SAME_STEPS, die_at=3,
+                die_rank=world - 1)  # fmt: skip
     with pytest.raises(RankFailed):
         lab.run(cell, compare=False)
     resumed(lab, cell)
@@ -290,7 +293,8 @@ def test_rank_killed(lab: Lab, world: int, store: str) -> None:
 @pytest.mark.parametrize("at_work", [False, True])
 def test_daemon_killed(lab: Lab, at_work: bool) -> None:
     """kill -9 of the daemon: between two runs, after the last commit, or in the middle of a step."""
-    cell = Cell(zoo.DEEP, 2, "nvme", keep=True, job=f"daemon-killed-{at_work}", die_at=7, die_daemon=at_work)
+    cell = Cell(zoo.DEEP, 2, "nvme", keep=True, job=f"daemon-killed-{at_work}", steps=SAME_STEPS, die_at=3,
+                die_daemon=at_work)  # fmt: skip
     with pytest.raises(RankFailed):
         lab.run(cell, compare=False)
     daemon = lab.daemon("small")

@@ -289,7 +289,7 @@ def test_clip_grad_norm(foreach: bool | None) -> None:
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05, foreach=foreach)))
         opt.step()
         opt.zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
     compare(Net(), step=step, steps=8).close()
     assert norms[:8] == pytest.approx(norms[8:], rel=1e-5)
@@ -319,7 +319,7 @@ def test_grad_scaler_and_autocast() -> None:
             scaler.step(opt)
             scaler.update()
             opt.zero_grad()
-            return float(loss)
+            return float(loss.detach())
 
         return step
 
@@ -333,7 +333,7 @@ def test_autocast() -> None:
         loss.backward()
         opt.step()
         opt.zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
     compare(Net(), step=step, steps=6).close()
 
@@ -451,7 +451,7 @@ def test_two_forwards_then_backward() -> None:
         loss.backward()
         opt.step()
         opt.zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
     compare(Net(), step=step, steps=6).close()
 
@@ -463,7 +463,7 @@ def test_retain_graph_and_create_graph() -> None:
         loss.backward(create_graph=i % 2 == 1)
         opt.step()
         opt.zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
     compare(Net(), step=step, steps=4).close()
 
@@ -621,6 +621,60 @@ def test_close_gathers() -> None:
     copy.deepcopy(model)
 
 
+def test_clip_of_the_engine() -> None:
+    """shard(clip=) is clip_grad_norm_ in each step."""
+
+    def step(model: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+        loss = loss_of(model, batch(i))
+        loss.backward()
+        if "_zshard" not in model.__dict__:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        opt.step()
+        opt.zero_grad()
+        return float(loss.detach())
+
+    handle = compare(Net(), step=step, clip=0.05)
+    assert 0 < handle.runtime.last.clip_scale < 1
+    handle.close()
+
+
+def adagc(opt: torch.optim.Optimizer, averages: dict[int, float], warm: bool, most: float) -> None:
+    """Clipping by tensor as docs/ENGINE.md has it, with ratio 1.05 and beta 0.98."""
+    params = [p for g in opt.param_groups for p in g["params"] if p.grad is not None]
+    if warm:
+        torch.nn.utils.clip_grad_norm_(params, most)
+    for i, p in enumerate(params):
+        norm, average = float(p.grad.norm()), averages.get(i, 0.0)
+        if norm == 0:
+            continue
+        if not warm and 0 < 1.05 * average < norm:
+            p.grad.mul_(1.05 * average / norm)
+            norm = 1.05 * average
+        averages[i] = norm if average == 0 else min(average, norm) if warm else 0.98 * average + 0.02 * norm
+
+
+@pytest.mark.parametrize("offload", ["none", "host"])
+def test_clip_by_tensor(offload: str) -> None:
+    averages: dict[int, float] = {}
+    scales: list[float] = []
+
+    def step(model: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+        loss = loss_of(model, batch(i)) * (1 + i % 3)  # norms that the averages do not follow
+        loss.backward()
+        if "_zshard" not in model.__dict__:
+            adagc(opt, averages, i < 3, 0.5)
+        opt.step()
+        opt.zero_grad()
+        if "_zshard" in model.__dict__:
+            scales.append(model.__dict__["_zshard"].runtime.last.clip_scale)
+        return float(loss.detach())
+
+    handle = compare(Net(), step=step, clip_mode="tensor", clip=0.5, clip_tensor_warmup=3, offload=offload,
+                     steps=12)  # fmt: skip
+    assert len(scales) == 12 and min(scales[3:]) < 0.9
+    handle.close()
+
+
 def test_several_models() -> None:
     one, two = Net(), Net()
     plain = copy.deepcopy(one), copy.deepcopy(two)
@@ -653,6 +707,8 @@ def test_refusals() -> None:
         zt.shard(nn.Embedding(4, 4, max_norm=1.0))
     with pytest.raises(ValueError, match="float64"):
         zt.shard(Block(8).double())
+    with pytest.raises(ValueError, match="'blocks' is not one of global, tensor, none"):
+        zt.shard(model, adamw(model.parameters()), clip_mode="blocks")
     assert not torch.isnan(model.head.weight).any()
 
 

@@ -401,6 +401,28 @@ static int settle_zero(struct zc_zero_config *c, struct zcz_read *r, uint32_t ra
     return rc < 0 ? rc : settle_groups(c, r, ranks, err);
 }
 
+/* ---- keys of ours */
+
+static int settle_ours(struct zc_zero_config *c, struct zcz_read *r, struct zb_err *err)
+{
+    static const char *const of_tensor[] = { "clip_tensor_ratio", "clip_tensor_beta",
+                                             "clip_tensor_warmup" };
+    struct zc_zero_options *o = &c->options;
+
+    o->clip_mode = (enum zc_clip_mode)value(r, ZCZ_CLIP_MODE, ZC_CLIP_GLOBAL);
+    o->clip_tensor_ratio = value(r, ZCZ_CLIP_RATIO, o->clip_tensor_ratio);
+    o->clip_tensor_beta = value(r, ZCZ_CLIP_BETA, o->clip_tensor_beta);
+    o->clip_tensor_warmup = count(r, ZCZ_CLIP_WARMUP, (double)o->clip_tensor_warmup);
+    o->node_gather = (enum zc_node_gather)value(r, ZCZ_NODE_GATHER, ZC_NODE_GATHER_COMM);
+    if (o->clip_tensor_ratio == 0)
+        return zb_fail(err, -EINVAL, "zshard.clip_tensor_ratio: is 0, and must be above 0");
+    if (o->clip_tensor_beta == 1)
+        return zb_fail(err, -EINVAL, "zshard.clip_tensor_beta: is 1, and must be below 1");
+    return o->clip_mode == ZC_CLIP_TENSOR
+               ? 0
+               : ignore_all(r, "zshard", of_tensor, ZB_COUNT(of_tensor), "clip_mode is not tensor");
+}
+
 /* ---- the whole */
 
 static void settle_rest(struct zc_zero_config *c, const struct zcz_read *r)
@@ -425,6 +447,8 @@ static int settle(struct zc_zero_config *c, struct zcz_read *r, uint32_t ranks, 
         rc = settle_schedule(c, r, err);
     if (rc == 0)
         rc = settle_zero(c, r, ranks, err);
+    if (rc == 0)
+        rc = settle_ours(c, r, err);
     if (rc == -ENOMEM)
         (void)zb_fail(err, rc, "a configuration: %m");
     settle_rest(c, r);

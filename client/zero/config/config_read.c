@@ -136,22 +136,33 @@ static int number(const struct zcz_row *row, const char *path, const json_t *val
     return 0;
 }
 
+/* The index of a text in the row's words, or -1. */
+static int word_find(const struct zcz_row *row, const char *text)
+{
+    const char *at = row->words;
+
+    for (int i = 0; at && *at; i++) {
+        size_t n = strcspn(at, " ");
+
+        if (strlen(text) == n && strncasecmp(at, text, n) == 0)
+            return i;
+        at += n + strspn(at + n, " ");
+    }
+    return -1;
+}
+
 static int word(const struct zcz_row *row, const char *path, const json_t *value, double *ret,
                 struct zb_err *err)
 {
-    const char *text = json_string_value(value), *at = row->words;
+    const char *text = json_string_value(value);
+    int found;
 
     if (!text)
         return wrong_type(row, path, value, err);
-    for (unsigned i = 0; *at; i++) {
-        size_t n = strcspn(at, " ");
-
-        if (strlen(text) == n && strncasecmp(at, text, n) == 0) {
-            *ret = i;
-            return 0;
-        }
-        at += n + strspn(at + n, " ");
-    }
+    found = word_find(row, text);
+    *ret = found;
+    if (found >= 0)
+        return 0;
     return zb_fail(err, -EINVAL, "%s: is '%.40s', and must be one of: %s", path, text, row->words);
 }
 
@@ -204,11 +215,12 @@ static bool refused(const struct zcz_row *row, const json_t *value, double x)
     }
 }
 
-static bool is_auto(const json_t *value)
+/* "auto", unless that is one of the row's own words. */
+static bool is_auto(const struct zcz_row *row, const json_t *value)
 {
     const char *text = json_string_value(value);
 
-    return text && strcmp(text, "auto") == 0;
+    return text && strcmp(text, "auto") == 0 && word_find(row, text) < 0;
 }
 
 static int group(struct zcz_read *r, const struct zcz_row *rows, const char *path,
@@ -278,7 +290,7 @@ static int key_read(struct zcz_read *r, const struct zcz_row *row, const char *p
         return group(r, row->rows, path, value, err);
     if (row->kind == ZCZ_GROUP)
         return wrong_type(row, path, value, err);
-    if (is_auto(value)) {
+    if (is_auto(row, value)) {
         r->v[row->at].how = ZCZ_AUTO;
         if (row->kind == ZCZ_PAIR)
             r->v[row->at + 1].how = ZCZ_AUTO;

@@ -319,6 +319,27 @@ static const struct zcz_row aio_rows[] = {
     END,
 };
 
+/* Keys of ours. DeepSpeed ignores the block. */
+static const struct zcz_row zshard_rows[] = {
+    { .key = "clip_mode",
+      .kind = ZCZ_WORD,
+      .at = ZCZ_CLIP_MODE,
+      .words = "global tensor none",
+      .does = "how gradients are clipped (docs/ENGINE.md)" },
+    ACTS_FROM("clip_tensor_ratio", ZCZ_REAL, ZCZ_CLIP_RATIO, 0, 1e6,
+              "clipping by tensor: limit of a norm over its average"),
+    ACTS_FROM("clip_tensor_beta", ZCZ_REAL, ZCZ_CLIP_BETA, 0, 1,
+              "clipping by tensor: what an average keeps of itself in a step"),
+    ACTS_FROM("clip_tensor_warmup", ZCZ_COUNT, ZCZ_CLIP_WARMUP, 0, STEPS_MAX,
+              "clipping by tensor: steps that are clipped globally first"),
+    { .key = "node_gather",
+      .kind = ZCZ_WORD,
+      .at = ZCZ_NODE_GATHER,
+      .words = "comm host auto",
+      .does = "how the ranks of a node gather parameters from each other (docs/ENGINE.md)" },
+    END,
+};
+
 const struct zcz_row zcz_config_rows[] = {
     { "train_batch_size", ZCZ_COUNT, ZCZ_TRAIN_BATCH, 1, STEPS_MAX, NULL, NULL,
       "samples of a step, over all ranks", NULL, NULL, LEFT, 0 },
@@ -342,6 +363,7 @@ const struct zcz_row zcz_config_rows[] = {
     GROUP_OF("data_types", data_types_rows),
     GROUP_OF("activation_checkpointing", checkpointing_rows),
     GROUP_OF("aio", aio_rows),
+    GROUP_OF("zshard", zshard_rows),
     IGNORED("steps_per_print", ZCZ_COUNT, OF_LOG),
     IGNORED("wall_clock_breakdown", ZCZ_BOOL, OF_LOG),
     IGNORED("memory_breakdown", ZCZ_BOOL, OF_LOG),

@@ -246,6 +246,8 @@ def _engine_options(raw: Mapping[str, Any], o: Any, stage: int) -> dict[str, Any
         made |= {"quantize_gather": True, "gather_alone": False}
     if o.reduce_waits:
         made["reduce_waits"] = True
+    ours = raw.get("zshard") or {}
+    made |= {key: getattr(o, key) for key in ours if ours[key] is not None}
     return made
 
 

@@ -287,6 +287,10 @@ def shard(
         seed: for init_fn's random numbers, the same on all ranks.
         quantize_frozen: in stage 3, parameters that are frozen now are stored and exchanged as int8 with a scale for
             every 256, and computed with in their own dtype. They cannot be unfrozen.
+        engine_options: fields of struct zc_zero_options. clip=1.0: each step limits the norm of its gradient, without
+            a call of clip_grad_norm_(). clip_mode="tensor" (with clip, clip_tensor_ratio, clip_tensor_beta and
+            clip_tensor_warmup): each tensor is clipped against an average of its own norms. node_gather="auto": how
+            the ranks of a node gather parameters.
 
     Raises:
         ValueError, TypeError: the model or optimizer cannot be sharded; the message has the reason. Nothing is changed.

@@ -65,7 +65,8 @@ class Runtime:
             None  # marks the job: weights are written that belong to the next step
         )
         self.last: Any = None  # the last step's Stepped
-        self.step_clip = 0.0  # limit of the gradient's norm for the steps that begin now; 0: none
+        # limit of the gradient's norm for the steps that begin now; 0: none
+        self.step_clip = float(engine.options.get("clip", 0.0))
         self.step_scale = 1.0  # their gradients are multiplied by it
         self.spent = False  # the last step's gradients were not cleared yet
         self.norms: list[Any] | None = None  # of this step's gradient so far

@@ -68,9 +68,14 @@ void real_daemon_resume(struct real_daemon *d, const char *const *args)
 
 void real_daemon_stop(struct real_daemon *d)
 {
+    (void)kill(d->pid, SIGTERM);
+    real_daemon_ended(d);
+}
+
+void real_daemon_ended(struct real_daemon *d)
+{
     int status = 0;
 
-    (void)kill(d->pid, SIGTERM);
     assert_int_equal(waitpid(d->pid, &status, 0), d->pid);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }

@@ -25,6 +25,8 @@ void real_daemon_resume(struct real_daemon *d, const char *const *args);
 
 /** Ends it with SIGTERM; its exit status must be 0. */
 void real_daemon_stop(struct real_daemon *d);
+/** Waits for the end of one that was sent SIGTERM: the same. */
+void real_daemon_ended(struct real_daemon *d);
 void real_daemon_kill(struct real_daemon *d);
 
 /** Group setup and teardown for cmocka: makes and removes the folder of all daemons. */

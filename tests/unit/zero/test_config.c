@@ -125,6 +125,11 @@ static void describe(struct text *t, const struct zc_zero_config *a, const struc
     SAY_OPTION(offload_param);
     SAY_OPTION(offload_optimizer);
     SAY_OPTION(clip);
+    SAY_OPTION(clip_mode);
+    SAY_OPTION(clip_tensor_ratio);
+    SAY_OPTION(clip_tensor_beta);
+    SAY_OPTION(clip_tensor_warmup);
+    SAY_OPTION(node_gather);
     SAY_OPTION(optimizer);
     SAY_OPTION(beta1);
     SAY_OPTION(beta2);
@@ -232,6 +237,17 @@ static const struct {
     { "{'gradient_clipping': 0.5}", "clip=0.5" },
     { "{'gradient_clipping': 'auto'}", "left=247" },
     { "{'gradient_clipping': -1}", "!gradient_clipping: is -1, and must be from 0" },
+    /* keys of ours */
+    { "{'zshard': {'clip_mode': 'none', 'node_gather': 'auto'}}", "clip_mode=2 node_gather=2" },
+    { "{'zshard': {'clip_mode': 'tensor', 'clip_tensor_ratio': 1.2, 'clip_tensor_beta': 0.9, "
+      "'clip_tensor_warmup': 7}}",
+      "clip_mode=1 clip_tensor_ratio=1.2 clip_tensor_beta=0.9 clip_tensor_warmup=7" },
+    { "{'zshard': {'clip_mode': 'blocks'}}", "!zshard.clip_mode: is 'blocks'" },
+    { "{'zshard': {'clip_mode': 'tensor', 'clip_tensor_ratio': 0}}",
+      "!zshard.clip_tensor_ratio: is 0, and must be above 0" },
+    { "{'zshard': {'clip_mode': 'tensor', 'clip_tensor_beta': 1}}",
+      "!zshard.clip_tensor_beta: is 1, and must be below 1" },
+    { "{'zshard': {'clip': 1}}", "!zshard.clip: no such key; did you mean 'clip_mode'?" },
     { "{'bf16': {'enabled': true}}", "dtype=2" },
     { "{'bfloat16': {'enabled': true}}", "dtype=2" },
     { "{'bf16': {'enabled': false}}", "" },
