@@ -513,6 +513,15 @@ ZC_EXPORT int zc_tier_set(struct zc_client *c, const char *tier, uint64_t bytes,
                           void *arg);
 ZC_EXPORT int zc_tier_set_wait(struct zc_client *c, const char *tier, uint64_t bytes);
 
+/**
+ * Drains a data file, from 1, or uses it again, while the daemon runs. For administrators (-EPERM).
+ * Nothing new is placed on a drained data file, and its pages move to others as they are written.
+ * -EINVAL: there is no such data file, or no other one is in use. The next start uses all of them.
+ */
+ZC_EXPORT int zc_drive_set(struct zc_client *c, uint32_t number, bool drain, zc_done_fn *done,
+                           void *arg);
+ZC_EXPORT int zc_drive_set_wait(struct zc_client *c, uint32_t number, bool drain);
+
 /** What a user holds, and may hold: bytes of each tier, and jobs in memory. Limits: 0: none. */
 struct zc_quota {
     uint64_t host_bytes, host_max;
@@ -1114,6 +1123,21 @@ struct zc_tier_row {
     char name[8], detail[256], numa[128], nodes[256], stranded_by[256];
 };
 
+/** A data file, for `zctl drive`. */
+struct zc_drive_row {
+    uint64_t number;                 /* from 1 */
+    uint64_t size_bytes, held_bytes; /* held: by pages */
+    /* bytes per second, reads and writes together: measured from the traffic, and at the start */
+    uint64_t bytes_s, start_bytes_s;
+    uint64_t read_bytes, written_bytes, failed; /* failed: transfers */
+    uint64_t waits_ms; /* there are transfers, and none has ended for so long */
+    char node[8];      /* its NUMA node; "": unknown */
+    char state[40];    /* "in use", or why it is drained */
+    char why[160];     /* the same with numbers; "": in use, or drained on request */
+    char device[24];   /* major:minor; "": unknown */
+    char directory[256];
+};
+
 /**
  * A time integral. Two readings give the mean between them, delta(area_ns) / delta(now), and the
  * share of time in which the value was above 0, delta(busy_ns) / delta(now).
@@ -1222,6 +1246,8 @@ ZC_EXPORT int zc_jobs_wait(struct zc_client *c, const char *job, struct zc_job_r
                            size_t *ret_n);
 /** Lists the tiers. */
 ZC_EXPORT int zc_tiers_wait(struct zc_client *c, struct zc_tier_row **ret_rows, size_t *ret_n);
+/** Lists the data files. */
+ZC_EXPORT int zc_drives_wait(struct zc_client *c, struct zc_drive_row **ret_rows, size_t *ret_n);
 /** Lists the daemon's counters (docs/reference/counters.md). */
 ZC_EXPORT int zc_stat_wait(struct zc_client *c, struct zc_counter **ret_rows, size_t *ret_n);
 /**

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "daemon/disk/drives.h"
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 #include "daemon/op/commit.h"
@@ -52,6 +53,7 @@ bool zsd_core_turn(struct zsd *daemon)
 void zsd_core_tick(struct zsd *daemon, uint64_t now_ns)
 {
     zsd_scrub_tick(daemon->core, now_ns);
+    zsd_drives_tick(daemon->core, zb_now_ns()); /* now_ns may be the end of time, in tests */
     zsd_timed_expire(daemon->core, now_ns);
 }
 

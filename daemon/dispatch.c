@@ -64,6 +64,7 @@ static const struct row {
     [ZP_TOP] = { .handler = zsd_top },
     [ZP_JOB_SHARE] = { .handler = zsd_job_share },
     [ZP_TIER_SET] = { .handler = zsd_tier_set },
+    [ZP_DRIVE_SET] = { .handler = zsd_drive_set },
     [ZP_GPU_SHARE] = { .handler = zsd_gpu_share },
     [ZP_STEP_CLASSES] = { .handler = zsd_step_classes },
     [ZP_JOB_OPTIMIZER] = { .handler = zsd_job_optimizer },

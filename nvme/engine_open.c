@@ -122,6 +122,7 @@ static int engine_build(struct zn_engine *e, const struct zn_options *o, struct 
     if (rc < 0)
         return zb_fail(err, rc, "block of the commit slots: %m");
     e->info.size_bytes = o->size_bytes;
+    e->info.device = e->file.on_device;
     e->info.depth = o->depth > 0 ? o->depth : ZN_DEPTH_DEFAULT;
     e->threads = o->threads > 0 ? o->threads
                                 : (unsigned)zb_min_u64(e->info.depth, ZN_THREADS_DEFAULT);

@@ -62,6 +62,7 @@ struct zn_file {
     int fd; /* descriptor of a kernel's file; holds the lock */
     bool block, locked, read_only, no_follow;
     bool ours;          /* there was a superblock: this one */
+    uint64_t on_device; /* as in struct zn_info */
     uint64_t was_bytes; /* length of the file when it was opened, or of the device */
     struct zn_super super;
     struct zn_slot slot;    /* the newest commit slot when it was opened */

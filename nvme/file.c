@@ -77,6 +77,7 @@ static int file_identify(struct zn_file *f, const char *path, struct zb_err *err
     if (fstat(f->fd, &st) < 0)
         return zb_fail(err, -errno, "data file '%s': %m", path);
     f->block = S_ISBLK(st.st_mode);
+    f->on_device = f->block ? st.st_rdev : st.st_dev;
     if (!f->block && !S_ISREG(st.st_mode))
         return file_other(path, err);
     (void)fcntl(f->fd, F_SETFL, fcntl(f->fd, F_GETFL) & ~O_NONBLOCK); /* files do not look at it */

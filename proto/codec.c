@@ -224,6 +224,7 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_STEP_BEGIN] = { "step-begin", METHOD(step_begin, empty) },
     [ZP_TOP] = { "top", METHOD(top_request, top_reply) },
     [ZP_JOB_SHARE] = { "job-share", METHOD(job_share, empty) },
+    [ZP_DRIVE_SET] = { "drive-set", METHOD(drive_set, empty) },
     [ZP_TIER_SET] = { "tier-set", METHOD(tier_set, empty) },
     [ZP_GPU_SHARE] = { "gpu-share", METHOD(job_ref, gpu_share_reply) },
     [ZP_STEP_CLASSES] = { "step-classes", METHOD(step_classes, empty) },

@@ -104,6 +104,7 @@ enum zp_method {
     ZP_LOG_EVENTS = 52,
     ZP_TENSOR_NORMS = 53,
     ZP_STEP_TENSORS = 54,
+    ZP_DRIVE_SET = 55,
     ZP_METHOD_END
 };
 

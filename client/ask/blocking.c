@@ -38,6 +38,8 @@ FORM(zc_gpu_share, (struct zc_client *c, uint64_t job, struct zc_gpu_memory *ret
 
 FORM(zc_quota_set, (struct zc_client *c, const struct zc_quota *quota), 0, c, quota)
 
+FORM(zc_drive_set, (struct zc_client *c, uint32_t number, bool drain), 0, c, number, drain)
+
 FORM(zc_tier_set, (struct zc_client *c, const char *tier, uint64_t bytes), 0, c, tier, bytes)
 
 FORM(zc_write, (struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,

@@ -235,6 +235,17 @@ int zc_quota_set(struct zc_client *c, const struct zc_quota *quota, zc_done_fn *
     return zc_ask(c, &method_quota_set, &m.base, NULL, done, arg);
 }
 
+static const struct zc_method method_drive_set = { .id = ZP_DRIVE_SET };
+
+int zc_drive_set(struct zc_client *c, uint32_t number, bool drain, zc_done_fn *done, void *arg)
+{
+    Zp__DriveSet m = ZP__DRIVE_SET__INIT;
+
+    m.number = number;
+    m.drain = drain;
+    return zc_ask(c, &method_drive_set, &m.base, NULL, done, arg);
+}
+
 static const struct zc_method method_tier_set = { .id = ZP_TIER_SET };
 
 int zc_tier_set(struct zc_client *c, const char *tier, uint64_t bytes, zc_done_fn *done, void *arg)

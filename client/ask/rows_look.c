@@ -170,6 +170,50 @@ int zc_tiers_wait(struct zc_client *c, struct zc_tier_row **ret_rows, size_t *re
     return rc;
 }
 
+static int reply_drives(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                        int *fds)
+{
+    const Zp__TiersReply *r = (const Zp__TiersReply *)m;
+    void *added;
+    int rc = zc_rows_begin(c, call->spec.ret, r->n_drives, 0, &added);
+
+    (void)fds;
+    for (size_t i = 0; rc > 0 && i < r->n_drives; i++) {
+        struct zc_drive_row *to = (struct zc_drive_row *)added + i;
+        const Zp__DriveRow *from = r->drives[i];
+
+        *to = (struct zc_drive_row){ .number = from->number,
+                                     .size_bytes = from->size_bytes,
+                                     .held_bytes = from->held_bytes,
+                                     .bytes_s = from->bytes_s,
+                                     .start_bytes_s = from->start_bytes_s,
+                                     .read_bytes = from->read_bytes,
+                                     .written_bytes = from->written_bytes,
+                                     .failed = from->failed,
+                                     .waits_ms = from->waits_ms };
+        if (from->node > 0)
+            (void)snprintf(to->node, sizeof(to->node), "%u", (from->node - 1) % 100000);
+        COPY(to->state, from->state);
+        COPY(to->why, from->why);
+        COPY(to->device, from->device);
+        COPY(to->directory, from->directory);
+    }
+    return rc < 0 ? rc : 0;
+}
+
+static const struct zc_method method_drives = { .id = ZP_TIERS, .reply = reply_drives };
+
+int zc_drives_wait(struct zc_client *c, struct zc_drive_row **ret_rows, size_t *ret_n)
+{
+    struct zc_rows rows = { .row_bytes = sizeof(**ret_rows) };
+    Zp__Empty m = ZP__EMPTY__INIT;
+    int rc = zc_rows_collect(c, &method_drives, &m.base, NULL, &rows, ret_n);
+
+    if (rc == 0)
+        *ret_rows = rows.data;
+    return rc;
+}
+
 static int reply_stat(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
                       int *fds)
 {

@@ -17,12 +17,12 @@
 #include "client/zctl/zctl_main.h"
 
 static const struct zctl_cmd *const cmds[] = {
-    &zctl_clone,  &zctl_completion, &zctl_config,    &zctl_destroy,   &zctl_df,
-    &zctl_doctor, &zctl_events,     &zctl_export,    &zctl_fsck,      &zctl_help,
-    &zctl_import, &zctl_jobs,       &zctl_log_level, &zctl_ls,        &zctl_metrics,
-    &zctl_ping,   &zctl_plan,       &zctl_quota,     &zctl_restart,   &zctl_rollback,
-    &zctl_scrub,  &zctl_share,      &zctl_snapshot,  &zctl_snapshots, &zctl_stat,
-    &zctl_status, &zctl_tier,       &zctl_tiers,     &zctl_top,       &zctl_version,
+    &zctl_clone,     &zctl_completion, &zctl_config,   &zctl_destroy, &zctl_df,    &zctl_doctor,
+    &zctl_drive,     &zctl_events,     &zctl_export,   &zctl_fsck,    &zctl_help,  &zctl_import,
+    &zctl_jobs,      &zctl_log_level,  &zctl_ls,       &zctl_metrics, &zctl_ping,  &zctl_plan,
+    &zctl_quota,     &zctl_restart,    &zctl_rollback, &zctl_scrub,   &zctl_share, &zctl_snapshot,
+    &zctl_snapshots, &zctl_stat,       &zctl_status,   &zctl_tier,    &zctl_tiers, &zctl_top,
+    &zctl_version,
 };
 
 const struct zctl_cmd *const *zctl_commands(size_t *ret_count)

@@ -129,6 +129,19 @@ static const struct zb_opt options[] = {
       .min = ZB_PAGE_ALIGN, .max = SIZE_MAX_BYTES, .word = "auto", .word_value = 0,
       .help = "Part of host_bytes: page buffers between the NVMe tier and the compute threads; "
               "at least one page. auto: chosen from host_bytes." },
+    { "drive-errors", ZB_OPT_COUNT, AT(drive_errors), .arg = "N", .def = "10",
+      .min = 1, .max = 1000000, .word = "never", .word_value = 0,
+      .help = "A drive on which so many transfers fail within an hour is drained, if there is "
+              "another one: nothing new is placed on it, and its pages move to others. never: it "
+              "is only reported." },
+    { "drive-slow", ZB_OPT_COUNT, AT(drive_slow), .arg = "PERCENT", .def = "20",
+      .min = 1, .max = 90, .word = "never", .word_value = 0,
+      .help = "A drive whose speed falls below this percentage of what its peers' speed suggests, "
+              "for 30 seconds, is drained. never: it is not compared." },
+    { "drive-stall", ZB_OPT_COUNT, AT(drive_stall_s), .arg = "SECONDS", .def = "60",
+      .min = 1, .max = 86400, .word = "never", .word_value = 0,
+      .help = "A drive on which no transfer ends for so long, although there are some, is reported "
+              "and drained. never: it is waited for." },
     { "clients-max", ZB_OPT_COUNT, AT(clients_max), .arg = "N", .def = "1024",
       .min = 1, .max = 65536,
       .help = "Maximum number of connections; one more is rejected with an error message. Root "

@@ -41,6 +41,31 @@ struct zsd_second {
     uint64_t best_read, best_written;             /* bytes per second */
 };
 
+/** Why a data file is drained: drives.h. */
+enum zsd_drain {
+    ZSD_DRAIN_NONE, /* it is in use */
+    ZSD_DRAIN_ASKED,
+    ZSD_DRAIN_FAILED,
+    ZSD_DRAIN_SLOW,
+    ZSD_DRAIN_STALLED
+};
+
+/** What is known of a drive from its traffic: drives.h. */
+struct zsd_drive {
+    uint64_t since_ns, bytes, transfers, area_ns, busy_ns; /* at the start of the window */
+    uint64_t rate;              /* bytes per second, of loaded windows; 0: there was none */
+    uint64_t seen;              /* of the last window, loaded or not */
+    uint64_t slow_ns;           /* since when it is far slower than its peers; 0: it is not */
+    uint64_t moved_ns;          /* when a transfer ended, or the first one began */
+    uint64_t stalled_ns;        /* moved_ns of the stall that was reported last */
+    uint64_t errors, errors_ns; /* transfers that failed in the hour that began then */
+    uint64_t held_bytes;        /* places that have a holder */
+    enum zsd_drain drain;
+    uint64_t drained_ns;
+    bool emptied;  /* logged that it holds nothing any more */
+    char why[160]; /* with numbers, for people; "": on request */
+};
+
 /** The queue of a data file: transfers that wait for room in the engine, and writes delayed by a
  * hold, which were charged already. */
 struct zsd_line {
@@ -49,6 +74,7 @@ struct zsd_line {
     unsigned depth;          /* transfers in the queue and in flight */
     struct zsd_gauge depths; /* of depth; updated once per turn */
     struct zsd_second second;
+    struct zsd_drive drive;
     uint64_t spent_ns[ZSD_TIME_FLUSH + 1]; /* total time of reads, writes and flushes */
     uint64_t failed_ns;                    /* when a transfer failed last; 0: none has */
     int failed_rc;                         /* its error */
@@ -72,6 +98,8 @@ struct zsd_disk {
     struct zb_list leaving;              /* struct zsd_leaving: leaving.h */
     struct zsd_work leaving_work;
     struct zsd_line lines[ZN_PATHS_MAX]; /* of each data file */
+    unsigned drained;                    /* data files that are drained, as bits: drives.h */
+    uint64_t slow_ns, window_ns; /* ZSD_DRIVE_SLOW_NS, ZSD_DRIVE_WINDOW_NS; shorter in tests */
     struct zsd_hold hold;
 
     uint8_t *buffers; /* page buffers: streamed pages pass through them */

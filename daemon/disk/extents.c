@@ -15,6 +15,8 @@
  *         and returning it needs no memory.
  *     E4  A place on an absent data file counts as promised while it is held, so that no promise
  *         relies on it; it is never lent again.
+ *     E5  A free place on a drained drive (drives.h) is lent only if there is no other one, and the
+ *         map has no room on other drives: elsewhere.c.
  */
 #include "daemon/disk/extents.h"
 
@@ -65,13 +67,6 @@ static uint32_t class_index(const struct zsd_extents *e, uint64_t bytes)
     return at;
 }
 
-static struct place_class *class_find(const struct zsd_extents *e, uint64_t bytes)
-{
-    uint32_t i = class_index(e, bytes);
-
-    return i < e->n && e->classes[i].bytes == bytes ? &e->classes[i] : NULL;
-}
-
 /* The class of that size, made if there is none; NULL: no memory. */
 static struct place_class *class_get(struct zsd_extents *e, uint64_t bytes)
 {
@@ -117,7 +112,7 @@ void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes)
 {
     struct zsd_extents *e = core->disk->places;
     uint32_t *v = zb_map_find(&e->held, at);
-    struct place_class *c = class_find(e, bytes);
+    struct place_class *c = zsd_class_find(e, bytes);
 
     assert(v && c && (*v & UNITS_MAX) == bytes / ZB_PAGE_ALIGN);
     zsd_places_changes(e, at, *v);
@@ -128,19 +123,20 @@ void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes)
         c->promised--; /* E4: so it goes to the map */
     zsd_places_moves(e, (size_t)(v - e->held.values));
     (void)zb_map_remove(&e->held, at);
+    core->disk->lines[ZN_AT_PATH(at)].drive.held_bytes -= bytes;
     if (c->total > c->promised) { /* E2 */
         zsd_map_give(core, at, bytes);
         c->total--;
         e->total--;
     } else {
-        c->free_at[c->nfree++] = at;
+        zsd_class_push(core, c, at);
     }
 }
 
 uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes)
 {
     struct zsd_extents *e = core->disk->places;
-    struct place_class *c = class_find(e, bytes);
+    struct place_class *c = zsd_class_find(e, bytes);
     uint64_t at;
     int rc;
 
@@ -148,10 +144,11 @@ uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes)
     while (c->nfree == 0 && zsd_leaving_some(core, TAKE_LEAVES))
         ;
     assert(c->nfree > 0); /* callers stay within their promise */
-    at = c->free_at[--c->nfree];
+    at = zsd_class_pop(core, c);
     zsd_places_changes(e, at, 0);
     rc = zb_map_put(&e->held, at, HOLDER | (uint32_t)(bytes / ZB_PAGE_ALIGN));
     assert(rc == 0); /* E3 */
+    core->disk->lines[ZN_AT_PATH(at)].drive.held_bytes += bytes;
     return at;
 }
 
@@ -201,6 +198,7 @@ int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct 
     e->total++;
     rc = zb_map_put(&e->held, at, HOLDER | (uint32_t)(bytes / ZB_PAGE_ALIGN));
     assert(rc == 0);
+    core->disk->lines[ZN_AT_PATH(at)].drive.held_bytes += bytes;
     return 0;
 }
 
@@ -220,9 +218,9 @@ static int promise_prepare(struct zsd_extents *e, struct zb_needs *now, const st
     for (uint32_t i = 0; i < e->n; i++)
         e->classes[i].wanted = e->classes[i].promised;
     for (uint32_t i = 0; i < want->n; i++)
-        class_find(e, want->needs[i].bytes)->wanted += want->needs[i].count;
+        zsd_class_find(e, want->needs[i].bytes)->wanted += want->needs[i].count;
     for (uint32_t i = 0; i < now->n; i++) {
-        struct place_class *c = class_find(e, now->needs[i].bytes);
+        struct place_class *c = zsd_class_find(e, now->needs[i].bytes);
 
         assert(c && c->promised >= now->needs[i].count);
         c->wanted -= now->needs[i].count;
@@ -249,10 +247,12 @@ static uint64_t class_lacks(const struct place_class *c)
     return c->wanted > c->total ? c->wanted - c->total : 0;
 }
 
-/* Returns the last n free places of a class to the map. */
+/* Returns n free places of a class to the map, first those on drained drives. */
 static void class_give(struct zsd_core *core, struct place_class *c, uint64_t n)
 {
+    zsd_class_drained_end(c, n);
     c->nfree -= n;
+    c->nlast = zb_min_u64(c->nlast, c->nfree);
     c->total -= n;
     core->disk->places->total -= n;
     zsd_map_give_many(core, c->bytes, n, c->free_at + c->nfree);

@@ -30,6 +30,12 @@ void zsd_extent_ref(struct zsd_core *core, uint64_t at);
 void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes);
 /** Takes a free place of that size, within a promise, so it never fails. The place is held once. */
 uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes);
+/** Takes another place instead of one that is held once, on none of the data files in the set
+ * `not_on` (bits), and frees that one. ZB_NO_PLACE: there is no room, and nothing was changed. */
+uint64_t zsd_extent_elsewhere(struct zsd_core *core, uint64_t at, uint64_t bytes, unsigned not_on);
+/** Call when the set of drained data files has changed: the classes find out again which of their
+ * free places are lent last. */
+void zsd_extents_sort(struct zsd_core *core);
 uint32_t zsd_extent_refs(const struct zsd_core *core, uint64_t at); /* 0: free */
 /** Recovery: takes a place that a row of the catalog names, and holds it once more. Another row may
  * name the same place with the same size. Promises are set after every row was read. 0; -ENOMEM;

@@ -22,6 +22,7 @@ struct place_class {
     uint64_t wanted; /* while zsd_promise_set() runs: the new `promised`, if it succeeds */
     uint64_t nfree, room;
     uint64_t *free_at; /* [room] */
+    uint64_t nlast;    /* the first so many of free_at are on drained drives: lent last */
 };
 
 struct zsd_extents {
@@ -32,6 +33,19 @@ struct zsd_extents {
     uint64_t total;        /* places of all classes */
     struct zb_list copies; /* struct zsd_places_copy that are being made */
 };
+
+/* ---- elsewhere.c */
+
+/** The class of that size; NULL: there is none. */
+struct place_class *zsd_class_find(const struct zsd_extents *e, uint64_t bytes);
+/** Adds a free place to its class. */
+void zsd_class_push(const struct zsd_core *core, struct place_class *c, uint64_t at);
+/** Takes a free place out of its class, which has one. */
+uint64_t zsd_class_pop(struct zsd_core *core, struct place_class *c);
+/** Puts those on drained drives among the last n free places, as far as possible. */
+void zsd_class_drained_end(struct place_class *c, uint64_t n);
+
+/* ---- places_copy.c */
 
 /** Call before a place gets or loses a holder. value: its current one in `held`; 0: none. */
 void zsd_places_changes(struct zsd_extents *e, uint64_t at, uint32_t value);

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 
 #include "base/slots.h"
+#include "daemon/disk/drives.h"
 #include "daemon/os/arena.h"
 
 /* ---- the measurement
@@ -211,6 +212,8 @@ int zsd_paths_measure(struct zsd_core *core, struct zb_err *err)
 
 /* ---- the map */
 
+#define WEIGHT_RANGE 16u /* the slowest drive gets so small a part of what the fastest one gets */
+
 int zsd_map_init(struct zsd_core *core, struct zb_err *err)
 {
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {
@@ -232,9 +235,16 @@ void zsd_map_done(struct zsd_core *core)
     core->disk->extents = NULL;
 }
 
-uint64_t zsd_path_weight(const struct zsd *daemon, unsigned path)
+uint64_t zsd_path_weight(const struct zsd_core *core, unsigned path)
 {
-    return zb_max_u64(daemon->path_rates[path].mixed, 1);
+    uint64_t fastest = 0;
+
+    if (zsd_path_drained(core, path))
+        return 0;
+    for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
+        if (!zsd_path_drained(core, i))
+            fastest = zb_max_u64(fastest, zsd_drive_rate(core, i));
+    return zb_max_u64(zb_max_u64(zsd_drive_rate(core, path), fastest / WEIGHT_RANGE), 1);
 }
 
 uint64_t zsd_path_bytes(const struct zsd_core *core, unsigned path)
@@ -254,10 +264,11 @@ static unsigned map_next(const struct zsd_core *core, unsigned left, uint64_t un
 
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {
         const struct zb_space *map = core->disk->maps[i];
+        uint64_t weight = zsd_path_weight(core, i);
         double load = (double)(zb_space_total_units(map) - zb_space_free_units(map) + units) /
-                      (double)zsd_path_weight(core->daemon, i);
+                      (double)zb_max_u64(weight, 1);
 
-        if ((left >> i & 1) && zb_space_total_units(map) > 0 &&
+        if ((left >> i & 1) && weight > 0 && zb_space_total_units(map) > 0 &&
             (best == ZN_PATHS_MAX || load < best_load)) {
             best = i;
             best_load = load;
@@ -268,8 +279,13 @@ static unsigned map_next(const struct zsd_core *core, unsigned left, uint64_t un
 
 uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes)
 {
+    return zsd_map_take_on(core, bytes, (1u << ZN_PATHS_MAX) - 1);
+}
+
+uint64_t zsd_map_take_on(struct zsd_core *core, uint64_t bytes, unsigned left)
+{
     uint64_t first, units = bytes / ZB_PAGE_ALIGN;
-    unsigned left = (1u << ZN_PATHS_MAX) - 1, path;
+    unsigned path;
 
     while ((path = map_next(core, left, units)) < ZN_PATHS_MAX) {
         if (zb_space_take(core->disk->maps[path], units, &first) == 0)
@@ -292,8 +308,9 @@ static void many_choose(const struct zsd_core *core, uint64_t units, uint64_t n,
         const struct zb_space *map = core->disk->maps[p];
 
         used[p] = zb_space_total_units(map) - zb_space_free_units(map) + units;
-        weight[p] = (double)zsd_path_weight(core->daemon, p);
-        load[p] = zb_space_total_units(map) > 0 ? (double)used[p] / weight[p] : INFINITY;
+        weight[p] = (double)zsd_path_weight(core, p);
+        load[p] = zb_space_total_units(map) > 0 && weight[p] > 0 ? (double)used[p] / weight[p]
+                                                                 : INFINITY;
     }
     for (uint64_t i = 0; i < n; i++) {
         unsigned best = 0;
@@ -350,7 +367,8 @@ uint64_t zsd_map_take_many(struct zsd_core *core, uint64_t bytes, uint64_t n, ui
         return many_single(core, units, n, ret);
     many_choose(core, units, n, ret);
     for (unsigned p = 0; p < paths; p++)
-        many_take(core, p, units, n, ret);
+        if (!zsd_path_drained(core, p))
+            many_take(core, p, units, n, ret);
     for (uint64_t i = 0; i < n; i++) {
         uint64_t at = ret[i] >= ON_PATH(paths - 1) ? zsd_map_take(core, bytes) : ret[i];
 
@@ -362,6 +380,8 @@ uint64_t zsd_map_take_many(struct zsd_core *core, uint64_t bytes, uint64_t n, ui
 
 int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes)
 {
+    int rc;
+
     if (ZN_AT_PATH(at) >= ZN_PATHS_MAX || at % ZB_PAGE_ALIGN != 0)
         return -ERANGE;
     if (zsd_place_lost(core->daemon, at)) {
@@ -370,8 +390,11 @@ int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes)
         core->disk->lost_bytes += bytes;
         return 0;
     }
-    return zb_space_take_at(core->disk->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
-                            bytes / ZB_PAGE_ALIGN);
+    rc = zb_space_take_at(core->disk->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
+                          bytes / ZB_PAGE_ALIGN);
+    if (rc == 0 && zsd_path_drained(core, ZN_AT_PATH(at)))
+        core->tiers.nvme.budget += bytes;
+    return rc;
 }
 
 void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes)
@@ -382,6 +405,8 @@ void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes)
     }
     zb_space_give(core->disk->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
                   bytes / ZB_PAGE_ALIGN);
+    if (zsd_path_drained(core, ZN_AT_PATH(at))) /* it is not given out again */
+        core->tiers.nvme.budget -= bytes;
 }
 
 void zsd_map_give_many(struct zsd_core *core, uint64_t bytes, uint64_t n, const uint64_t *at)
@@ -420,7 +445,7 @@ uint64_t zsd_map_free_bytes(const struct zsd_core *core)
     uint64_t units = 0;
 
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
-        units += zb_space_free_units(core->disk->maps[i]);
+        units += zsd_path_drained(core, i) ? 0 : zb_space_free_units(core->disk->maps[i]);
     return units * ZB_PAGE_ALIGN;
 }
 
@@ -428,8 +453,12 @@ uint64_t zsd_map_total_bytes(const struct zsd_core *core)
 {
     uint64_t units = 0;
 
-    for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
-        units += zb_space_total_units(core->disk->maps[i]);
+    for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {
+        const struct zb_space *map = core->disk->maps[i];
+
+        units += zb_space_total_units(map);
+        units -= zsd_path_drained(core, i) ? zb_space_free_units(map) : 0;
+    }
     return units * ZB_PAGE_ALIGN + core->disk->lost_bytes;
 }
 

@@ -3,9 +3,9 @@
  *
  * MODEL. A place of a page is ZN_AT(path, offset from engine_base). The path's index is in the
  * superblock of its file: 0 is the data directory's, 1 and up are those of `paths`, in any order.
- * People count from 1. An index that no file has is absent: it has no bytes. New pages are spread by the speed that was measured when
- * the daemon started: a path that is twice as fast gets twice as many bytes, as long as it has
- * room.
+ * People count from 1. An index that no file has is absent: it has no bytes. New pages are spread
+ * by measured speed (drives.h): a path that is twice as fast gets twice as many bytes, as long as it
+ * has room. A drained path gets none.
  *
  * Loop thread only.
  */
@@ -81,6 +81,8 @@ void zsd_map_done(struct zsd_core *core);
 
 /** Takes a free range, on the path whose turn it is; ZB_NO_PLACE: no gap is large enough. */
 uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes);
+/** The same on one of the paths in the set `paths` (bits) that are not drained. */
+uint64_t zsd_map_take_on(struct zsd_core *core, uint64_t bytes, unsigned paths);
 /** Takes n such ranges, on the same paths as if each were taken in turn: ret[0..n). Returns how many
  * it took: fewer if no gap is left. */
 uint64_t zsd_map_take_many(struct zsd_core *core, uint64_t bytes, uint64_t n, uint64_t *ret);
@@ -92,10 +94,13 @@ void zsd_map_give_many(struct zsd_core *core, uint64_t bytes, uint64_t n, const 
 
 /** Takes all that is free on a data file from an offset on: nothing new is placed there. */
 void zsd_map_close(struct zsd_core *core, unsigned path, uint64_t from);
+/** Of data files that are not drained. */
 uint64_t zsd_map_free_bytes(const struct zsd_core *core);
+/** Of data files that are not drained, and what is taken on the others: the NVMe tier's budget. */
 uint64_t zsd_map_total_bytes(const struct zsd_core *core);
-/** Weight of a path when pages are spread; never 0. */
-uint64_t zsd_path_weight(const struct zsd *daemon, unsigned path);
+/** Weight of a path when pages are spread: its measured speed, but at least a 16th of the fastest
+ * one's; 0: it is drained. */
+uint64_t zsd_path_weight(const struct zsd_core *core, unsigned path);
 /** Bytes of a data file that pages may take. */
 uint64_t zsd_path_bytes(const struct zsd_core *core, unsigned path);
 /** Known speed of a data file: as measured at the start, or its best second since. */

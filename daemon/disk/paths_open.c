@@ -16,6 +16,7 @@
 #include "base/slots.h"
 #include "daemon/disk/datadir.h"
 #include "daemon/disk/paths.h"
+#include "daemon/os/drive_node.h"
 
 /* ---- open and close */
 
@@ -152,6 +153,9 @@ int zsd_paths_open(struct zsd *daemon, struct zb_err *err)
     }
     for (unsigned i = 0; i < daemon->nmore && rc == 0; i++)
         rc = paths_open_one(daemon, &daemon->more[i], i + 1, err);
+    for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++)
+        daemon->path_nodes[i] =
+            zsd_drive_node(zn_info(zsd_path_engine(daemon, i))->device, "/sys") + 1;
     return rc;
 }
 

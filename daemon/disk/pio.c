@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/disk/drives.h"
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 
@@ -25,6 +26,8 @@
 void zsd_disk_init(struct zsd_disk *disk, struct zsd_core *core)
 {
     disk->core = core;
+    disk->slow_ns = ZSD_DRIVE_SLOW_NS;
+    disk->window_ns = ZSD_DRIVE_WINDOW_NS;
     zsd_leaving_init(core);
     for (unsigned i = 0; i < ZN_PATHS_MAX; i++) {
         zsd_fair_init(&disk->lines[i].waiting);
@@ -47,12 +50,15 @@ static void pio_on_done(struct zn_io *io, int rc);
 
 static bool pio_submit(struct zsd_core *core, struct zsd_pio *pio)
 {
+    bool first = zn_stats(zsd_path_engine(core->daemon, pio->path)).inflight == 0;
     int rc = zn_submit(zsd_path_engine(core->daemon, pio->path), &pio->io);
 
     if (rc == -EAGAIN)
         return false;
     assert(rc == 0); /* extents are always aligned and inside the file */
     pio->since_ns = zb_now_ns();
+    if (first)
+        core->disk->lines[pio->path].drive.moved_ns = pio->since_ns;
     return true;
 }
 
@@ -157,7 +163,9 @@ static void pio_count(struct zsd_pio *pio, int rc)
     enum zsd_time time = times[pio->io.op];
     uint64_t now_ns = zb_now_ns(), took_ns = now_ns - pio->since_ns;
 
+    line->drive.moved_ns = now_ns;
     if (rc < 0) {
+        zsd_drive_failed(pio->core, pio->path, rc, now_ns);
         line->failed_ns = now_ns;
         line->failed_rc = rc;
         pio_log(pio, line, rc, now_ns);

@@ -1,11 +1,12 @@
 /*
- * tier.c - the request that changes the budget of a tier. What follows from it: plan/replan.c,
- * plan/gpu_plan.c.
+ * tier.c - the requests that change the budget of a tier, and that drain a drive or use it again. What
+ * follows from them: plan/replan.c, plan/gpu_plan.c; disk/drives.c.
  */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/disk/drives.h"
 #include "daemon/op/requests.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/replan.h"
@@ -43,6 +44,25 @@ ZSD_REQUEST(zsd_tier_set, TierSet)
     else if (q->bytes > UINT64_C(1) << 62)
         zsd_refuse(req, -EINVAL, "%s memory of %llu bytes", q->name, (unsigned long long)q->bytes);
     else if (tier_set(req->daemon->core, q->name, q->bytes, &err) < 0)
+        zsd_reply_err(req, &err);
+    else
+        zsd_reply(req, NULL, -1);
+}
+
+ZSD_REQUEST(zsd_drive_set, DriveSet)
+{
+    struct zsd_core *core = req->daemon->core;
+    struct zb_err err = { 0 };
+    unsigned path = q->number - 1; /* 0 becomes a number that no file has */
+    int rc;
+
+    if (!zsd_admin(req->conn)) {
+        zsd_refuse(req, -EPERM, "only an administrator may drain a drive, or use it again");
+        return;
+    }
+    rc = q->drain ? zsd_drive_drain(core, path, ZSD_DRAIN_ASKED, "", &err)
+                  : zsd_drive_use(core, path, &err);
+    if (rc < 0)
         zsd_reply_err(req, &err);
     else
         zsd_reply(req, NULL, -1);

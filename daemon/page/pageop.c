@@ -43,6 +43,8 @@
  *     P3  An extent that the shard points to is never written: a page goes to a fresh one, and the
  *         shard points there only after the write is complete. A failure leaves the old page whole.
  *         EARLY leaves the shard as it is: struct zsd_held owns its fresh extents.
+ *         A write that fails is made again on another drive, if there is room. Checksums do not
+ *         depend on the place.
  *     P4  done() runs exactly once.
  *     P5  A resident page has an extent only while the extent has the same bytes.
  *     P6  The bytes that are written are those that were sealed. Bytes that a client may change in
@@ -236,12 +238,31 @@ static void page_on_read(struct zsd_pageop *op, const struct zsd_page_io *io)
     *at = io->pio.io.buf; /* the engine's own memory, if it lent some (zn.h) */
 }
 
+/* Starts a write that has failed again, to a place on another drive. False: there is none. */
+static bool page_elsewhere(struct zsd_pageop *op, struct zsd_page_io *io)
+{
+    struct zsd_core *core = op->spec.shard->job->core;
+    uint64_t at;
+
+    io->tried |= 1u << ZN_AT_PATH(io->fresh.at);
+    at = zsd_extent_elsewhere(core, io->fresh.at, io->pio.io.len_bytes, io->tried);
+    if (at == ZB_NO_PLACE)
+        return false;
+    io->fresh.at = at;
+    io->pio.io.off_bytes = core->daemon->engine_base + at;
+    core->daemon->stats.pages_elsewhere++;
+    zsd_pio_start(core, &io->pio);
+    return true;
+}
+
 static void page_on_io(struct zsd_pio *pio, int rc)
 {
     struct zsd_page_io *io = zb_container_of(pio, struct zsd_page_io, pio);
     struct zsd_pageop *op = io->op;
     const struct zsd_shard *s = op->spec.shard;
 
+    if (rc < 0 && pio->io.op == ZN_WRITE && page_elsewhere(op, io))
+        return;
     io->failed = rc < 0 && (!io->streamed || (io->comes && pio->io.op == ZN_WRITE));
     if (rc < 0)
         (void)zb_fail(io->failed ? op->spec.save_err : &op->err, rc,

@@ -42,6 +42,7 @@ struct zsd_page_io {
     bool copied;        /* a copy in the page buffer is sealed and written: P6 */
     bool failed;        /* the page is in memory, and its write failed: that alone is no error */
     bool absent;        /* a gradient to read that nobody has pushed: zeros */
+    unsigned tried;     /* data files on which the write of the fresh page has failed, as bits */
     uint8_t *copy;      /* address of that copy, from zsd_page_locate() on; NULL: no copy */
     struct zsd_extent fresh;
     uint32_t crcs[ZSD_PAGE_CRCS_MAX]; /* of the fresh page */

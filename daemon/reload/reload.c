@@ -68,7 +68,8 @@ static const struct {
     { "jobs-max", NULL },          { "user-jobs-max", NULL },     { "user-clients-max", NULL },
     { "user-host-bytes", NULL },   { "user-nvme-bytes", NULL },   { "user-gpu-bytes", NULL },
     { "root-is-admin", set_root }, { "admin-group", set_admins }, { "quotas", set_quotas },
-    { "log-level", set_level },    { "slow-request-ms", NULL },
+    { "log-level", set_level },    { "slow-request-ms", NULL },   { "drive-errors", NULL },
+    { "drive-slow", NULL },        { "drive-stall", NULL },
 };
 
 /* ---- one option */

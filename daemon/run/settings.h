@@ -31,13 +31,16 @@ struct zsd_config {
     uint32_t io_depth;   /* requests in flight on the data file */
     uint64_t fixed_rate; /* of io fixed: bytes per second */
     uint32_t fixed_latency_us;
-    char cpus[256];       /* CPU list of the compute threads ("0-3,8"); "": all we may use */
-    char numa[256];       /* off, auto, or nodes ("0-1"): of compute threads and memory */
-    uint32_t near_off;    /* bool: host memory is not placed near GPUs */
-    uint32_t threads;     /* compute threads; 0: one for each of cpus */
-    uint32_t page_elems;  /* elements of a page, a multiple of 4096 */
-    uint64_t ring_bytes;  /* buffers that streamed pages pass through; 0: chosen from host_bytes */
-    uint32_t clients_max; /* connections */
+    char cpus[256];        /* CPU list of the compute threads ("0-3,8"); "": all we may use */
+    char numa[256];        /* off, auto, or nodes ("0-1"): of compute threads and memory */
+    uint32_t near_off;     /* bool: host memory is not placed near GPUs */
+    uint32_t threads;      /* compute threads; 0: one for each of cpus */
+    uint32_t page_elems;   /* elements of a page, a multiple of 4096 */
+    uint64_t ring_bytes;   /* buffers that streamed pages pass through; 0: chosen from host_bytes */
+    uint32_t drive_errors; /* failed transfers after which a drive is drained; 0: never */
+    uint32_t drive_slow;   /* percent of its peers' speed below which it is drained; 0: never */
+    uint32_t drive_stall_s; /* seconds without progress after which it is drained; 0: never */
+    uint32_t clients_max;   /* connections */
     uint32_t jobs_max;
     uint32_t user_clients_max; /* of one user; 0: three quarters of clients_max */
     uint32_t user_jobs_max;    /* of one user; 0: three quarters of jobs_max */

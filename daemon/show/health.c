@@ -16,6 +16,7 @@
 
 #include "base/sysmem.h"
 #include "daemon/disk/datadir.h"
+#include "daemon/disk/drives.h"
 #include "daemon/disk/paths.h"
 #include "daemon/job/job.h"
 #include "daemon/op/ops.h"
@@ -83,6 +84,12 @@ static void facts_drives(const struct zsd *daemon, struct zsd_facts *f)
         d->failed = zn_stats(zsd_path_engine(daemon, i)).failed;
         d->failed_ns = line->failed_ns;
         d->failed_rc = line->failed_rc;
+        d->waits_ns = zsd_drive_waits_ns(daemon->core, i, f->now_ns);
+        d->held_bytes = line->drive.held_bytes;
+        d->drained = line->drive.drain != ZSD_DRAIN_NONE;
+        d->asked = line->drive.drain == ZSD_DRAIN_ASKED;
+        (void)snprintf(d->state, sizeof(d->state), "%s", zsd_drain_text(line->drive.drain));
+        (void)snprintf(d->drained_why, sizeof(d->drained_why), "%s", line->drive.why);
         (void)snprintf(d->path, sizeof(d->path), "%s", zsd_path_folder(daemon, i));
         if (f->fixed)
             continue;

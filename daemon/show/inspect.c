@@ -308,21 +308,6 @@ static void tier_row(const struct zsd_account *a, const char *name, char *detail
     row->detail = detail;
 }
 
-/* Returns the same as snprintf(). With several paths, the text has the measured speed of each. */
-static size_t path_detail(const struct zsd *daemon, unsigned path, char *text, size_t size)
-{
-    const struct zn_info *info = zn_info(zsd_path_engine(daemon, path));
-    char rate[48] = "";
-
-    if (zsd_paths(daemon) > 1)
-        (void)snprintf(rate, sizeof(rate), ", %s/s",
-                       zb_size_text(daemon->path_rates[path].mixed).s);
-    return (size_t)snprintf(text, size, "%sio %s%s%s%s, %s%s, depth %u%s%s%s", path > 0 ? "; " : "",
-                            info->io, info->why[0] ? " (" : "", info->why, info->why[0] ? ")" : "",
-                            info->direct ? "direct" : "buffered: ", info->why_buffered, info->depth,
-                            info->why_unregistered[0] ? ", " : "", info->why_unregistered, rate);
-}
-
 static void tier_gpu(const struct zsd *daemon, uint32_t g, struct zsd_tier_rows *ret)
 {
     const struct zsd_core *core = daemon->core;
@@ -376,7 +361,7 @@ void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
     if (!daemon->engine)
         (void)snprintf(ret->nvme, sizeof(ret->nvme), "none (nvme_bytes is 0)");
     for (unsigned i = 0; i < zsd_paths(daemon) && len < sizeof(ret->nvme); i++)
-        len += path_detail(daemon, i, ret->nvme + len, sizeof(ret->nvme) - len);
+        len += zsd_drive_detail(daemon, i, ret->nvme + len, sizeof(ret->nvme) - len);
     tier_row(&core->tiers.nvme, "nvme", ret->nvme, &ret->rows[1]);
     for (unsigned i = 0; i < zsd_paths(daemon); i++) {
         struct zsd_rates best = zsd_path_best(core, i);
@@ -452,6 +437,7 @@ static void tiers_answer(struct zsd_req *req, struct tiers *t)
     const struct zsd_numa_use *use = daemon->numa && t ? &t->use : NULL;
     Zp__TiersReply reply = ZP__TIERS_REPLY__INIT;
     char nodes[256], gpu_nodes[ZSD_GPUS_MAX][48];
+    struct zsd_drive_rows drives;
     struct zsd_tier_rows tiers;
 
     zsd_tier_rows(daemon, &tiers);
@@ -472,6 +458,9 @@ static void tiers_answer(struct zsd_req *req, struct tiers *t)
     }
     reply.n_rows = tiers.n;
     reply.rows = tiers.list;
+    zsd_drive_rows(daemon, &drives);
+    reply.n_drives = drives.n;
+    reply.drives = drives.list;
     zsd_reply(req, &reply.base, -1);
 }
 

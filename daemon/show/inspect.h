@@ -20,6 +20,19 @@ struct zsd_tier_rows {
 
 void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret);
 
+/* ---- drives.c */
+
+struct zsd_drive_rows {
+    Zp__DriveRow rows[ZN_PATHS_MAX], *list[ZN_PATHS_MAX];
+    unsigned n;
+    char devices[ZN_PATHS_MAX][24];
+};
+
+/** The data files; those that are absent are left out. */
+void zsd_drive_rows(const struct zsd *daemon, struct zsd_drive_rows *ret);
+/** What there is to say about a data file in the row of its tier. Returns the same as snprintf(). */
+size_t zsd_drive_detail(const struct zsd *daemon, unsigned path, char *text, size_t size);
+
 const char *zsd_job_state_name(const struct zsd_job *job);
 /** Whether this client may see the job, and the job has that name ("": any). */
 bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job,

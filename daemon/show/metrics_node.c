@@ -3,6 +3,7 @@
  */
 #include <stdio.h>
 
+#include "daemon/disk/drives.h"
 #include "daemon/disk/paths.h"
 #include "daemon/run/gpu_tier.h"
 #include "daemon/show/inspect.h"
@@ -215,6 +216,26 @@ static double path_failures(struct zsd *daemon, unsigned path)
     return (double)zn_stats(zsd_path_engine(daemon, path)).failed;
 }
 
+static double path_speed(struct zsd *daemon, unsigned path)
+{
+    return (double)zsd_drive_rate(daemon->core, path);
+}
+
+static double path_held(struct zsd *daemon, unsigned path)
+{
+    return (double)daemon->core->disk->lines[path].drive.held_bytes;
+}
+
+static double path_drained(struct zsd *daemon, unsigned path)
+{
+    return zsd_path_drained(daemon->core, path);
+}
+
+static double path_waits(struct zsd *daemon, unsigned path)
+{
+    return SECONDS(zsd_drive_waits_ns(daemon->core, path, zb_now_ns()));
+}
+
 static double path_short(struct zsd *daemon, unsigned path)
 {
     return (double)zn_stats(zsd_path_engine(daemon, path)).short_transfers;
@@ -355,6 +376,13 @@ const struct zsd_family zsd_node_families[] = {
     { "path_failures", ZSD_COUNTER, "", "Transfers that failed.", .path = path_failures },
     { "path_short_transfers", ZSD_COUNTER, "", "Transfers that were made in parts.",
       .path = path_short },
+    { "path_speed_bytes", ZSD_GAUGE, "bytes", "Measured speed of a drive, in bytes per second.",
+      .path = path_speed },
+    { "path_held_bytes", ZSD_GAUGE, "bytes", "Pages on a data file.", .path = path_held },
+    { "path_drained", ZSD_GAUGE, "", "1: nothing new is placed on a data file.",
+      .path = path_drained },
+    { "path_stall_seconds", ZSD_GAUGE, "seconds",
+      "How long no transfer has ended, although there are some.", .path = path_waits },
     { "path_inflight", ZSD_GAUGE, "", "Transfers at the drive.", .path = path_inflight },
     { "path_queue_seconds", ZSD_COUNTER, "seconds",
       "Time that transfers were in the queue or at the drive.", .path = path_queue },
@@ -390,6 +418,8 @@ const struct zsd_family zsd_node_families[] = {
       ZSD_STAT(pages_early) },
     { "pages_undone", ZSD_COUNTER, "", "Of these, pages whose result was dropped.",
       ZSD_STAT(pages_undone) },
+    { "pages_elsewhere", ZSD_COUNTER, "", "Pages written to another drive, after a failure.",
+      ZSD_STAT(pages_elsewhere) },
     { "releases_bad", ZSD_COUNTER, "", "Releases of what was not fetched.",
       ZSD_STAT(releases_bad) },
     { "scrub_running", ZSD_GAUGE, "", "1: a scrub runs.", .node = node_scrub_running },

@@ -114,6 +114,30 @@ static void drive_errors(const struct zsd_facts *f, struct zsd_reason *r)
         (unsigned long long)all, ago(f, last->failed_ns).s, last->path, strerror(-last->failed_rc));
 }
 
+/* The first one that no administrator has drained, else the first one. */
+static void drive_drained(const struct zsd_facts *f, struct zsd_reason *r)
+{
+    const struct zsd_drive_facts *first = NULL;
+
+    for (unsigned i = 0; i < f->ndrives; i++)
+        if (f->drives[i].drained && (!first || (first->asked && !f->drives[i].asked)))
+            first = &f->drives[i];
+    if (!first)
+        return;
+    say(r, first->asked ? ZSD_REASON_ADVICE : ZSD_REASON_ERROR,
+        "'%s' is %s%s%s%s; %s are left there", first->path, first->state,
+        *first->drained_why ? " (" : "", first->drained_why, *first->drained_why ? ")" : "",
+        zb_size_text(first->held_bytes).s);
+}
+
+static void drive_stalled(const struct zsd_facts *f, struct zsd_reason *r)
+{
+    for (unsigned i = 0; i < f->ndrives && r->level == ZSD_REASON_NONE; i++)
+        if (f->drives[i].waits_ns >= ZSD_DRIVE_STALL_NS)
+            say(r, ZSD_REASON_ERROR, "no transfer has ended in '%s' for %llu s", f->drives[i].path,
+                (unsigned long long)(f->drives[i].waits_ns / UINT64_C(1000000000)));
+}
+
 static void pages_bad(const struct zsd_facts *f, struct zsd_reason *r)
 {
     bool scrubbed = f->scrub_ended_ns > 0;
@@ -279,6 +303,12 @@ static const struct rule {
       "memory and NVMe only" },
     { "drive-errors", drive_errors,
       "check the drive (dmesg, smartctl); export what can be read before it is replaced" },
+    { "drive-stalled", drive_stalled,
+      "check the drive (dmesg, smartctl); jobs with pages there wait for it" },
+    { "drive-drained", drive_drained,
+      "check the drive (dmesg, smartctl), and replace it, or 'zctl drive use N'; 'zctl drive' "
+      "shows "
+      "what is left there" },
     { "pages-bad", pages_bad,
       "'zctl scrub' and the log name the pages; destroy or roll back what has them, check the "
       "drive, and run 'zctl scrub start' again" },

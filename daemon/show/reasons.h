@@ -23,17 +23,21 @@
 #define ZSD_FILESYSTEM_ERROR     (64 * ZB_MIB)
 #define ZSD_FILESYSTEM_ADVICE    ZB_GIB
 #define ZSD_HOST_LEAST           (256 * ZB_MIB) /* of available memory */
-#define ZSD_NVME_FULL_PERCENT    95u            /* of the tier */
-#define ZSD_FILES_ADVICE_PERCENT 80u            /* of the limit of descriptors */
+#define ZSD_DRIVE_STALL_NS       UINT64_C(10000000000)
+#define ZSD_NVME_FULL_PERCENT    95u /* of the tier */
+#define ZSD_FILES_ADVICE_PERCENT 80u /* of the limit of descriptors */
 #define ZSD_FILES_ERROR_PERCENT  95u
 #define ZSD_CLIENTS_FULL_PERCENT 90u /* of clients_max */
 
 /** A data file. */
 struct zsd_drive_facts {
-    uint64_t failed, failed_ns; /* number of failed transfers; when the last one failed */
-    int failed_rc;              /* its error */
-    char path[256];             /* its directory */
-    char why[160];              /* why a better I/O engine is not used; "": this is the best */
+    uint64_t failed, failed_ns;    /* number of failed transfers; when the last one failed */
+    int failed_rc;                 /* its error */
+    uint64_t waits_ns, held_bytes; /* as in zsd_drive_waits_ns(), struct zsd_drive */
+    bool drained, asked;           /* asked: on request */
+    char state[40], drained_why[160];
+    char path[256]; /* its directory */
+    char why[160];  /* why a better I/O engine is not used; "": this is the best */
     char why_buffered[160], why_unregistered[160]; /* as in struct zn_info */
 };
 
@@ -73,7 +77,7 @@ struct zsd_facts {
 
 enum zsd_reason_level { ZSD_REASON_NONE, ZSD_REASON_ADVICE, ZSD_REASON_ERROR };
 
-#define ZSD_REASONS 21u
+#define ZSD_REASONS 23u
 
 struct zsd_reason {
     const char *id, *fix; /* fix: what to do */

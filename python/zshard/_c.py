@@ -126,6 +126,11 @@ zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state s
                                               "target moving device_free stranded"),
                      (c_char * 8, "name"), (c_char * 256, "detail"), (c_char * 128, "numa"),
                      (c_char * 256, "nodes stranded_by"))
+zc_drive_row = struct("zc_drive_row",
+                      (c_uint64, "number size_bytes held_bytes bytes_s start_bytes_s read_bytes written_bytes failed "
+                                 "waits_ms"),
+                      (c_char * 8, "node"), (c_char * 40, "state"), (c_char * 160, "why"), (c_char * 24, "device"),
+                      (c_char * 256, "directory"))
 zc_gauge = struct("zc_gauge", (c_uint64, "now area_ns busy_ns"))
 zc_top_path = struct("zc_top_path",
                      (c_uint64, "read_bytes written_bytes transfers failed read_bytes_s "
@@ -284,6 +289,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     **asynchronous("zc_job_destroy", c_char_p),
     **asynchronous("zc_job_share", c_char_p, c_uint32),
     **asynchronous("zc_tier_set", c_char_p, c_uint64),
+    **asynchronous("zc_drive_set", c_uint32, c_bool),
     **asynchronous("zc_quota_set", P(zc_quota)),
     "zc_quotas_wait": (c_int, (HANDLE, P(P(zc_quota)), P(c_size_t))),
     "zc_settings_wait": (c_int, (HANDLE, P(P(zc_setting)), P(c_size_t))),
@@ -322,6 +328,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_list_wait": (c_int, (HANDLE, c_char_p, P(P(zc_shard_row)), P(c_size_t))),
     "zc_jobs_wait": (c_int, (HANDLE, c_char_p, P(P(zc_job_row)), P(c_size_t))),
     "zc_tiers_wait": (c_int, (HANDLE, P(P(zc_tier_row)), P(c_size_t))),
+    "zc_drives_wait": (c_int, (HANDLE, P(P(zc_drive_row)), P(c_size_t))),
     "zc_stat_wait": (c_int, (HANDLE, P(P(zc_counter)), P(c_size_t))),
     "zc_top_wait": (c_int, (HANDLE, c_char_p, P(zc_top), P(P(zc_top_job)), P(c_size_t))),
     "zc_health_wait": (c_int, (HANDLE, P(zc_health), P(P(zc_reason)), P(c_size_t))),

@@ -26,6 +26,7 @@ COMMANDS = {
     "destroy": (ROWS, "destroy --force victim{n}", "clone demo victim{n}"),
     "df": (ROWS, "df", ""),
     "doctor": (OWN_JSON, "doctor", ""),
+    "drive": (ROWS, "drive", ""),
     "events": (TEXT, "events -n 3", ""),
     "export": (ROWS, "export demo out{n}", ""),
     "fsck": (ROWS, "fsck", ""),

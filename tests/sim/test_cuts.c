@@ -7,6 +7,7 @@
  * ZSHARD_CUTS=N     the number of cuts (1200); if one run has too few, the next seeds follow
  * ZSHARD_CUT=op:v   one cut, of the run of ZSHARD_SEED
  * ZSHARD_LOSE=1     two data files; after each cut the catalog is damaged, and its copy replaces it
+ * ZSHARD_DRAINS=1   two data files, which are drained and used again
  */
 #include "tests/sim/zsim.h"
 
@@ -167,6 +168,7 @@ int main(void)
 
     zs_watch();
     loses = zs_env("ZSHARD_LOSE", 0) != 0;
-    zs_paths = loses ? 2 : 1;
+    zs_drains = zs_env("ZSHARD_DRAINS", 0) > 0;
+    zs_paths = loses || zs_drains ? 2 : 1;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,13 +9,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "daemon/disk/drives.h"
 
-#define TURNS_MAX  200000u /* nothing takes as many */
-#define IDLE_TURNS 64u     /* this many in a row without progress: there will be none */
-#define WATCH_S    60u     /* for one case: hundreds of times the usual duration */
+#define TURNS_MAX   200000u /* nothing takes as many */
+#define IDLE_TURNS  64u     /* this many in a row without progress: there will be none */
+#define DRAIN_TURNS 97u     /* turns, about, until a drive is drained or used again */
+#define WATCH_S     60u     /* for one case: hundreds of times the usual duration */
 
 /* ---- failures of a test */
 
@@ -109,12 +112,26 @@ uint64_t zs_env(const char *name, uint64_t without)
 
 /* ---- turning */
 
+/* Drains a data file, or uses it again. */
+static void world_drains(struct zs_world *w, uint64_t draw)
+{
+    struct zsd_core *core = w->core.daemon.core;
+    unsigned path = draw & 1;
+
+    if (zsd_path_drained(core, path))
+        (void)zsd_drive_use(core, path, NULL);
+    else
+        (void)zsd_drive_drain(core, path, ZSD_DRAIN_ASKED, "", NULL);
+}
+
 /* Draws the next source of work. Returns how much was done. */
 static unsigned world_turn(struct zs_world *w)
 {
     uint64_t draw = ztest_random(&w->seed);
     unsigned n = 0;
 
+    if (zs_drains && (draw >> 32) % DRAIN_TURNS == 0)
+        world_drains(w, draw >> 48);
     zsd_core_turn(&w->core.daemon);
     if (draw & 3)
         n += zn_reap(w->core.daemon.engine, 8);
@@ -127,14 +144,27 @@ static unsigned world_turn(struct zs_world *w)
     return n;
 }
 
+/* What counts as idle when n things were done. Devices of a fixed rate are waited for. */
+static unsigned turn_idle(unsigned n, unsigned idle)
+{
+    const struct timespec pause = { .tv_nsec = 20000 };
+
+    if (n > 0 || !zs_patient)
+        return n > 0 ? 0 : idle + 1;
+    (void)nanosleep(&pause, NULL);
+    return 0;
+}
+
 int zs_answer(struct world *core, unsigned tag)
 {
     struct zs_world *w = zb_container_of(core, struct zs_world, core);
     const struct answer *a = &answers[tag];
     unsigned idle = 0;
 
-    for (unsigned i = 0; i < TURNS_MAX && a->rc == NONE; i++) {
-        idle = world_turn(w) > 0 ? 0 : idle + 1;
+    for (unsigned i = 0; (i < TURNS_MAX || zs_patient) && a->rc == NONE; i++) {
+        idle = turn_idle(world_turn(w), idle);
+        if (zs_patient)
+            zsd_drives_tick(core->daemon.core, zb_now_ns());
         if (idle % IDLE_TURNS == IDLE_TURNS - 1) /* it waits for a deadline */
             zsd_core_tick(&core->daemon, UINT64_MAX);
         if (idle > 4 * IDLE_TURNS)
@@ -167,7 +197,8 @@ void zs_hang_up(struct zs_world *w)
 
 /* ---- up and down */
 
-bool zs_measures;
+bool zs_measures, zs_drains, zs_patient;
+struct zn_sim *zs_second;
 unsigned zs_paths = 1, zs_retire;
 uint64_t zs_shrink_bytes;
 
@@ -175,7 +206,8 @@ static int start_second(struct zsd *daemon, struct zn_sim *sim, struct zb_err *e
 {
     daemon->nmore = 1;
     daemon->more[0].copy_path = ZS_COPY;
-    return zn_sim_engine_at(&daemon->more[0].engine, sim, ZS_MORE, ZS_DATA_BYTES, 1, err);
+    return zn_sim_engine_at(&daemon->more[0].engine, zs_second ? zs_second : sim, ZS_MORE,
+                            ZS_DATA_BYTES, 1, err);
 }
 
 static void start_wrong(const char *what)

@@ -110,6 +110,12 @@ struct zs_world {
 extern bool zs_measures;
 /** How many data files the store has: 1, or 2. */
 extern unsigned zs_paths;
+/** The device of the second data file; NULL: the same one. */
+extern struct zn_sim *zs_second;
+/** If set, devices have a fixed rate, so that answers take real time. */
+extern bool zs_patient;
+/** If set, and there are two data files: now and then one of them is drained, or used again. */
+extern bool zs_drains;
 /** The data file that a start retires, from 1; 0: none. */
 extern unsigned zs_retire;
 /** If set: that file is not retired, but made so short. */

@@ -8,8 +8,9 @@
 
 extern const struct zctl_cmd zctl_clone, zctl_completion, zctl_config, zctl_destroy, zctl_df,
     zctl_events, zctl_export, zctl_fsck, zctl_help, zctl_import, zctl_jobs, zctl_log_level, zctl_ls,
-    zctl_metrics, zctl_ping, zctl_quota, zctl_restart, zctl_rollback, zctl_scrub, zctl_share,
-    zctl_snapshot, zctl_snapshots, zctl_stat, zctl_status, zctl_tier, zctl_tiers, zctl_version;
+    zctl_drive, zctl_metrics, zctl_ping, zctl_quota, zctl_restart, zctl_rollback, zctl_scrub,
+    zctl_share, zctl_snapshot, zctl_snapshots, zctl_stat, zctl_status, zctl_tier, zctl_tiers,
+    zctl_version;
 
 /** The common options: -s, -o, --json, --help and --version. */
 extern const struct zb_opt zctl_options[];

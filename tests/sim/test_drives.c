@@ -1,0 +1,165 @@
+/*
+ * Two drives, of which one fails or is slow: it is drained, and the job's bits are those of the
+ * oracle.
+ *
+ * MODEL. Two data files on two simulated devices, and a job that is not durable, whose state streams.
+ * It steps, and is compared with the oracle after each step. The first device also has the catalog.
+ */
+#include "tests/sim/zsim.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/disk/drives.h"
+
+#define STREAMS   (156u << 10) /* host memory in addition to the staging: state streams */
+#define PAGE      4096u
+#define SEED      5u
+#define FAST      400000000u /* bytes per second */
+#define SLOW      10000000u
+#define STEPS_MAX 60u
+
+struct pair {
+    struct zs_world w;
+    struct zn_sim *sims[2];
+    struct zs_state *now;
+    uint64_t step;
+};
+
+static struct zsd_core *core_of(struct pair *p)
+{
+    return p->w.core.daemon.core;
+}
+
+static const struct zsd_drive *drive(struct pair *p, unsigned path)
+{
+    return &core_of(p)->disk->lines[path].drive;
+}
+
+/* Bytes of pages that no step writes, at most. */
+static uint64_t frozen_bytes(void)
+{
+    uint64_t bytes = 0;
+
+    for (unsigned u = 0; u < ZS_UNITS; u++)
+        if (zs_units[u].frozen)
+            bytes += zb_plane_bytes(zs_layout(u).block_bytes[ZB_PARAM], PAGE, zs_units[u].elems);
+    return bytes;
+}
+
+static void pair_open(struct pair *p, const uint64_t rates[2], uint64_t host_bytes)
+{
+    struct zs_open open = { .job = "s", .world = 1, .host_bytes = host_bytes, .unkept = true };
+    struct zb_err err = { 0 };
+
+    *p = (struct pair){ 0 };
+    for (unsigned i = 0; i < 2; i++) {
+        struct zn_sim_options o = { .seed = SEED + i, .rate_bytes = rates[i], .latency_ns = 1000 };
+
+        assert_int_equal(zn_sim_new(&p->sims[i], &o, NULL), 0);
+    }
+    zs_paths = 2;
+    zs_second = p->sims[1];
+    zs_patient = rates[0] > 0;
+    if (zs_start(&p->w, p->sims[0], SEED, PAGE, &err) < 0)
+        zs_fail("start: %s", err.text);
+    if (zs_open(&p->w, &open) < 0)
+        zs_fail("open: %s", answers[0].text);
+    if (zs_write(&p->w, 1) < 0)
+        zs_fail("write: %s", answers[0].text);
+    p->now = zs_state_first();
+}
+
+static void pair_close(struct pair *p)
+{
+    zs_state_unref(p->now);
+    zs_stop(&p->w);
+    zs_second = NULL;
+    zs_patient = false;
+    zn_sim_free(p->sims[0]);
+    zn_sim_free(p->sims[1]);
+}
+
+/* One step, which must succeed, and give the oracle's bits. */
+static void pair_step(struct pair *p)
+{
+    struct zs_state *before = p->now;
+
+    p->step++;
+    zs_context("step %llu", (unsigned long long)p->step);
+    if (zs_push(&p->w, 1, p->step, p->step) < 0 || zs_step(&p->w, 1, p->step) < 0)
+        zs_fail("%s", answers[0].text);
+    p->now = zs_state_next(before, p->step);
+    zs_state_unref(before);
+    if (zs_read_all(&p->w, 1, p->now) < 0)
+        zs_fail("read: %s", answers[0].text);
+}
+
+static void fails(void **state)
+{
+    static const uint64_t rates[2] = { 0 };
+    struct zsd_core *core;
+    struct zb_err err = { 0 };
+    uint64_t budget;
+    struct pair p;
+
+    (void)state;
+    pair_open(&p, rates, STREAMS);
+    core = core_of(&p);
+    core->daemon->config.drive_errors = 3;
+    budget = core->tiers.nvme.budget;
+    pair_step(&p);
+    assert_true(drive(&p, 0)->held_bytes > 0 && drive(&p, 1)->held_bytes > 0);
+    assert_int_equal(zn_sim_fault(p.sims[1], ZN_FAULT_ENOSPC, zn_sim_ops(p.sims[1]), true), 0);
+    pair_step(&p); /* writes that fail go to the other drive */
+    assert_true(core->daemon->stats.pages_elsewhere >= 3);
+    assert_int_equal(drive(&p, 1)->drain, ZSD_DRAIN_FAILED);
+    assert_true(drive(&p, 1)->held_bytes <= frozen_bytes());
+    assert_true(core->tiers.nvme.budget < budget);
+    for (uint64_t was = core->daemon->stats.pages_elsewhere, i = 0; i < 3; i++) {
+        pair_step(&p);
+        assert_int_equal(core->daemon->stats.pages_elsewhere, was); /* it is not written to */
+    }
+    assert_int_equal(core->daemon->stats.drives_drained, 1);
+    assert_int_equal(zsd_drive_drain(core, 0, ZSD_DRAIN_ASKED, "", &err), -EINVAL); /* the last */
+    assert_int_equal(zsd_drive_drain(core, 2, ZSD_DRAIN_ASKED, "", &err), -EINVAL);
+    zn_sim_faults_clear(p.sims[1]);
+    assert_int_equal(zsd_drive_use(core, 1, &err), 0);
+    assert_int_equal(core->tiers.nvme.budget, budget);
+    assert_int_equal(zsd_drive_drain(core, 0, ZSD_DRAIN_ASKED, "", &err), 0);
+    pair_step(&p);
+    pair_step(&p);
+    assert_true(drive(&p, 0)->held_bytes <= frozen_bytes());
+    assert_true(drive(&p, 1)->held_bytes > 0);
+    pair_close(&p);
+}
+
+static void is_slow(void **state)
+{
+    static const uint64_t rates[2] = { FAST, SLOW };
+    struct zsd_core *core;
+    struct pair p;
+
+    (void)state;
+    pair_open(&p, rates, STREAMS);
+    core = core_of(&p);
+    core->daemon->config.drive_slow = 20;
+    core->disk->window_ns = 1000000;
+    core->disk->slow_ns = 0;
+    while (drive(&p, 1)->drain == ZSD_DRAIN_NONE && p.step < STEPS_MAX)
+        pair_step(&p);
+    assert_int_equal(drive(&p, 1)->drain, ZSD_DRAIN_SLOW);
+    assert_int_equal(drive(&p, 0)->drain, ZSD_DRAIN_NONE);
+    pair_step(&p);
+    pair_step(&p);
+    assert_true(drive(&p, 1)->held_bytes <= frozen_bytes());
+    pair_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(fails), cmocka_unit_test(is_slow) };
+
+    zs_watch();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
