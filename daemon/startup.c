@@ -111,7 +111,7 @@ static int data_up_read_only(struct zsd *daemon, struct zb_err *err)
         return rc;
     (void)snprintf(config->data, sizeof(config->data), "%s", zsd_datadir_path(daemon->datadir));
     config->nvme_bytes = zn_info(daemon->engine)->size_bytes;
-    config->gpu_bytes = 0; /* no job comes */
+    config->gpu_budgets.n = 0; /* no job comes */
     zsd_path_log(zn_info(daemon->engine), zsd_datadir_file(daemon->datadir));
     zb_log(ZB_LOG_WARN, "read-only", "directory=\"%s\" why=\"--read-only: jobs are refused\"",
            config->data);

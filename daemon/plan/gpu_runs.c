@@ -182,7 +182,7 @@ void zsd_gpu_begin(struct zsd_core *core)
     for (uint32_t g = 0; g < daemon->ngpus; g++) {
         struct zsd_gpu_tier *tier = &core->tiers.gpus[g];
 
-        tier->account.budget = tier->target = daemon->config.gpu_bytes;
+        tier->account.budget = tier->target = zsd_gpu_budget(&daemon->config, g);
         zsd_book(&tier->account, NULL, ZSD_USE_RING, zsd_gpu_own_bytes(daemon->gpus[g]));
         zsd_gpu_settle(core, g);
     }
