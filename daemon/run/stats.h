@@ -61,7 +61,6 @@
     X(near_bytes)         /* host memory that was placed near a GPU */              \
     X(near_refused_bytes) /* that the kernel did not place there */
 
-
 #define ZSD_STATS(X) ZSD_STATS_LOOP(X) ZSD_STATS_CORE(X)
 
 struct zsd_stats {
