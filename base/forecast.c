@@ -4,6 +4,7 @@
 #include "base/forecast.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/forecast_priv.h"
@@ -78,15 +79,20 @@ static uint64_t forecast_file(const struct zb_node *node, const struct zb_needs 
 static void forecast_least(const struct zb_node *node, const struct zb_place *place,
                            struct zb_forecast *f)
 {
-    f->host_least = forecast_budget(node, f, place->least_host);
-    f->host_least_grads = forecast_budget(node, f, place->least_grads);
+    f->host_least = forecast_budget(node, f, place->least_host + f->host_matrices);
+    f->host_least_grads = forecast_budget(node, f, place->least_grads + f->host_matrices);
     f->nvme_least = ZB_DATA_START + forecast_file(node, &place->nvme);
 }
 
 static void forecast_refuse(const struct zb_node *node, const struct zb_place *place, bool placed,
                             struct zb_forecast *f)
 {
-    uint64_t need = f->host_staging + place->least_host;
+    uint64_t need = f->host_staging + f->host_matrices + place->least_host;
+    char muon[80] = "";
+
+    if (f->host_matrices > 0)
+        (void)snprintf(muon, sizeof(muon), ", Muon's matrices %s",
+                       zb_size_text(f->host_matrices).s);
 
     f->fits = false;
     if (placed)
@@ -100,12 +106,12 @@ static void forecast_refuse(const struct zb_node *node, const struct zb_place *p
         (void)zb_fail(
             &f->why, -ENOSPC,
             "it needs at least %s of host memory (gradients %s, parameters or their ring "
-            "%s, state %s, staging %s) and the budget is %s; the smallest host_bytes that "
+            "%s, state %s, staging %s%s) and the budget is %s; the smallest host_bytes that "
             "would work is %llu",
             zb_size_text(need).s, zb_size_text(place->grad_bytes).s,
             zb_size_text(place->least_params).s,
             zb_size_text(place->least_host - place->grad_bytes - place->least_params).s,
-            zb_size_text(f->host_staging).s, zb_size_text(node->host_bytes).s,
+            zb_size_text(f->host_staging).s, muon, zb_size_text(node->host_bytes).s,
             (unsigned long long)f->host_least);
 }
 
@@ -158,7 +164,7 @@ static int forecast_try(const struct zb_run *run, const struct zb_node *node,
     uint64_t room = node->nvme_bytes - zb_min_u64(node->nvme_bytes, node->nvme_taken);
     int rc;
 
-    job->early = run->early;
+    job->early = run->early && !run->muon;
     rc = zb_place(job, place);
     if (rc == 0 && job->early && zb_needs_bytes(&place->nvme) > room) {
         zb_place_done(place);
@@ -186,8 +192,8 @@ static int forecast_place(const struct zb_run *run, const struct zb_node *node,
     f->host_ring = place->ring_bytes;
     f->host_grad = place->grad_bytes;
     f->host_state = place->state_bytes;
-    f->host_used = node->host_taken + f->host_staging + f->host_buffers + f->host_param +
-                   f->host_ring + f->host_grad + f->host_state;
+    f->host_used = node->host_taken + f->host_staging + f->host_buffers + f->host_matrices +
+                   f->host_param + f->host_ring + f->host_grad + f->host_state;
     f->nvme_param = place->nvme_param;
     f->nvme_state = place->nvme_state;
     f->nvme_grad = place->nvme_grad;
@@ -197,6 +203,29 @@ static int forecast_place(const struct zb_run *run, const struct zb_node *node,
         return rc;
     forecast_step(run, job, place, f);
     return zb_forecast_fetches(run, job, place, f->local, &f->fetch_read);
+}
+
+/* Memory of a job with Muon in addition to its planes, as the daemon computes it (daemon/plan/muon.c). Sets the
+ * number of page buffers among it. */
+static void forecast_muon(const struct zb_run *run, struct zb_place_job *job, struct zb_forecast *f)
+{
+    const struct zb_model *m = run->model;
+    bool streams = job->nbuffers > 0 && (!job->params_resident || !job->state_resident);
+    uint64_t slice, first, count, slots = 0, page = 0;
+
+    if (!run->muon || !zb_run_keeps(run))
+        return;
+    for (uint32_t r = 0; streams && r < f->local; r++) {
+        zb_slice(m->units[m->matrix_unit], zb_mode_world(run->mode, run->ranks, run->nodes), r,
+                 &slice, &first, &count);
+        slots += zb_pages(count, job->page_elems);
+    }
+    for (enum zb_plane p = 0; p < ZB_PLANES; p++)
+        page += zb_layout_page(&run->layout, p, job->page_elems);
+    f->host_matrices = zb_round_up(m->matrices_bytes, ZB_PAGE_ALIGN) +
+                       zb_round_up(m->ortho_bytes, ZB_PAGE_ALIGN) + slots * page;
+    job->nbuffers += (uint32_t)slots;
+    job->host_bytes -= zb_min_u64(job->host_bytes, f->host_matrices);
 }
 
 int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *ret,
@@ -238,6 +267,7 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
                           !zb_mode_cuts(run->mode, ZB_PARAM); /* only stage 3 offloads them */
     job.grads_resident = run->grad == ZB_OFFLOAD_HOST || node->nvme_bytes == 0;
     job.state_resident = run->optimizer != ZB_OFFLOAD_NVME || node->nvme_bytes == 0;
+    forecast_muon(run, &job, ret);
     if (zb_model_shards(run->model, &layout, zb_mode_world(run->mode, run->ranks, run->nodes),
                         ret->local, &shards, &job.nshards) < 0)
         return zb_fail(err, -ENOMEM, "a plan of %u units over %u ranks: %m", run->model->nunits,

@@ -54,6 +54,7 @@ struct zb_run {
     bool durable;
     uint64_t commit_every; /* durable: steps between commits; 0: never */
     bool early;            /* steps begin early, if there is room for it */
+    bool muon;             /* Muon steps the matrices that the model knows; no step begins early */
     uint32_t micro_steps, prefetch_units;
     enum zb_comm comm;
     bool gather_alone; /* ranks of one node read each other's slices in host memory */
@@ -100,6 +101,7 @@ struct zb_forecast {
 
     /* the daemon's host memory for this job; buffers are shared by all jobs */
     uint64_t host_param, host_ring, host_grad, host_state, host_staging, host_buffers;
+    uint64_t host_matrices;                      /* of Muon, with page buffers of its own */
     uint64_t host_used;                          /* of the budget, other jobs included */
     uint64_t host_least;                         /* the smallest budget that would work */
     uint64_t host_least_grads;                   /* the smallest that holds all gradients in

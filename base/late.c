@@ -12,6 +12,9 @@ int zb_layout_steps_with(const struct zb_layout *layout, enum zb_optimizer optim
 
     if (!zb_optimizer_name(optimizer))
         return zb_fail(err, -EINVAL, "optimizer number %d is not known", (int)optimizer);
+    if ((optimizer == ZB_MUON) != (layout->optimizer == ZB_MUON))
+        return zb_fail(err, -ENOTSUP, "state was placed for %s, and cannot be that of %s",
+                       zb_optimizer_name(layout->optimizer), zb_optimizer_name(optimizer));
     while (zb_moment_name(optimizer, n))
         n++;
     if (moments != layout->moments)

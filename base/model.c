@@ -77,6 +77,10 @@ int zb_model_gpt(struct zb_model *m, const struct zb_gpt *s, struct zb_err *err)
     rc = zb_model_add(m, (s->vocab + s->seq) * c, err);
     for (uint64_t l = 0; l < s->layers && rc == 0; l++) /* matrices 3 + 1 + 4 + 4, and vectors */
         rc = zb_model_add(m, 12 * c * c + 13 * c, err);
+    m->matrix_unit = 1;
+    m->matrices_bytes = zb_matrix_bytes(3 * c * c) + zb_matrix_bytes(c * c) +
+                        2 * zb_matrix_bytes(4 * c * c);
+    m->ortho_bytes = zb_ortho_bytes(c, 4 * c);
     if (rc == 0)
         rc = zb_model_add(m, 2 * c, err);
     if (rc == 0)

@@ -36,6 +36,9 @@ struct zb_model {
     uint32_t *order; /* units in the sequence in which a micro-step gathers them */
     uint32_t norder;
     uint64_t params, largest; /* elements: of all units, of the largest */
+    /* Muon: the unit with the most matrices, and bytes of its matrices and of the scratch memory; 0: not known */
+    uint32_t matrix_unit;
+    uint64_t matrices_bytes, ortho_bytes;
 };
 
 struct zb_gpt {

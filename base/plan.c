@@ -22,6 +22,7 @@ static const struct {
     [ZB_LION] = { "lion", { "exp_avg" } },
     [ZB_SGD] = { "sgd", { "momentum_buffer" } },
     [ZB_ADAGRAD] = { "adagrad", { "sum" } },
+    [ZB_MUON] = { "muon", { "momentum_buffer" } },
 };
 
 static const struct {
@@ -84,7 +85,7 @@ static int layout_check(enum zb_dtype dtype, enum zb_dtype grad_dtype, enum zb_o
     if (!zb_optimizer_name(optimizer))
         return zb_fail(err, -EINVAL,
                        "optimizer number %d: known are 1 (AdamW), 2 (Adam), 3 (Lion), 4 (SGD), 5 "
-                       "(Adagrad)",
+                       "(Adagrad), 6 (Muon)",
                        (int)optimizer);
     if (!zb_moments_name(moments))
         return zb_fail(err, -EINVAL, "moments number %d: known are 1 (fp32), 2 (bf16), 3 (8bit)",

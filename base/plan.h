@@ -24,6 +24,7 @@
  *     Lion          exp_avg                        bf16    2
  *     SGD           momentum_buffer                8bit    1, and 4 for each ZB_Q8_GROUP elements
  *     Adagrad       sum
+ *     Muon          momentum_buffer
  *
  * so AdamW with fp32 moments has 8, 10 and 12 bytes of state. Bytes are counted per block, because
  * some planes do not have a whole number of bytes per element.
@@ -57,6 +58,7 @@ enum zb_optimizer {
     ZB_LION = 3,
     ZB_SGD = 4,
     ZB_ADAGRAD = 5,
+    ZB_MUON = 6,
     ZB_OPTIMIZER_END
 };
 /* How moments are stored; all arithmetic on them is in fp32. */
@@ -85,7 +87,7 @@ struct zb_layout {
 /** "fp32", "bf16", "fp16"; NULL for anything else. */
 const char *zb_dtype_name(enum zb_dtype dtype);
 size_t zb_dtype_bytes(enum zb_dtype dtype); /* 0 for anything else */
-/** "adamw", "adam", "lion", "sgd", "adagrad"; NULL for anything else. */
+/** "adamw", "adam", "lion", "sgd", "adagrad", "muon"; NULL for anything else. */
 const char *zb_optimizer_name(enum zb_optimizer optimizer);
 /** "fp32", "bf16", "8bit"; NULL for anything else. */
 const char *zb_moments_name(enum zb_moments moments);
@@ -125,6 +127,21 @@ static inline uint64_t zb_plane_bytes(uint32_t block_bytes, uint64_t page_elems,
 {
     return elems / page_elems * zb_page_bytes(block_bytes, page_elems) +
            zb_page_bytes(block_bytes, elems % page_elems);
+}
+
+/** Bytes of a matrix of fp32 between the two passes of Muon. */
+static inline uint64_t zb_matrix_bytes(uint64_t elems)
+{
+    return (elems * 4 + 63) / 64 * 64;
+}
+
+/** Bytes of scratch memory that orthogonalizes a matrix (kernels/ortho.h): another one, and two squares of its
+ * smaller side. */
+static inline uint64_t zb_ortho_bytes(uint64_t rows, uint64_t cols)
+{
+    uint64_t n = rows < cols ? rows : cols;
+
+    return zb_matrix_bytes(rows * cols) + 2 * zb_matrix_bytes(n * n);
 }
 
 /** Elements stored for a unit or range that ends at `elems`: rounded up to whole blocks. */

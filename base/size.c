@@ -60,6 +60,62 @@ range:
     return zb_fail(err, -ERANGE, "'%s' is too large for a size", text);
 }
 
+/* Reads the word of `len` bytes. */
+static int word_parse(const char *word, size_t len, uint64_t *ret, struct zb_err *err)
+{
+    char text[64];
+
+    while (len > 0 && isblank((unsigned char)*word)) {
+        word++;
+        len--;
+    }
+    while (len > 0 && isblank((unsigned char)word[len - 1]))
+        len--;
+    (void)snprintf(text, sizeof(text), "%.*s", (int)(len < sizeof(text) ? len : sizeof(text)),
+                   word);
+    return zb_size_parse(text, ret, err);
+}
+
+int zb_sizes_parse(const char *text, uint64_t *ret, unsigned max, struct zb_err *err)
+{
+    unsigned n = 0;
+    size_t len;
+
+    for (const char *p = text;; p += len + 1) {
+        int rc;
+
+        if (n == max)
+            return zb_fail(err, -EINVAL, "'%s': at most %u sizes", text, max);
+        len = strcspn(p, ",");
+        rc = word_parse(p, len, &ret[n++], err);
+        if (rc < 0)
+            return rc;
+        if (p[len] == '\0')
+            return (int)n;
+    }
+}
+
+bool zb_sizes_text(const uint64_t *sizes, unsigned n, char *text, size_t size)
+{
+    unsigned same = 0;
+    size_t used = 0;
+
+    while (same < n && sizes[same] == sizes[0])
+        same++;
+    if (same == n && n > 1)
+        n = 1;
+    for (unsigned i = 0; i < n && used < size; i++) {
+        uint64_t bytes = sizes[i];
+        int unit = 0;
+
+        for (; bytes > 0 && bytes % 1024 == 0 && units[unit + 1]; unit++)
+            bytes /= 1024;
+        used += (size_t)snprintf(text + used, size - used, "%s%llu%.*s", i > 0 ? "," : "",
+                                 (unsigned long long)bytes, unit > 0, &units[unit]);
+    }
+    return used < size;
+}
+
 struct zb_size_text zb_size_text(uint64_t bytes)
 {
     struct zb_size_text t;

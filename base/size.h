@@ -4,6 +4,8 @@
 #ifndef ZB_SIZE_H
 #define ZB_SIZE_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -15,6 +17,17 @@
  * @return 0; -EINVAL not a size, -ERANGE above 2^63 - 1: *ret is unchanged, err has the text
  */
 int zb_size_parse(const char *text, uint64_t *ret, struct zb_err *err);
+
+/**
+ * Reads sizes that are separated by commas, with blanks around them or not.
+ *
+ * @return their number, 1 to `max`; -EINVAL, -ERANGE: ret is undefined, err has the text
+ */
+int zb_sizes_parse(const char *text, uint64_t *ret, unsigned max, struct zb_err *err);
+
+/** Writes them as zb_sizes_parse() reads them: "40G,512M,4097". One for all, if they are equal. False: the
+ * text was cut to `size` bytes. */
+bool zb_sizes_text(const uint64_t *sizes, unsigned n, char *text, size_t size);
 
 struct zb_size_text {
     char s[24];

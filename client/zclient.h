@@ -229,7 +229,20 @@ enum zc_dtype { ZC_F32 = 1, ZC_BF16 = 2, ZC_F16 = 3 };
  * Optimizers: those of torch.optim of the same name; Lion as published. A job has one for its whole
  * life.
  */
-enum zc_optimizer { ZC_ADAMW = 1, ZC_ADAM = 2, ZC_LION = 3, ZC_SGD = 4, ZC_ADAGRAD = 5 };
+enum zc_optimizer {
+    ZC_ADAMW = 1,
+    ZC_ADAM = 2,
+    ZC_LION = 3,
+    ZC_SGD = 4,
+    ZC_ADAGRAD = 5,
+    /* Muon for tensors that say so (zc_tensor.muon), AdamW for all others. All shards of the job are on one node */
+    ZC_MUON = 6
+};
+/** Factor of Muon's learning rate, by the shape of a matrix as it is stored. */
+enum zc_muon_scale {
+    ZC_MUON_RMS = 0,  /* 0.2 * sqrt(max(rows, columns)): updates as large as AdamW's (Moonlight) */
+    ZC_MUON_SHAPE = 1 /* sqrt(max(1, rows / columns)) (K. Jordan) */
+};
 /** How the optimizer's moments are stored. docs/OPTIMIZERS.md has the cost of the reduced ones. */
 enum zc_moments { ZC_MOMENTS_F32 = 1, ZC_MOMENTS_BF16 = 2, ZC_MOMENTS_Q8 = 3 };
 
@@ -288,6 +301,9 @@ struct zc_job_options {
      * UUID, or "emulated" ("emulated-N"). Its state, and with ZC_GPU its parameters, are kept there
      * if it is one of the daemon's. NULL: none; then the daemon chooses one for the state */
     const char *device;
+    /* 1 + the NUMA node of the socket that the device is on; 0: not known. The daemon keeps this
+     * rank's memory there, if it may (`near` in zshardd.conf(5)) */
+    uint32_t device_node;
     /* sum the squares of gradients tensor by tensor, too: for zc_tensor_norms(), and for limits of
      * zc_step_tensors() */
     bool tensor_norms;
@@ -350,6 +366,9 @@ struct zc_tensor {
     uint32_t ndims; /* 0 (a scalar) to ZC_DIMS_MAX */
     uint64_t dims[ZC_DIMS_MAX];
     uint32_t group; /* parameter group, below the job's groups; or ZC_GROUP_FROZEN */
+    /* ZC_MUON: Muon steps this tensor, a matrix (2 dimensions) that is trained; all others are stepped by AdamW. With any other
+     * optimizer -EINVAL. A unit whose trainable tensors are all Muon's has one moment, any other unit two */
+    bool muon;
 };
 
 /** Describes a unit: tensors that are laid out one after the other and are handled together. */
@@ -417,6 +436,13 @@ struct zc_placement {
     uint64_t gpu_params;
     /* why the parameters are not on the GPU although ZC_GPU was requested; else "" */
     char gpu_why[192];
+    /* the part of the arena with the parameters of this rank's own shards that are always in memory.
+     * Those on NVMe come into the last ring_bytes of the arena. A rank that copies only its own
+     * shards to a device has to pin these two parts */
+    uint64_t own_at, own_bytes;
+    /* 1 + the NUMA node where that part should be; 0: the daemon has not chosen one. The kernel may
+     * have taken memory of another node, if that one is full */
+    uint32_t node;
 };
 
 /**
@@ -744,11 +770,12 @@ struct zc_group {
     double lr;
     double beta1, beta2; /* AdamW, Adam, Lion: at least 0, below 1 */
     double eps;          /* AdamW, Adam, Adagrad */
-    /* AdamW, Lion: decoupled; Adam, SGD, Adagrad: added to gradients */
+    /* AdamW, Lion, Muon: decoupled; Adam, SGD, Adagrad: added to gradients */
     double weight_decay;
-    double momentum, dampening; /* SGD */
+    double momentum, dampening; /* SGD; Muon: momentum, below 1 */
     double lr_decay;            /* Adagrad */
-    bool nesterov;              /* SGD; needs a momentum and no dampening */
+    bool nesterov;              /* SGD, where it needs a momentum and no dampening; Muon */
+    enum zc_muon_scale muon_scale;
 };
 
 /** The scalars of a step. */

@@ -86,6 +86,7 @@ static int numa_up(struct zsd *daemon, struct zb_err *err)
 {
     int rc = zsd_numa_open(&daemon->numa, daemon->config.numa, daemon->config.cpus, err);
 
+    daemon->near = (struct zsd_near){ .on = !daemon->config.near_off, .numa = daemon->numa };
     if (rc == 0 && daemon->numa)
         zb_log(ZB_LOG_INFO, "numa", "what=\"%s\"", zsd_numa_text(daemon->numa));
     return rc;
@@ -93,6 +94,7 @@ static int numa_up(struct zsd *daemon, struct zb_err *err)
 
 static void numa_down(struct zsd *daemon)
 {
+    daemon->near.on = false;
     zsd_numa_close(daemon->numa);
     daemon->numa = NULL;
 }
@@ -109,7 +111,7 @@ static int data_up_read_only(struct zsd *daemon, struct zb_err *err)
         return rc;
     (void)snprintf(config->data, sizeof(config->data), "%s", zsd_datadir_path(daemon->datadir));
     config->nvme_bytes = zn_info(daemon->engine)->size_bytes;
-    config->gpu_bytes = 0; /* no job comes */
+    config->gpu_budgets.n = 0; /* no job comes */
     zsd_path_log(zn_info(daemon->engine), zsd_datadir_file(daemon->datadir));
     zb_log(ZB_LOG_WARN, "read-only", "directory=\"%s\" why=\"--read-only: jobs are refused\"",
            config->data);

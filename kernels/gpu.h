@@ -7,13 +7,14 @@
  *     "cuda[:N]"       device number N (0) of the CUDA runtime, by a plugin (zk_cuda.so), loaded
  *                      on opening; without plugin, driver or device, opening fails. N is also a
  *                      UUID ("GPU-...") or an address ("0000:17:00.0"), as nvidia-smi shows them
- *     "emulated[@NUMBER][:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]"
+ *     "emulated[@NUMBER][/NODE][:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]"
  *                      a GPU emulated by threads of this process: BYTES of memory (256M), in
  *                      multiples of UNIT (2M); it pins PIN of host memory (any), and with
  *                      SHARES 0 shares no memory of its own; every work
  *                      takes at least US microseconds (0), so that a caller that does not wait
  *                      reads stale bytes; after WORKS allocations and works the device fails.
- *                      Devices with different NUMBERs (0) cannot share memory. It is
+ *                      Devices with different NUMBERs (0) cannot share memory. It says that it is
+ *                      near NUMA node NODE, or else that it does not know. It is
  *                      as strict as a real one: the host cannot touch device addresses, and a work
  *                      that names wrong ones loses the device
  *
@@ -60,6 +61,7 @@ struct zk_gpu_info {
     uint64_t granularity_bytes; /* allocations are multiples of it */
     uint64_t limit_bytes;       /* what this process may allocate */
     bool pins_read_only;        /* can pin read-only host memory: few drivers can */
+    int node;                   /* the NUMA node of the socket that it is on; -1: not known */
 };
 
 struct zk_gpu_usage {
@@ -79,8 +81,8 @@ struct zk_gpu_list {
 
 /**
  * Reads a list of devices: names, separated by commas. A word is also "all" (every device of CUDA);
- * an index, UUID or address alone (of CUDA); or "emulated*COUNT[:...]" (so many; emulated devices
- * are numbered in order).
+ * an index, UUID or address alone (of CUDA); or "emulated*COUNT[/NODES][:...]" (so many; emulated
+ * devices are numbered in order; equal parts of them are near NUMA nodes 0 to NODES - 1).
  *
  * @return 0; -EINVAL not a list, or too many; -ENODEV "all", and there is none. A device that is
  *         named need not exist

@@ -138,6 +138,7 @@ struct block {
     const struct zk_segment *segments, *end; /* those that end after its first element */
     const struct zk_scalars *by_group;
     uint32_t rounding;
+    const struct zk_matrix *matrices, *last;
 };
 
 /* Moments of a run of elements that begins with element `begin` of the block. */
@@ -158,6 +159,44 @@ static float *apart_at(const struct moment_run *m, unsigned i, uint64_t elem)
     return m->apart[i] ? m->apart[i] + (elem - m->begin) : NULL;
 }
 
+/* The matrix of element `elem`. */
+static const struct zk_matrix *matrix_of(const struct block *b, uint64_t elem)
+{
+    const struct zk_matrix *m = b->matrices;
+
+    while (m < b->last && m->first + m->count <= elem)
+        m++;
+    assert(m < b->last && m->first <= elem);
+    return m;
+}
+
+static zk_step_fn *step_of(const struct zk_ops *ops, const struct zb_layout *l,
+                           enum zb_optimizer optimizer, enum zb_dtype dtype)
+{
+    return (l->moments == ZB_MOMENTS_Q8     ? ops->step_q8
+            : l->moments == ZB_MOMENTS_BF16 ? ops->step_bf16
+                                            : ops->step)[optimizer][dtype][l->grad_dtype];
+}
+
+/* The first pass of Muon over elements [from, to), all of one matrix. */
+static void block_matrix_run(const struct block *b, uint64_t from, uint64_t to,
+                             const struct moment_run *m, const struct zk_scalars *scalars)
+{
+    const struct zb_layout *l = b->layout;
+    const struct zk_matrix *matrix = matrix_of(b, b->first + from);
+    zk_step_fn *step = step_of(b->ops, l, ZB_MUON, ZB_F32);
+    struct zk_step_arrays arrays = {
+        .param = matrix->at + (b->first + from - matrix->first),
+        .m = moment_at(m, 0, from),
+        .to_m = apart_at(m, 0, from),
+        .grad = b->grad + from * zb_dtype_bytes(l->grad_dtype),
+        .key = moment_key(b->rounding, 0, b->first / B),
+        .first = (uint32_t)from,
+    };
+
+    step(scalars, &arrays, to - from);
+}
+
 /* Steps elements [from, to), all of one group. */
 static void block_step_run(const struct block *b, zk_step_fn *step, uint64_t from, uint64_t to,
                            const struct moment_run *m, const struct zk_scalars *scalars)
@@ -176,7 +215,10 @@ static void block_step_run(const struct block *b, zk_step_fn *step, uint64_t fro
         .first = (uint32_t)from,
     };
 
-    step(scalars, &arrays, to - from);
+    if (scalars->matrix)
+        block_matrix_run(b, from, to, m, scalars);
+    else
+        step(scalars, &arrays, to - from);
 }
 
 /* The scalars of a segment: those of its group, or a copy with the segment's own scale. */
@@ -220,7 +262,9 @@ static void q8_load(const struct block *b, const struct moment_run *m, struct zk
 {
     uint64_t first = b->first + m->begin;
     const struct zk_segment *s = b->segments;
-    bool covered = s < b->end && s->first <= first && s->count - (first - s->first) >= ZB_Q8_GROUP;
+    bool covered = s < b->end && s->first <= first &&
+                   s->count - (first - s->first) >= ZB_Q8_GROUP &&
+                   !b->by_group[s->group].matrix; /* which has one moment, of two in this layout */
 
     g->first = (uint32_t)m->begin;
     for (uint32_t i = 0; i < g->n; i++) {
@@ -259,38 +303,63 @@ static void block_step_q8(struct block b, zk_step_fn *step)
 /* Steps a block that begins in a segment, or has one. */
 static void block_step_any(const struct block *b)
 {
-    const struct zk_ops *ops = b->ops;
     const struct zb_layout *l = b->layout;
-    struct moment_run stored = { .old = { b->state.moment[0], b->state.moment[1] } };
+    zk_step_fn *step = step_of(b->ops, l, l->optimizer, l->dtype);
+    struct moment_run stored = { .bytes = l->moments == ZB_MOMENTS_BF16 ? sizeof(uint16_t)
+                                                                        : sizeof(float),
+                                 .old = { b->state.moment[0], b->state.moment[1] } };
 
-    switch (l->moments) {
-    case ZB_MOMENTS_Q8:
-        block_step_q8(*b, ops->step_q8[l->optimizer][l->dtype][l->grad_dtype]);
-        return;
-    case ZB_MOMENTS_BF16:
-        stored.bytes = sizeof(uint16_t);
-        block_step(b, ops->step_bf16[l->optimizer][l->dtype][l->grad_dtype], &stored, B);
-        return;
-    case ZB_MOMENTS_F32:
-    case ZB_MOMENTS_END:
-        break;
-    }
-    stored.bytes = sizeof(float);
-    block_step(b, ops->step[l->optimizer][l->dtype][l->grad_dtype], &stored, B);
+    if (l->moments == ZB_MOMENTS_Q8)
+        block_step_q8(*b, step);
+    else
+        block_step(b, step, &stored, B);
 }
 
-void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
-                  const struct zk_page *page, const struct zk_segment *segments, size_t nsegments,
-                  const struct zk_scalars *by_group)
+/* Muon's last pass over the elements of a block. */
+static void block_weight(const struct block *b)
+{
+    enum zb_dtype dtype = b->layout->dtype;
+
+    for (const struct zk_segment *s = b->segments; s < b->end && s->first < b->first + B; s++) {
+        uint64_t from = s->first > b->first ? s->first - b->first : 0;
+        uint64_t to = zb_min_u64(s->first + s->count - b->first, B);
+        struct zk_scalars scalars = b->by_group[s->group];
+        const struct zk_matrix *m;
+        const float *by;
+        void *param;
+
+        if (!scalars.matrix || from >= to)
+            continue;
+        m = matrix_of(b, b->first + from);
+        by = m->at + (b->first + from - m->first);
+        scalars.step_size = m->step_size;
+        param = b->param + from * zb_dtype_bytes(dtype);
+        if (dtype == ZB_BF16)
+            b->ops->weight_bf16(&scalars, param, (int16_t *)b->state.master + from, by, to - from);
+        else
+            b->ops->weight_f32(&scalars, dtype == ZB_F32 ? param : (float *)b->state.master + from,
+                               by, to - from);
+        if (dtype == ZB_F16)
+            b->ops->f32_to_f16((float *)b->state.master + from, param, to - from);
+    }
+}
+
+/* Calls do_() for each block that begins in a segment, or has one. */
+static void page_blocks(const struct zk_ops *ops, const struct zb_layout *layout,
+                        const struct zk_page *page, const struct zk_segment *segments,
+                        size_t nsegments, const struct zk_scalars *by_group,
+                        void (*do_)(const struct block *b))
 {
     struct block b = { .ops = ops,
                        .layout = layout,
                        .segments = segments,
                        .end = segments + nsegments,
-                       .by_group = by_group };
+                       .by_group = by_group,
+                       .matrices = page->matrices,
+                       .last = page->matrices + page->nmatrices };
 
     page_check(page);
-    assert(!layout->frozen && page->state && page->grad);
+    assert(!layout->frozen && page->state);
     for (uint64_t at = 0; at < page->count; at += B) {
         b.first = page->first + at;
         while (b.segments < b.end && b.segments->first + b.segments->count <= b.first)
@@ -298,11 +367,26 @@ void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
         if (b.segments == b.end || b.segments->first >= b.first + B)
             continue;
         b.param = page_at(page->param, layout, ZB_PARAM, at);
-        b.grad = page_at(page->grad, layout, ZB_GRAD, at);
+        b.grad = page->grad ? page_at(page->grad, layout, ZB_GRAD, at) : NULL;
         b.state = zk_state_block(layout, page->state, at / B);
         b.rounding = by_group[b.segments->group].rounding;
-        block_step_any(&b);
+        do_(&b);
     }
+}
+
+void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
+                  const struct zk_page *page, const struct zk_segment *segments, size_t nsegments,
+                  const struct zk_scalars *by_group)
+{
+    assert(page->grad);
+    page_blocks(ops, layout, page, segments, nsegments, by_group, block_step_any);
+}
+
+void zk_page_weight(const struct zk_ops *ops, const struct zb_layout *layout,
+                    const struct zk_page *page, const struct zk_segment *segments, size_t nsegments,
+                    const struct zk_scalars *by_group)
+{
+    page_blocks(ops, layout, page, segments, nsegments, by_group, block_weight);
 }
 
 bool zk_page_has(const struct zb_layout *layout, enum zk_what what)

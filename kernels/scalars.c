@@ -59,6 +59,16 @@ static int sgd_check(const char *name, const struct zk_params *p, struct zb_err 
     return rc;
 }
 
+static int muon_check(const char *name, const struct zk_params *p, struct zb_err *err)
+{
+    if (!(p->momentum >= 0 && p->momentum < 1))
+        return zb_fail(err, -EINVAL, "%s with momentum %g: from 0 to below 1", name, p->momentum);
+    return p->muon_scale < ZK_MUON_SCALE_END
+               ? 0
+               : zb_fail(err, -EINVAL, "%s with scale number %llu: known are 0 (rms), 1 (shape)",
+                         name, (unsigned long long)p->muon_scale);
+}
+
 int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *p, struct zb_err *err)
 {
     const char *name = zb_optimizer_name(optimizer);
@@ -82,6 +92,11 @@ int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *p, stru
     case ZB_ADAGRAD:
         rc = eps_check(name, p, err);
         return rc == 0 ? range_check(name, "lr decay", p->lr_decay, 0, ZK_PARAM_MAX, err) : rc;
+    case ZB_MUON: /* and AdamW, for all other tensors */
+        rc = betas_check(name, p, err);
+        if (rc == 0)
+            rc = eps_check(name, p, err);
+        return rc == 0 ? muon_check(name, p, err) : rc;
     case ZB_OPTIMIZER_END:
         break;
     }
@@ -91,6 +106,15 @@ int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *p, stru
 double zk_limit_factor(double limit, double norm)
 {
     return limit > 0 && norm > limit ? limit / norm : 1;
+}
+
+double zk_muon_factor(enum zk_muon_scale scale, uint64_t rows, uint64_t cols)
+{
+    double n = (double)rows, m = (double)cols;
+
+    if (scale == ZK_MUON_SHAPE)
+        return n > m ? sqrt(n / m) : 1;
+    return 0.2 * sqrt(n > m ? n : m);
 }
 
 float zk_segment_scale(double scale)
@@ -126,21 +150,27 @@ struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params
         s.fresh = t == 1 || params->momentum == 0;
         s.nesterov = params->nesterov != 0;
         break;
+    case ZB_MUON:
+        s.momentum = (float)params->momentum;
+        s.one_minus_momentum = (float)(1.0 - params->momentum);
+        s.nesterov = params->nesterov != 0;
+        s.matrix = 1;
+        break;
     case ZB_LION:
     case ZB_OPTIMIZER_END:
         break;
     }
-    if (optimizer == ZB_ADAMW || optimizer == ZB_LION)
+    if (optimizer == ZB_ADAMW || optimizer == ZB_LION || optimizer == ZB_MUON)
         s.decay = (float)(1.0 - params->lr * params->weight_decay);
     else
         s.l2 = (float)params->weight_decay;
-    if (optimizer != ZB_SGD && optimizer != ZB_ADAGRAD) {
+    if (optimizer == ZB_ADAMW || optimizer == ZB_ADAM || optimizer == ZB_LION) {
         s.beta1 = (float)params->beta1;
         s.one_minus_beta1 = (float)(1.0 - params->beta1);
         s.beta2 = (float)params->beta2;
         s.one_minus_beta2 = (float)(1.0 - params->beta2);
     }
-    if (optimizer != ZB_SGD && optimizer != ZB_LION)
+    if (optimizer == ZB_ADAMW || optimizer == ZB_ADAM || optimizer == ZB_ADAGRAD)
         s.eps = (float)params->eps;
     return s;
 }

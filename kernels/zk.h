@@ -71,7 +71,7 @@ static inline struct zk_state_block zk_state_block(const struct zb_layout *layou
  *     beta2 = beta2                  one_minus_beta2 = 1 - beta2
  *     eps = eps                      rsqrt_c2 = 1 / sqrt(1 - beta2^t)    momentum = momentum
  *     step_size = AdamW, Adam: lr / (1 - beta1^t); Adagrad: lr / (1 + (t - 1) * lr_decay); else lr
- *     one_minus_dampening = 1 - dampening
+ *     one_minus_dampening = 1 - dampening      one_minus_momentum = 1 - momentum
  *     fresh = t is 1, or momentum is 0
  *
  * and for each element, all in float, in this order, p being the fp32 master, m and v the moments
@@ -99,6 +99,16 @@ static inline struct zk_state_block zk_state_block(const struct zb_layout *layou
  *                m = fma(g, g, m)
  *                p = fma(-step_size, g / (sqrt(m) + eps), p)
  *
+ *     Muon       m = fma(one_minus_momentum, g - m, m)
+ *                u = nesterov ? fma(momentum, m - g, g) : m
+ *                o = the matrix of all u, orthogonalized: ortho.h
+ *                p = fma(-step_size, o, p * decay)
+ *
+ * Muon steps matrices. Its step functions make the first pass: they store u where `param` points,
+ * which is an array of float apart from the parameters. weight_f32() and weight_bf16() make the last one. The
+ * step size is lr times a factor of the shape, which zk_muon_factor() has. Other tensors of a job
+ * with Muon are stepped by AdamW.
+ *
  * Then the master is stored as its parameter's dtype asks. The differences to torch.optim are ones
  * of rounding, except for these: SGD keeps g as its momentum while momentum is 0, so that momentum
  * that is switched on later begins with the last gradient and not with the next; an infinite
@@ -108,8 +118,9 @@ struct zk_scalars {
     float scale; /* of the gradient: 1 / (loss scale * averaging) times the clip coefficient */
     float decay, l2, step_size, eps;
     float beta1, one_minus_beta1, beta2, one_minus_beta2, rsqrt_c2;
-    float momentum, one_minus_dampening;
+    float momentum, one_minus_dampening, one_minus_momentum;
     uint32_t fresh, nesterov; /* 0 or 1 */
+    uint32_t matrix;          /* 0 or 1: Muon's */
     uint32_t rounding;        /* a number drawn from t: of the rounding of reduced moments */
 };
 
@@ -117,7 +128,8 @@ struct zk_params {
     double lr, beta1, beta2, eps, weight_decay;
     double scale;
     double momentum, dampening, lr_decay;
-    uint64_t nesterov; /* 0 or 1; no padding, so that params compare as bytes */
+    uint64_t nesterov;   /* 0 or 1; no padding, so that params compare as bytes */
+    uint64_t muon_scale; /* enum zk_muon_scale */
 };
 
 /*
@@ -174,6 +186,14 @@ int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *params,
 /** The factor that limits a norm: limit / norm if the norm is above the limit, else 1. limit 0:
  * none. */
 double zk_limit_factor(double limit, double norm);
+/* The factor of Muon's learning rate. */
+enum zk_muon_scale {
+    ZK_MUON_RMS = 0,   /* 0.2 * sqrt(max(rows, cols)): updates as large as AdamW's (Moonlight) */
+    ZK_MUON_SHAPE = 1, /* sqrt(max(1, rows / cols)) (K. Jordan) */
+    ZK_MUON_SCALE_END
+};
+/** Of a matrix as it is stored. */
+double zk_muon_factor(enum zk_muon_scale scale, uint64_t rows, uint64_t cols);
 /** The same scale as a segment's, which is never 0 (zk_page.h): (float)scale, or the float next
  * to 0 where that is 0 and scale is not. */
 float zk_segment_scale(double scale);
@@ -208,6 +228,24 @@ struct zk_q8_group {
     bool is_signed[ZB_MOMENTS_MAX];
     uint32_t key;   /* the first one's */
     uint32_t first; /* element 0 is this number of the block */
+};
+
+/*
+ * A PRODUCT OF MATRICES, all row by row: out = fma(beta, add, alpha * (a b)), or alpha * (a b)
+ * without `add`. An element of a b is the sum of its terms by k: each ZK_MATMUL_CHUNK of them from 0
+ * up, by fma, and these sums are added in order. NaNs are not canonical.
+ */
+#define ZK_MATMUL_CHUNK 256
+
+struct zk_matmul {
+    const float *a;   /* rows of k */
+    const float *b;   /* k rows of `cols`; or, transposed, `cols` rows of k */
+    const float *add; /* rows of `cols`; NULL: none */
+    float *out;       /* rows of `cols`; overlaps none of the others */
+    size_t k, cols;
+    float alpha, beta;
+    bool b_transposed;
+    bool bf16; /* the result is rounded to bf16 */
 };
 
 typedef void zk_step_fn(const struct zk_scalars *s, const struct zk_step_arrays *a, size_t n);
@@ -264,6 +302,14 @@ struct zk_ops {
     /* to[i] = x[i], whatever it is, and sumsq() of that, in one pass. */
     double (*set_f32)(float *to, const float *x, size_t n, uint64_t *nonfinite);
     double (*set_bf16)(uint16_t *to, const uint16_t *x, size_t n, uint64_t *nonfinite);
+
+    /* Muon's last pass, for fp32 parameters (or the fp32 masters of fp16), and split masters. */
+    void (*weight_f32)(const struct zk_scalars *s, float *param, const float *by, size_t n);
+    void (*weight_bf16)(const struct zk_scalars *s, uint16_t *hi, int16_t *lo, const float *by,
+                        size_t n);
+
+    /* Rows [row, row + rows) and columns [col, col + cols) of a product. */
+    void (*matmul)(const struct zk_matmul *m, size_t row, size_t rows, size_t col, size_t cols);
 };
 
 /**

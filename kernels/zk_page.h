@@ -20,12 +20,22 @@ struct zk_segment {
     float scale; /* of the gradient, instead of the group's; 0: the group's */
 };
 
+/** A matrix that Muon steps: elements of the unit, row by row. */
+struct zk_matrix {
+    uint64_t first, count;
+    uint64_t rows, cols;
+    float *at;       /* its `count` floats between the two passes */
+    float step_size; /* lr times the factor of its shape */
+};
+
 struct zk_page {
-    void *param;    /* 64-byte aligned, as all of them */
-    void *state;    /* NULL when frozen */
-    void *grad;     /* NULL: none */
-    uint64_t first; /* of the unit's elements; a multiple of the block */
-    uint64_t count; /* likewise */
+    void *param;                      /* 64-byte aligned, as all of them */
+    void *state;                      /* NULL when frozen */
+    void *grad;                       /* NULL: none */
+    uint64_t first;                   /* of the unit's elements; a multiple of the block */
+    uint64_t count;                   /* likewise */
+    const struct zk_matrix *matrices; /* those that are stepped, ascending; NULL: none */
+    size_t nmatrices;
 };
 
 /** Blockwise int8, as zb_layout_quantize() lays it out: codes and scales of `count` elements, whole
@@ -39,10 +49,18 @@ void zk_q8_read(const struct zk_ops *ops, enum zb_dtype dtype, const void *block
 void zk_page_init(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, const float *master);
 
-/** One optimizer step; by_group[segment.group], with the segment's scale. Reads grad, changes param and state. */
+/** One optimizer step; by_group[segment.group], with the segment's scale. Reads grad, changes param and state.
+ *
+ * Segments with scalars of Muon are parts of page->matrices. Of these only the momentum is stepped. It goes
+ * to zk_matrix.at, too, as the matrix to orthogonalize. zk_page_weight() ends their step. */
 void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, const struct zk_segment *segments, size_t nsegments,
                   const struct zk_scalars *by_group);
+
+/** The last pass of Muon: the weights of the page's matrices, from their orthogonalized zk_matrix.at. */
+void zk_page_weight(const struct zk_ops *ops, const struct zb_layout *layout,
+                    const struct zk_page *page, const struct zk_segment *segments, size_t nsegments,
+                    const struct zk_scalars *by_group);
 
 /** What zk_page_read() reads; numbers as on the wire. EXP_AVG is the first moment and EXP_AVG_SQ
  * the second, whatever the optimizer calls them. */

@@ -26,12 +26,13 @@
         do_(arg, optimizer, BF16, F32) do_(arg, optimizer, BF16, BF16)                         \
             do_(arg, optimizer, BF16, F16) do_(arg, optimizer, F16, F32)                       \
                 do_(arg, optimizer, F16, BF16) do_(arg, optimizer, F16, F16)
-#define ZK_STEPS(do_, arg)       \
-    ZK_STEPS_OF(do_, arg, ADAMW) \
-    ZK_STEPS_OF(do_, arg, ADAM)  \
-    ZK_STEPS_OF(do_, arg, LION)  \
-    ZK_STEPS_OF(do_, arg, SGD)   \
-    ZK_STEPS_OF(do_, arg, ADAGRAD)
+#define ZK_STEPS(do_, arg)         \
+    ZK_STEPS_OF(do_, arg, ADAMW)   \
+    ZK_STEPS_OF(do_, arg, ADAM)    \
+    ZK_STEPS_OF(do_, arg, LION)    \
+    ZK_STEPS_OF(do_, arg, SGD)     \
+    ZK_STEPS_OF(do_, arg, ADAGRAD) \
+    ZK_STEPS_OF(do_, arg, MUON)
 
 /* With moments of fp32, and of bf16. */
 #define ZK_DECLARE_STEP(variant, optimizer, param, grad)                \
@@ -75,7 +76,13 @@
     double zk_##variant##_set_f32(float *restrict to, const float *restrict x, size_t n,          \
                                   uint64_t *nonfinite);                                           \
     double zk_##variant##_set_bf16(uint16_t *restrict to, const uint16_t *restrict x, size_t n,   \
-                                   uint64_t *nonfinite)
+                                   uint64_t *nonfinite);                                          \
+    void zk_##variant##_weight_f32(const struct zk_scalars *s, float *restrict param,             \
+                                   const float *restrict by, size_t n);                           \
+    void zk_##variant##_weight_bf16(const struct zk_scalars *s, uint16_t *restrict hi,            \
+                                    int16_t *restrict lo, const float *restrict by, size_t n);    \
+    void zk_##variant##_matmul(const struct zk_matmul *m, size_t row, size_t rows, size_t col,    \
+                               size_t cols)
 
 /* The row of that variant for zk_all(). */
 #define ZK_OPS(variant, is_supported)                                                             \
@@ -91,7 +98,8 @@
         .decode_q8_bf16 = zk_##variant##_decode_q8_bf16, .decode_q8 = zk_##variant##_decode_q8,   \
         .quantize_i8 = zk_##variant##_quantize_i8, .dequantize_i8 = zk_##variant##_dequantize_i8, \
         .sumsq = zk_##variant##_sumsq, .set_f32 = zk_##variant##_set_f32,                         \
-        .set_bf16 = zk_##variant##_set_bf16,                                                      \
+        .set_bf16 = zk_##variant##_set_bf16, .weight_f32 = zk_##variant##_weight_f32,             \
+        .weight_bf16 = zk_##variant##_weight_bf16, .matmul = zk_##variant##_matmul,               \
     }
 
 ZK_DECLARE(ref);

@@ -27,11 +27,11 @@
 # CHECKS are tests of CTest, found by their labels: CONTRIBUTING.md says how to mark one. So a stage needs no line here for a
 # new test.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 pack=.gpu-pack/pack.tar.gz
 build=${ZSHARD_GPU_BUILD:-build-gpu}
-stages="build kernels bench training pytorch nccl suites train fsdp2 memory sanitize"
+stages="build kernels bench training pytorch nccl node suites train fsdp2 memory sanitize"
 stage_seconds=${ZSHARD_STAGE_SECONDS:-480}
 run_seconds=${ZSHARD_RUN_SECONDS:-1000000}
 
@@ -45,6 +45,7 @@ usage: tests/gpu.sh pack | run [STAGE...] | stages
   training   zgpt on the CPU against CUDA, PyTorch on the same GPU (label gpu-training)
   pytorch    the tests of the Python package on "cuda" (label gpu-torch)
   nccl       2 and 4 ranks through the real NCCL on one GPU (label gpu-nccl)
+  node       one daemon with all GPUs: two ranks on each, so also on one, and NCCL on several (label gpu-node)
   suites     tests that run on every device that opens (label gpu): engine, daemon, trainer
   train      zbench train: GPT-2 of 1.5 billion parameters, offloaded to host memory
   fsdp2      the same against PyTorch's FSDP2 with CPU offload
@@ -53,7 +54,7 @@ usage: tests/gpu.sh pack | run [STAGE...] | stages
 
 Where a command may take ten minutes and all of them thirty, these three:
   ZSHARD_RUN_SECONDS=580 tests/gpu.sh run build kernels bench training
-  ZSHARD_RUN_SECONDS=580 tests/gpu.sh run pytorch nccl suites memory sanitize
+  ZSHARD_RUN_SECONDS=580 tests/gpu.sh run pytorch nccl node suites memory sanitize
   ZSHARD_RUN_SECONDS=580 tests/gpu.sh run train fsdp2
 END
     exit 2
@@ -348,7 +349,7 @@ sanitizer_options() { # TOOL
 }
 
 stage_sanitize() {
-    local name tool names sanitizer
+    local name tool names sanitizer one
     sanitizer=$(find_sanitizer)
     sanitizer_works || return
     names=$(tests_of -L '^gpu-sanitize$')
@@ -361,13 +362,14 @@ stage_sanitize() {
                 tail -n 400 "$log" | grep -qE 'Device not supported|not supported on this|Unable to (attach|find)'; then
                 rows[-1]=${rows[-1]/FAILED  /REFUSED }
                 failed=0
-                for tool in "${rows[@]}"; do [ "${tool#*FAILED}" = "$tool" ] || failed=1; done
+                for one in "${rows[@]}"; do [ "${one#*FAILED}" = "$one" ] || failed=1; done
             fi
         done
     done
 }
 
 stage_nccl() { checks gpu-nccl; }
+stage_node() { checks gpu-node; }
 stage_training() { checks gpu-training; }
 
 # The same tests as on the CPU, if PyTorch and pytest are there. Nothing is installed: tests that need transformers are skipped,

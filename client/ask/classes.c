@@ -34,6 +34,7 @@ void zc_group_scalars(const struct zc_group *from, Zp__GroupScalars *to)
     to->dampening = from->dampening;
     to->nesterov = from->nesterov;
     to->lr_decay = from->lr_decay;
+    to->muon_scale = from->muon_scale;
 }
 
 /* Fills a part. Returns whether others follow. */

@@ -89,6 +89,7 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.tensor_norms = options->tensor_norms;
     c->params_writable = options->writable;
     m.device = UNCONST(char, options->device ? options->device : "");
+    m.device_node = options->device_node;
     return zc_ask(c, &method_job_open, &m.base, ret, done, arg);
 }
 
@@ -101,6 +102,9 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
 
     if (rc < 0)
         return rc;
+    if (r->own_at > r->arena_bytes || r->own_bytes > r->arena_bytes - r->own_at ||
+        r->ring_bytes > r->arena_bytes)
+        return zc_fail(c, -EPROTO, "this rank's parameters are outside of the arena");
     c->gpu_params = r->gpu_params;
     *ret = (struct zc_placement){ .arena_bytes = r->arena_bytes,
                                   .ring_bytes = r->ring_bytes,
@@ -111,7 +115,10 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
                                   .early = r->early,
                                   .grads_on_nvme = r->grads_on_nvme,
                                   .arena = c->params.base,
-                                  .gpu_params = r->gpu_params };
+                                  .gpu_params = r->gpu_params,
+                                  .own_at = r->own_at,
+                                  .own_bytes = r->own_bytes,
+                                  .node = r->node };
     (void)snprintf(ret->gpu_why, sizeof(ret->gpu_why), "%s", r->gpu_why);
     return 0;
 }

@@ -139,7 +139,8 @@ static int parts_tensor(struct zc_client *c, struct unit_parts *parts, const Zp_
     *to = (struct zc_tensor){ .name = (const char *)(uintptr_t)parts->text_bytes,
                               .first = from->first,
                               .ndims = (uint32_t)from->n_dims,
-                              .group = from->group };
+                              .group = from->group,
+                              .muon = from->muon };
     if (from->n_dims > 0)
         memcpy(to->dims, from->dims, from->n_dims * sizeof(to->dims[0]));
     memcpy(parts->text + parts->text_bytes, from->name, name_bytes);

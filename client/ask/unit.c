@@ -97,6 +97,7 @@ static uint32_t unit_part(struct unit_part *part, uint64_t job, const struct zc_
         part->tensors[i].n_dims = t->ndims;
         part->tensors[i].dims = UNCONST(uint64_t, t->dims);
         part->tensors[i].group = t->group;
+        part->tensors[i].muon = t->muon;
         part->list[i] = &part->tensors[i];
     }
     return n;

@@ -37,8 +37,27 @@ static int tensor_check(struct zc_zero *z, const struct zc_unit *unit, const str
     if (t->group >= z->options.groups && t->group != ZC_GROUP_FROZEN)
         return zcz_refuse(z, -EINVAL, "tensor '%s' of unit '%s' is in group %u of %u", t->name,
                           unit->name, t->group, z->options.groups);
+    if (t->muon && (z->options.optimizer != ZC_MUON || t->ndims != 2 ||
+                    t->group == ZC_GROUP_FROZEN || unit->frozen))
+        return zcz_refuse(z, -EINVAL,
+                          "tensor '%s' of unit '%s' is marked for Muon: that needs the optimizer "
+                          "Muon, and a matrix that is trained",
+                          t->name, unit->name);
     *ret_end = t->first + count;
     return 0;
+}
+
+/* Whose layout the unit has: with Muon, AdamW's, unless Muon steps all of it. The daemon decides the same
+ * (op/define.c). */
+static enum zb_optimizer unit_optimizer(const struct zc_zero *z, const struct zc_unit *unit)
+{
+    bool all = true;
+
+    if (z->options.optimizer != ZC_MUON)
+        return (enum zb_optimizer)z->options.optimizer;
+    for (uint32_t i = 0; unit->tensors && i < unit->ntensors; i++)
+        all = all && (unit->tensors[i].muon || unit->tensors[i].group == ZC_GROUP_FROZEN);
+    return all && unit->ntensors > 0 ? ZB_MUON : ZB_ADAMW;
 }
 
 static int unit_check(struct zc_zero *z, const struct zc_unit *unit, struct zb_layout *ret_layout)
@@ -58,7 +77,7 @@ static int unit_check(struct zc_zero *z, const struct zc_unit *unit, struct zb_l
     if (unit->elems < 1 || unit->elems > ZCZ_SLICE_ELEMS)
         return zcz_refuse(z, -EINVAL, "unit '%s' has %llu elements: from 1 to %llu", unit->name,
                           (unsigned long long)unit->elems, (unsigned long long)ZCZ_SLICE_ELEMS);
-    rc = zb_layout_of((enum zb_dtype)unit->dtype, ZB_F32, (enum zb_optimizer)z->options.optimizer,
+    rc = zb_layout_of((enum zb_dtype)unit->dtype, ZB_F32, unit_optimizer(z, unit),
                       (enum zb_moments)z->options.moments, unit->frozen, ret_layout, &err);
     if (rc < 0)
         return zcz_refuse(z, rc, "unit '%s': %s", unit->name, err.text);
@@ -187,7 +206,7 @@ static uint32_t digest_unit(uint32_t crc, const struct zc_unit *unit)
     crc = digest_text(digest_numbers(crc, head, ZB_COUNT(head)), unit->name);
     for (uint32_t i = 0; i < unit->ntensors; i++) {
         const struct zc_tensor *t = &unit->tensors[i];
-        uint64_t numbers[] = { t->first, t->group, t->ndims };
+        uint64_t numbers[] = { t->first, t->group, t->ndims, t->muon };
 
         crc = digest_text(digest_numbers(crc, numbers, ZB_COUNT(numbers)), t->name);
         crc = digest_numbers(crc, t->dims, t->ndims);
@@ -232,7 +251,8 @@ uint32_t zcz_digest(const struct zc_zero *z)
                            o->reconnect_ms,
                            o->node_gather,
                            o->clip_mode,
-                           o->clip_tensor_warmup };
+                           o->clip_tensor_warmup,
+                           o->muon_scale };
     double scalars[] = { o->clip,
                          o->beta1,
                          o->beta2,

@@ -443,6 +443,7 @@ struct zc_zero_options {
      * job began to clip by tensor. */
     double clip_tensor_ratio, clip_tensor_beta;
     uint64_t clip_tensor_warmup;
+    enum zc_muon_scale muon_scale; /* ZC_MUON: as in struct zc_group */
 };
 
 /**

@@ -16,7 +16,9 @@
 #include "base/size.h"
 #include "daemon/os/cpus.h"
 #include "daemon/os/numa.h"
+#include "daemon/run/gpu_tier.h"
 #include "daemon/run/quotas.h"
+#include "kernels/gpu.h"
 #include "kernels/zk.h"
 #include "nvme/zn.h"
 #include "proto/socket.h"
@@ -61,6 +63,31 @@ static int check_paths(const char *text, struct zb_err *err)
                : zb_fail(err, -EINVAL, "%u directories: at most %u", n, ZN_PATHS_MAX - 1);
 }
 
+/* Budgets of GPUs: the number of sizes; 0: no GPU tier. */
+static int gpu_bytes_parse(const char *text, uint64_t *ret, struct zb_err *err)
+{
+    int n = zb_sizes_parse(text, ret, ZSD_GPUS_MAX, err);
+
+    if (n == 1 && ret[0] == 0)
+        return 0;
+    for (int i = 0; i < n; i++) {
+        ret[i] -= ret[i] % PAGE_BYTES;
+        if (ret[i] < SIZE_MIN_BYTES || ret[i] > SIZE_MAX_BYTES)
+            return zb_fail(err, -EINVAL, "a GPU's budget is 1M to 1P%s, not %s",
+                           n == 1 ? ", or 0" : "; a GPU without one is left out of gpus",
+                           zb_size_text(ret[i]).s);
+    }
+    return n;
+}
+
+static int check_gpu_bytes(const char *text, struct zb_err *err)
+{
+    uint64_t bytes[ZSD_GPUS_MAX];
+    int n = gpu_bytes_parse(text, bytes, err);
+
+    return n < 0 ? n : 0;
+}
+
 #define AT(member) ZB_OPT_AT(struct zsd_config, member)
 
 /* clang-format off */
@@ -86,10 +113,11 @@ static const struct zb_opt options[] = {
       .help = "More directories with a data file of nvme_bytes each, preferably on other "
               "drives. Pages are spread over all of them by measured speed. At most 7, in any "
               "order." },
-    { "gpu-bytes", ZB_OPT_SIZE, AT(gpu_bytes), .round = PAGE_BYTES, .arg = "SIZE", .def = "0",
-      .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .zero = true,
-      .help = "Budget of the GPU tier, for each GPU: GPU memory for optimizer state, which is "
-              "updated there. 0: no GPU is used. Without a GPU or driver the daemon exits with "
+    { "gpu-bytes", ZB_OPT_CHARS, AT(gpu_bytes), .arg = "SIZE,SIZE...", .def = "0", .list = ",",
+      .check = check_gpu_bytes,
+      .help = "Budget of the GPU tier: GPU memory for optimizer state, which is updated there, and "
+              "for parameters. One size for each GPU, or a list with a size for each of gpus, in "
+              "that order. 0: no GPU is used. Without a GPU or driver the daemon exits with "
               "status 4." },
     { "gpu", ZB_OPT_CHARS, AT(gpu), .arg = "LIST", .def = "cuda", .list = ",", .also = "gpus",
       .help = "Also gpus. The GPUs of gpu_bytes, separated by commas, at most 16: all, cuda (the "
@@ -115,6 +143,10 @@ static const struct zb_opt options[] = {
     { "numa", ZB_OPT_CHARS, AT(numa), .arg = "NODES", .def = "auto", .check = zsd_numa_check,
       .help = "NUMA nodes for the daemon's threads and memory, such as 0-1; when they are "
               "full, other nodes are used. auto: the nodes of cpus. off: no placement." },
+    { "near", ZB_OPT_CHOICE, AT(near_off), .def = "on", .choices = "on off",
+      .help = "Whether the parameters and gradients of a rank with a GPU are kept in the host memory "
+              "of the NUMA node of that GPU, if it is one of numa; when it is full, on other nodes. "
+              "off: as numa says." },
     { "threads", ZB_OPT_COUNT, AT(threads), .arg = "N", .def = "auto", .min = 1, .max = 1024,
       .word = "auto", .word_value = 0,
       .help = "Compute threads. auto: one for each CPU of cpus." },
@@ -368,6 +400,25 @@ static int config_embedded(struct zsd_config *config, const struct words *w,
     return 0;
 }
 
+/** Reads the budgets of GPUs, which were checked one by one, and writes them as zctl config shows
+ * them. */
+static int config_gpus(struct zsd_config *config, struct zb_err *err)
+{
+    int n = gpu_bytes_parse(config->gpu_bytes, config->gpu_budgets.bytes, err);
+    struct zk_gpu_list list;
+
+    if (n < 0)
+        return n;
+    config->gpu_budgets.n = (unsigned)n;
+    if (n > 0)
+        (void)zb_sizes_text(config->gpu_budgets.bytes, (unsigned)n, config->gpu_bytes,
+                            sizeof(config->gpu_bytes));
+    /* "all" is counted when the devices are opened; a list that is wrong is refused there, too */
+    if (n > 1 && !strstr(config->gpu, "all") && zk_gpu_list(config->gpu, &list, NULL) == 0)
+        return zsd_gpu_budgets_fit(config, list.n, err);
+    return 0;
+}
+
 int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char **ret_text,
                     struct zb_err *err)
 {
@@ -391,6 +442,8 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
         if (rc == 0)
             rc = zb_opt_parse(line, ZB_COUNT(line), argc - 1, argv + 1, NULL, err);
     }
+    if (rc == 0)
+        rc = config_gpus(config, err);
     if (rc == 0)
         rc = config_embedded(config, &w, &line[0], err);
     if (rc < 0)

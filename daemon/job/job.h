@@ -58,6 +58,7 @@ struct zsd_job_params;
 struct zsd_replan;
 struct zsd_step_op;
 struct zsd_commit_op;
+struct zsd_muon;
 struct zsd_tensors;
 
 /** All jobs, including ended ones that something still holds. */
@@ -147,6 +148,9 @@ struct zsd_shard {
 struct zsd_rank {
     struct zb_list shards; /* in order of registration */
     uint32_t gpu;          /* the GPU of its shards: plan/gpu_runs.c; 0 without a GPU tier */
+    int near;              /* the NUMA node where its memory should be; ZSD_NEAR_NONE */
+    /* its resident parameters in the arena, its gradients in job->memory: plan/tables.c */
+    uint64_t arena_at, arena_bytes, grads_at, grads_bytes;
     uint32_t trained;      /* number of shards that are not frozen */
     uint32_t begun, whole; /* number of these with a part of a gradient, and with a complete one */
     struct zk_xsum sum;    /* of the complete gradients */
@@ -173,6 +177,7 @@ struct zsd_member {
     struct zsd_conn *conn; /* NULL: closed; the struct exists until its staging is no longer used */
     uint32_t rank;
     uint32_t gpu; /* the one that it computes on, if it is the daemon's; else ZSD_NO_GPU */
+    int near;     /* the NUMA node that is near its GPU; ZSD_NEAR_NONE */
     struct zsd_arena staging;
     uint32_t staging_users; /* tasks that read or write it */
     struct zb_list pins;
@@ -261,8 +266,13 @@ struct zsd_job {
     uint64_t memory_bytes;
     uint64_t grads_nvme_bytes; /* of gradients on NVMe */
     bool early_room;           /* there is room for early steps */
-    struct zb_needs *promise;  /* of places on the data file; for a durable job, that of `saved` */
-    struct zb_slots ring;      /* regions of the arena */
+    struct zsd_muon_room {     /* plan/muon.h */
+        uint64_t matrices_bytes, scratch_bytes, slot_bytes, bytes; /* bytes: of all */
+        uint32_t slots;
+        uint8_t *at; /* the matrices, then the slots, then the scratch memory */
+    } muon_room;
+    struct zb_needs *promise; /* of places on the data file; for a durable job, that of `saved` */
+    struct zb_slots ring;     /* regions of the arena */
     /* its part of the core's accounts; the budget is not used. `saved` has what a durable job holds
      * on the data file. */
     struct zsd_account host_held, nvme_held, gpu_held;
@@ -290,6 +300,7 @@ struct zsd_job {
     bool draining;                /* STEPPING, and waits for pins and active to reach 0 */
     struct zsd_early *early;      /* op/early.h */
     struct zsd_tensors *tensors;  /* op/tensors.h; NULL: not needed so far */
+    struct zsd_muon *muon;        /* op/muon.h; NULL: another optimizer */
     uint32_t early_said;          /* number of ranks that called step-begin */
     uint32_t early_inflight;      /* page operations of early steps, also of dropped ones */
     struct zsd_commit_op *commit; /* in progress, or NULL */

@@ -22,6 +22,7 @@
  */
 #include "daemon/op/classes.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <float.h>
 #include <math.h>
@@ -34,6 +35,8 @@
 #include "daemon/op/requests.h"
 #include "daemon/op/step.h"
 #include "daemon/op/tensors.h"
+#include "daemon/page/pageop.h"
+#include "daemon/plan/muon.h"
 
 /* ---- scalars */
 
@@ -48,7 +51,8 @@ static struct zk_params params_of(const Zp__GroupScalars *g, double scale)
                                .momentum = g->momentum,
                                .dampening = g->dampening,
                                .lr_decay = g->lr_decay,
-                               .nesterov = g->nesterov ? 1 : 0 };
+                               .nesterov = g->nesterov ? 1 : 0,
+                               .muon_scale = g->muon_scale };
 }
 
 static int step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalars *const *groups,
@@ -292,6 +296,11 @@ struct table_walk {
     const struct zsd_class_run *run; /* NULL: by groups */
     uint32_t left;                   /* of the run */
     bool apart;                      /* a segment for each tensor */
+    /* Muon */
+    const struct zsd_class *classes; /* NULL: groups */
+    const struct zk_params *groups;
+    uint32_t nmatrices;
+    uint8_t *matrix; /* memory for the unit's next matrix */
 };
 
 static uint32_t table_class(struct table_walk *w, const struct zsd_tensor *tensor)
@@ -302,6 +311,24 @@ static uint32_t table_class(struct table_walk *w, const struct zsd_tensor *tenso
         w->left = (++w->run)->count;
     w->left--;
     return w->run->class;
+}
+
+/* Adds a matrix. The memory is used again for each unit. */
+static void table_matrix(struct zsd_step_table *table, struct table_walk *w,
+                         const struct zsd_tensor *tensor, uint32_t class)
+{
+    const struct zk_params *p = w->classes ? &w->classes[class].params : &w->groups[class];
+    uint64_t rows = tensor->dims[0], cols = tensor->dims[1];
+
+    table->matrices[w->nmatrices++] = (struct zk_matrix){
+        .first = tensor->first,
+        .count = tensor->count,
+        .rows = rows,
+        .cols = cols,
+        .at = (float *)(void *)w->matrix,
+        .step_size = (float)(p->lr * zk_muon_factor((enum zk_muon_scale)p->muon_scale, rows, cols)),
+    };
+    w->matrix += zb_matrix_bytes(tensor->count);
 }
 
 static void table_unit(struct zsd_step_table *table, const struct zsd_unit *unit, uint32_t *n,
@@ -319,6 +346,11 @@ static void table_unit(struct zsd_step_table *table, const struct zsd_unit *unit
         class = table_class(w, tensor);
         if (class == ZSD_CLASS_NONE || tensor->count == 0)
             continue;
+        if (table->matrices && tensor->muon) {
+            table_matrix(table, w, tensor, class);
+            class += table->nscalars / 2;
+            last = NULL;
+        }
         if (last && last->group == class && last->first + last->count == tensor->first)
             last->count += tensor->count;
         else
@@ -332,14 +364,21 @@ static void table_unit(struct zsd_step_table *table, const struct zsd_unit *unit
 static void table_scalars(struct zsd_step_table *table, const struct zsd_job *job, double scale,
                           const struct zk_params *groups, const struct zsd_classes *c)
 {
-    for (uint32_t i = 0; i < table->nscalars; i++) {
+    enum zb_optimizer optimizer = table->matrices ? ZB_ADAMW : job->optimizer;
+    uint32_t n = table->matrices ? table->nscalars / 2 : table->nscalars;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t t = c ? c->classes[i].t : job->applied + 1;
         struct zk_params params = c ? c->classes[i].params : groups[i];
 
         if (c)
             params.scale *= scale;
         table->scales[i] = params.scale;
-        table->scalars[i] =
-            zk_prepare(job->optimizer, &params, c ? c->classes[i].t : job->applied + 1);
+        table->scalars[i] = zk_prepare(optimizer, &params, t);
+        if (!table->matrices)
+            continue;
+        table->scales[n + i] = params.scale;
+        table->scalars[n + i] = zk_prepare(ZB_MUON, &params, t);
     }
 }
 
@@ -347,11 +386,16 @@ int zsd_table_make(struct zsd_step_table *table, const struct zsd_job *job, doub
                    const struct zk_params *params, const struct zsd_classes *c,
                    const double *factors)
 {
-    uint32_t n = 0, nscalars = c ? c->nclasses : job->groups;
-    struct table_walk w = { .apart = factors != NULL };
+    bool muon = job->optimizer == ZB_MUON;
+    uint32_t n = 0, nscalars = (c ? c->nclasses : job->groups) * (muon ? 2 : 1);
+    struct table_walk w = { .apart = factors != NULL,
+                            .classes = c ? c->classes : NULL,
+                            .groups = params };
 
-    if (c && c->nruns > 0)
-        w = (struct table_walk){ .run = c->runs, .left = c->runs->count, .apart = w.apart };
+    if (c && c->nruns > 0) {
+        w.run = c->runs;
+        w.left = c->runs->count;
+    }
     *table = (struct zsd_step_table){
         .scalars = calloc(zb_max_u64(nscalars, 1), sizeof(*table->scalars)),
         .scales = calloc(zb_max_u64(nscalars, 1), sizeof(*table->scales)),
@@ -359,16 +403,26 @@ int zsd_table_make(struct zsd_step_table *table, const struct zsd_job *job, doub
         .segments = calloc(zb_max_u64(job_trainable(job), 1), sizeof(*table->segments)),
         .at = calloc(job->nunits + 1, sizeof(*table->at)),
     };
-    if (!table->scalars || !table->scales || !table->segments || !table->at) {
+    if (muon) {
+        table->matrices = calloc(zb_max_u64(job_trainable(job), 1), sizeof(*table->matrices));
+        table->matrix_at = calloc(job->nunits + 1, sizeof(*table->matrix_at));
+    }
+    if (!table->scalars || !table->scales || !table->segments || !table->at ||
+        (muon && (!table->matrices || !table->matrix_at))) {
         zsd_table_done(table);
         return -ENOMEM;
     }
     table_scalars(table, job, scale, params, c);
     for (uint32_t u = 0; u < job->nunits; u++) {
         table->at[u] = n;
+        if (muon)
+            table->matrix_at[u] = w.nmatrices;
+        w.matrix = job->muon_room.at;
         table_unit(table, job->units[u], &n, &w);
     }
     table->at[job->nunits] = n;
+    if (muon)
+        table->matrix_at[job->nunits] = w.nmatrices;
     for (uint32_t u = 0; u < job->nunits && factors; u++)
         zsd_table_scale(table, job, u, factors);
     return 0;
@@ -396,13 +450,50 @@ void zsd_table_done(struct zsd_step_table *table)
     free(table->scales);
     free(table->segments);
     free(table->at);
+    free(table->matrices);
+    free(table->matrix_at);
     *table = (struct zsd_step_table){ 0 };
+}
+
+/* ---- of a step */
+
+int zsd_step_prepare(struct zsd_job *job, double scale, const struct zk_params *params,
+                     const struct zsd_classes *classes, const double *factors)
+{
+    assert(job->early_inflight == 0); /* E3 */
+    zsd_table_done(&job->step->table);
+    if (classes || factors || job->optimizer == ZB_MUON)
+        return zsd_table_make(&job->step->table, job, scale, params, classes, factors);
+    for (uint32_t g = 0; g < job->groups; g++)
+        job->step->by_group[g] = zk_prepare(job->optimizer, &params[g], job->applied + 1);
+    return 0;
+}
+
+void zsd_step_with(const struct zsd_shard *s, struct zsd_page_spec *spec)
+{
+    const struct zsd_step_op *op = s->job->step;
+    const struct zsd_step_table *table = &op->table;
+    const struct zsd_unit *unit = s->unit;
+
+    spec->segments = table->at ? table->segments + table->at[unit->index] : unit->segments;
+    spec->nsegments = table->at ? table->at[unit->index + 1] - table->at[unit->index]
+                                : unit->nsegments;
+    spec->by_group = table->at ? table->scalars : op->by_group;
+    spec->ngroups = table->at ? table->nscalars : s->job->groups;
+    if (table->matrices) {
+        spec->matrices = table->matrices + table->matrix_at[unit->index];
+        spec->nmatrices = table->matrix_at[unit->index + 1] - table->matrix_at[unit->index];
+    }
 }
 
 /* ---- another optimizer */
 
 static int optimizer_check(const struct zsd_job *job, const Zp__JobOptimizer *q, struct zb_err *err)
 {
+    if (job->optimizer == ZB_MUON || q->optimizer == ZB_MUON)
+        return zb_fail(err, -ENOTSUP,
+                       "job '%s' cannot change its optimizer from or to Muon: it is opened with it",
+                       job->name);
     if (job->keep)
         return zb_fail(err, -ENOTSUP,
                        "job '%s' is kept: its optimizer is the one that it was opened with",

@@ -44,6 +44,10 @@ struct zsd_step_table {
     struct zk_segment *segments; /* of all units, one unit after the other */
     uint32_t *at;                /* [nunits + 1] first segment of each unit */
     double *scales;              /* of gradients, by class, before they are rounded */
+    /* Muon: its tensors that are stepped, of all units. Classes [0, n) are AdamW's, [n, 2 n) are the same
+     * classes with Muon's scalars. NULL: another optimizer */
+    struct zk_matrix *matrices;
+    uint32_t *matrix_at; /* [nunits + 1] */
 };
 
 /** Whether a tensor of a unit is stepped at all. */

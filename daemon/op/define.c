@@ -36,9 +36,11 @@ static int unit_check(const struct zsd_job *job, const Zp__UnitDefine *q, struct
 static int unit_tensor(struct zsd_unit *unit, struct zsd_job *job, const Zp__Tensor *q,
                        struct zb_err *err)
 {
-    struct zsd_tensor t = {
-        .first = q->first, .count = 1, .group = q->group, .ndims = (uint32_t)q->n_dims
-    };
+    struct zsd_tensor t = { .first = q->first,
+                            .count = 1,
+                            .group = q->group,
+                            .ndims = (uint32_t)q->n_dims,
+                            .muon = q->muon };
     uint64_t from = 0;
 
     if (unit->ntensors > 0) {
@@ -67,6 +69,12 @@ static int unit_tensor(struct zsd_unit *unit, struct zsd_job *job, const Zp__Ten
         return zb_fail(err, -EINVAL,
                        "tensor '%s' has parameter group %u, and the job has %u groups", q->name,
                        q->group, job->groups);
+    if (q->muon && (job->optimizer != ZB_MUON || q->n_dims != 2 || q->group == ZP_GROUP_FROZEN ||
+                    unit->layout.frozen))
+        return zb_fail(err, -EINVAL,
+                       "tensor '%s' is marked for Muon: that needs a job with Muon, and a matrix "
+                       "that is trained",
+                       q->name);
     if (unit->index < job->nunits) { /* the job has this unit already */
         if (unit->ntensors >= job->units[unit->index]->ntensors)
             return zb_fail(
@@ -98,7 +106,8 @@ static bool unit_same(const struct zsd_unit *a, const struct zsd_unit *b)
         const struct zsd_tensor *s = &a->tensors[i], *t = &b->tensors[i];
 
         if (strcmp(s->name, t->name) != 0 || s->first != t->first || s->group != t->group ||
-            s->ndims != t->ndims || memcmp(s->dims, t->dims, sizeof(s->dims)) != 0)
+            s->ndims != t->ndims || s->muon != t->muon ||
+            memcmp(s->dims, t->dims, sizeof(s->dims)) != 0)
             return false;
     }
     return true;
@@ -121,6 +130,20 @@ static int unit_differs(const struct zsd_member *m, const struct zsd_unit *unit,
                    unit->index, unit->name, m->job->name);
 }
 
+/* A job with Muon: a unit has the layout of AdamW, unless Muon steps all of its trainable tensors. Then it has
+ * Muon's, which is smaller. */
+static int unit_layout(struct zsd_unit *unit, const struct zsd_job *job, struct zb_err *err)
+{
+    const struct zb_layout was = unit->layout;
+
+    if (job->optimizer != ZB_MUON || was.frozen)
+        return 0;
+    for (uint32_t i = 0; i < unit->ntensors; i++)
+        if (!unit->tensors[i].muon && unit->tensors[i].group != ZP_GROUP_FROZEN)
+            return 0;
+    return zb_layout_of(was.dtype, was.grad_dtype, ZB_MUON, was.moments, false, &unit->layout, err);
+}
+
 /* The last part of a unit has arrived. The first rank's unit is kept, those of other ranks are
  * compared with it. */
 static int unit_finish(struct zsd_member *m, struct zb_err *err)
@@ -133,6 +156,8 @@ static int unit_finish(struct zsd_member *m, struct zb_err *err)
         return zb_fail(err, -EINVAL,
                        "unit '%s' has no tensors and is not frozen: nothing in it would be trained",
                        unit->name);
+    if (unit_layout(unit, job, err) < 0)
+        return err->code;
     if (unit->index < job->nunits)
         return unit_same(unit, job->units[unit->index])
                    ? 0
@@ -156,8 +181,9 @@ static int unit_head(struct zsd_member *m, const Zp__UnitDefine *q, struct zb_er
     struct zsd_unit *unit = m->defining;
     struct zb_layout layout;
 
-    if (zb_layout_of(q->dtype, q->frozen ? ZB_F32 : q->grad_dtype, m->job->optimizer,
-                     m->job->moments, q->frozen, &layout, err) < 0)
+    if (zb_layout_of(q->dtype, q->frozen ? ZB_F32 : q->grad_dtype,
+                     m->job->optimizer == ZB_MUON ? ZB_ADAMW : m->job->optimizer, m->job->moments,
+                     q->frozen, &layout, err) < 0)
         return err->code;
     if (q->quantized && !q->frozen)
         return zb_fail(

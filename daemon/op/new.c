@@ -15,6 +15,7 @@
 #include "daemon/disk/leaving.h"
 #include "daemon/op/early.h"
 #include "daemon/op/image.h"
+#include "daemon/op/muon.h"
 #include "daemon/op/step.h"
 #include "daemon/op/tensors.h"
 #include "daemon/plan/gpu_plan.h"
@@ -230,6 +231,7 @@ void zsd_job_free(struct zsd_job *job)
     free(job->early->factors);
     free(job->early->decided);
     zsd_tensors_free(job->tensors);
+    zsd_muon_free(job->muon);
     if (!job_part(job->core, &all->leaving, &left))
         zsd_leave(job->core, &all->leaving, job_part);
 }

@@ -101,10 +101,15 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
             q->offload_param, q->offload_optimizer, q->offload_grad);
     if (strlen(q->device) > ZSD_DEVICE_MAX)
         return zb_fail(err, -EINVAL, "a device's id has at most %u bytes", ZSD_DEVICE_MAX);
+    if (q->device_node > ZSD_NEAR_NODES)
+        return zb_fail(err, -EINVAL, "a device near NUMA node %u: must be below %u",
+                       q->device_node - 1, ZSD_NEAR_NODES);
     if (!zb_optimizer_name(q->optimizer))
-        return zb_fail(err, -EINVAL,
-                       "optimizer %u: must be 1 (AdamW), 2 (Adam), 3 (Lion), 4 (SGD), 5 (Adagrad)",
-                       q->optimizer);
+        return zb_fail(
+            err, -EINVAL,
+            "optimizer %u: must be 1 (AdamW), 2 (Adam), 3 (Lion), 4 (SGD), 5 (Adagrad), 6 "
+            "(Muon)",
+            q->optimizer);
     if (!zb_moments_name(zsd_open_moments(q)))
         return zb_fail(err, -EINVAL, "moments %u: must be 1 (fp32), 2 (bf16), 3 (8bit)",
                        q->moments);
@@ -384,6 +389,9 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     t->member = m;
     m->returns = q->returns;
     m->gpu = zsd_gpu_find(core->daemon, q->device);
+    m->near = q->device_node > 0     ? (int)q->device_node - 1
+              : m->gpu != ZSD_NO_GPU ? zsd_gpu_node(core->daemon, m->gpu)
+                                     : ZSD_NEAR_NONE;
     job->tensor_norms = job->tensor_norms || q->tensor_norms; /* gradients begin anew */
     if (zsd_open_asks_gpu(q) && job->state == ZSD_DEFINING)
         zsd_params_ask(job, q->rank, q->device);

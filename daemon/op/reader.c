@@ -407,6 +407,7 @@ ZSD_REQUEST(zsd_reader_unit, ReaderUnit)
         row->n_dims = t->ndims;
         row->dims = (uint64_t *)(uintptr_t)t->dims;
         row->group = t->group;
+        row->muon = t->muon;
         list[reply.n_tensors++] = row;
     }
     reply.tensors = list;

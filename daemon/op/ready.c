@@ -52,6 +52,9 @@ static void ready_answer(struct zsd_job *job)
         m->ready_req = NULL;
         zsd_timed_disarm(&m->ready_timed);
         reply.gpu_params = zsd_params_seen_bytes(job, m->rank);
+        reply.own_at = job->ranks[m->rank].arena_at;
+        reply.own_bytes = job->ranks[m->rank].arena_bytes;
+        reply.node = (uint32_t)(job->ranks[m->rank].near + 1);
         job->writable = job->writable || m->writable; /* no commit is in progress */
         zsd_reply(r, &reply.base, m->writable ? job->arena.own_fd : job->arena.fd);
     }
@@ -501,6 +504,11 @@ ZSD_REQUEST(zsd_ready, Ready)
         (q->at_point != job->at_point || (q->at_point && q->iterations != job->point))) {
         zsd_refuse(req, -EINVAL, "rank %u of job '%s' resumes from another step than its peers",
                    m->rank, job->name);
+        return;
+    }
+    if (q->writable && job->optimizer == ZB_MUON) {
+        zsd_refuse(req, -ENOTSUP, "job '%s' with Muon: its parameters cannot be mapped read-write",
+                   job->name);
         return;
     }
     job->at_point = q->at_point;

@@ -14,13 +14,14 @@
  *     CHECK  only if a rank has more shards than a request may check: every shard must have its
  *            gradient, unless the step does not change it. Otherwise all ranks are refused, as in
  *            DRAIN
- *     BEGIN  drops cached copies of streamed parameters, which have the old version, and gives
- *            frozen shards the new version
+ *     BEGIN  drops cached copies of streamed parameters that the step changes, and gives frozen
+ *            shards the new version
  *     PAGES  a page operation for each page of each trainable shard, in order of registration, many
  *            at a time. Pages that are stepped on each GPU, pages that pass through page buffers and
  *            pages in memory run in parallel, so that neither a GPU, nor the drive, nor the
  *            compute threads wait for another kind to end. A shard whose last page is done has the
- *            new version, and requests that wait for it continue. Pages that were stepped early
+ *            new version, and requests that wait for it continue. A page of which no tensor is
+ *            stepped stays as it is, and moves no byte. Pages that were stepped early
  *            (op/early.c) are published, those still in flight as soon as they are done
  *     COMMIT if the ranks asked for it: op/commit.c. PAGES has already saved the pages, each after
  *            its update. Fetches continue meanwhile. If the commit fails, the step is still
@@ -57,6 +58,7 @@
 #include "daemon/op/early.h"
 #include "daemon/op/end.h"
 #include "daemon/op/fetch.h"
+#include "daemon/op/muon.h"
 #include "daemon/op/note.h"
 #include "daemon/op/push.h"
 #include "daemon/op/tensors.h"
@@ -94,6 +96,16 @@ static void step_answer(struct zsd_job *job, const struct zb_err *why)
     }
 }
 
+/* Whether the step changes no tensor of the shard's unit. */
+static bool step_unit_left(const struct zsd_shard *s, const struct zsd_classes *classes,
+                           struct zsd_step_left *last)
+{
+    if (s->unit != last->unit)
+        last->left = zsd_classes_leave(s->job, classes, s->unit);
+    last->unit = s->unit;
+    return last->left;
+}
+
 int zsd_step_check_grad(const struct zsd_shard *s, const struct zsd_classes *classes,
                         struct zsd_step_left *last, struct zb_err *err)
 {
@@ -104,13 +116,8 @@ int zsd_step_check_grad(const struct zsd_shard *s, const struct zsd_classes *cla
                        s->unit->name, job->name);
     if (zsd_grad_complete(s))
         return 0;
-    if (zsd_grad_absent(s)) {
-        if (s->unit != last->unit)
-            last->left = zsd_classes_leave(job, classes, s->unit);
-        last->unit = s->unit;
-        if (last->left)
-            return 0;
-    }
+    if (zsd_grad_absent(s) && step_unit_left(s, classes, last))
+        return 0;
     return zb_fail(err, -EBUSY, "unit '%s' of job '%s' has no whole gradient of step %llu yet",
                    s->unit->name, job->name, (unsigned long long)job->iterations + 1);
 }
@@ -213,22 +220,59 @@ static struct zsd_step_walk *step_walk_of(struct zsd_job *job, const struct zsd_
                : &job->step->resident;
 }
 
+/* Whether the step leaves all bytes of the page as and where they are: no tensor in it is stepped, and
+ * its state does not move. Segments are in the order of their elements. */
+static bool step_page_still(const struct zsd_page_spec *spec)
+{
+    const struct zsd_shard *s = spec->shard;
+    uint64_t first = s->first + (uint64_t)spec->page * s->job->core->page_elems;
+    uint64_t end = first + zsd_page_elems(s, spec->page);
+    uint32_t low = 0, high = spec->nsegments;
+
+    if (zsd_page_leaves(s, spec->page) || zsd_page_comes(s, spec->page) ||
+        zsd_page_on_gpu(s, spec->page) != zsd_page_to_gpu(s, spec->page))
+        return false;
+    while (low < high) { /* the first segment that ends after `first` */
+        uint32_t middle = low + (high - low) / 2;
+        const struct zk_segment *at = &spec->segments[middle];
+
+        if (at->first + at->count > first)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low == spec->nsegments || spec->segments[low].first >= end;
+}
+
+static void step_page_done(struct zsd_shard *s)
+{
+    uint32_t index = (uint32_t)(s->id & UINT32_MAX);
+
+    assert(s->job->step->pages_left[index] > 0); /* no page is stepped twice */
+    if (--s->job->step->pages_left[index] == 0)
+        step_shard_done(s);
+}
+
+/* The number of pages in flight that this page is counted in. */
+static uint32_t *step_counter(struct zsd_job *job, const struct zsd_shard *s, uint32_t page)
+{
+    return zsd_muon_page(s, page) ? &job->step->muon_inflight
+                                  : &step_walk_of(job, s, page)->inflight;
+}
+
 static void step_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
 {
     struct zsd_job *job = owner;
     struct zsd_shard *s = spec->shard;
-    uint32_t index = (uint32_t)(s->id & UINT32_MAX);
 
-    step_walk_of(job, s, spec->page)->inflight--;
+    --*step_counter(job, s, spec->page);
     if (job->state == ZSD_ENDED)
         return;
     if (err) {
         zsd_job_end(job, err); /* zsd_step_cancel() answers */
         return;
     }
-    assert(job->step->pages_left[index] > 0); /* no page is stepped twice */
-    if (--job->step->pages_left[index] == 0)
-        step_shard_done(s);
+    step_page_done(s);
     step_pump(job);
 }
 
@@ -244,31 +288,6 @@ static uint32_t step_resident_max(const struct zsd_core *core)
 uint32_t zsd_step_inflight_max(const struct zsd_core *core)
 {
     return core->disk->nbuffers + step_resident_max(core);
-}
-
-int zsd_step_prepare(struct zsd_job *job, double scale, const struct zk_params *params,
-                     const struct zsd_classes *classes, const double *factors)
-{
-    assert(job->early_inflight == 0); /* E3 */
-    zsd_table_done(&job->step->table);
-    if (classes || factors)
-        return zsd_table_make(&job->step->table, job, scale, params, classes, factors);
-    for (uint32_t g = 0; g < job->groups; g++)
-        job->step->by_group[g] = zk_prepare(job->optimizer, &params[g], job->applied + 1);
-    return 0;
-}
-
-void zsd_step_with(const struct zsd_shard *s, struct zsd_page_spec *spec)
-{
-    const struct zsd_step_op *op = s->job->step;
-    const struct zsd_step_table *table = &op->table;
-    const struct zsd_unit *unit = s->unit;
-
-    spec->segments = table->at ? table->segments + table->at[unit->index] : unit->segments;
-    spec->nsegments = table->at ? table->at[unit->index + 1] - table->at[unit->index]
-                                : unit->nsegments;
-    spec->by_group = table->at ? table->scalars : op->by_group;
-    spec->ngroups = table->at ? table->nscalars : s->job->groups;
 }
 
 /* CHECK of the next shards. 1: all have their gradients; 0: continues in the next turn; negative:
@@ -293,7 +312,7 @@ static int step_check_part(struct zsd_job *job, struct zb_err *err)
 /* Page operations of all walks. */
 static uint32_t step_inflight(const struct zsd_step_op *op)
 {
-    uint32_t n = op->resident.inflight + op->streamed.inflight;
+    uint32_t n = op->resident.inflight + op->streamed.inflight + op->muon_inflight;
 
     for (uint32_t g = 0; g < ZSD_GPUS_MAX; g++)
         n += op->gpus[g].inflight;
@@ -315,10 +334,13 @@ static int step_begin(struct zsd_job *job)
         return -ENOMEM;
     if (job->early->prepared && factors)
         zsd_early_factors(job, factors);
+    if (zsd_muon_begin(job) < 0)
+        return -ENOMEM;
     zsd_notes_keep(job, job->step->step);
     job->draining = false;
     op->commit_err = (struct zb_err){ 0 };
     assert(step_inflight(op) == 0);
+    op->muon_inflight = 0;
     op->resident = op->streamed = (struct zsd_step_walk){ 0 };
     memset(op->gpus, 0, sizeof(op->gpus));
     op->begun = 0;
@@ -329,6 +351,7 @@ static int step_begin(struct zsd_job *job)
 static bool step_begin_part(struct zsd_job *job)
 {
     struct zsd_step_op *op = job->step;
+    struct zsd_step_left last = { 0 };
 
     for (; op->begun < job->nshards; op->begun++) {
         struct zsd_shard *s = job->shards[op->begun];
@@ -341,30 +364,33 @@ static bool step_begin_part(struct zsd_job *job)
         op->pages_left[op->begun] = s->npages;
         if (s->unit->layout.frozen)
             step_shard_done(s); /* S2 */
-        else if (!zsd_shard_resident(s))
+        else if (!zsd_shard_resident(s) && !step_unit_left(s, op->classes, &last))
             zsd_shard_uncache(s);
     }
     return true;
 }
 
-/* Publishes the page if it was stepped early, or else steps it. If its early step is in flight,
- * does nothing: zsd_step_publish() follows. 0 or -ENOMEM. */
-static int step_page(struct zsd_job *job, struct zsd_shard *s, uint32_t page)
+/* Publishes the page if it was stepped early, or else steps it, unless the step leaves it alone. If its
+ * early step is in flight, does nothing: zsd_step_publish() follows. 0 or -ENOMEM. */
+static int step_page(struct zsd_job *job, struct zsd_page_spec spec)
 {
     struct zsd_step_op *op = job->step;
-    struct zsd_page_spec spec = { .kind = ZSD_PAGE_STEP,
-                                  .shard = s,
-                                  .page = page,
-                                  .save_err = op->commit ? &op->commit_err : NULL,
-                                  .done = step_on_page,
-                                  .owner = job };
+    struct zsd_shard *s = spec.shard;
+    uint32_t page = spec.page;
 
+    spec.kind = ZSD_PAGE_STEP;
+    spec.save_err = op->commit ? &op->commit_err : NULL;
+    spec.done = step_on_page;
+    spec.owner = job;
     zsd_step_with(s, &spec);
     if (zsd_early_begun(s, page)) {
         spec.kind = ZSD_PAGE_PUBLISH;
         spec.held = s->held[page];
         if (!spec.held)
             return 0; /* zsd_step_publish() */
+    } else if (step_page_still(&spec)) {
+        step_page_done(s);
+        return 0;
     }
     if (zsd_pageop_start(&spec) < 0)
         return -ENOMEM;
@@ -372,7 +398,7 @@ static int step_page(struct zsd_job *job, struct zsd_shard *s, uint32_t page)
         s->held[page] = NULL;
         s->early_held--;
     }
-    step_walk_of(job, s, page)->inflight++;
+    ++*step_counter(job, s, page);
     return 0;
 }
 
@@ -393,7 +419,7 @@ void zsd_step_publish(struct zsd_shard *s, uint32_t page)
 
     if (index > walk->next_shard || (index == walk->next_shard && page >= walk->next_page))
         return; /* the walk has not reached the page yet */
-    if (step_page(job, s, page) < 0)
+    if (step_page(job, (struct zsd_page_spec){ .shard = s, .page = page }) < 0)
         step_no_memory(job);
 }
 
@@ -422,11 +448,30 @@ static int step_walk(struct zsd_job *job, struct zsd_step_walk *walk, uint32_t m
             walk->next_page = 0;
             continue;
         }
-        if (step_walk_of(job, s, walk->next_page) == walk && step_page(job, s, walk->next_page) < 0)
+        if (step_walk_of(job, s, walk->next_page) == walk && !zsd_muon_page(s, walk->next_page) &&
+            step_page(job, (struct zsd_page_spec){ .shard = s, .page = walk->next_page }) < 0)
             return -ENOMEM;
         walk->next_page++;
     }
     return 0;
+}
+
+/* Starts pages whose matrices are orthogonalized, as many as may begin. 0 or -ENOMEM. */
+static int step_muon(struct zsd_job *job)
+{
+    struct zsd_page_spec spec = { 0 };
+
+    while (zsd_muon_next(job, job->step->muon_inflight, &spec)) {
+        if (zsd_turn_left(job->core) == 0) {
+            zsd_defer(job->core, &job->step->work);
+            return 0;
+        }
+        zsd_turn_count(job->core, 1);
+        if (step_page(job, spec) < 0)
+            return -ENOMEM;
+        zsd_muon_begun(job);
+    }
+    return zsd_muon_walked(job) || job->step->muon_inflight > 0 ? 0 : -ENOMEM;
 }
 
 static bool step_walked(const struct zsd_job *job, const struct zsd_step_walk *walk)
@@ -443,7 +488,7 @@ static int step_walks(struct zsd_job *job)
     for (uint32_t g = 0; g < job->core->daemon->ngpus; g++)
         if (step_walk(job, &op->gpus[g], max) < 0)
             return -ENOMEM;
-    if (step_walk(job, &op->streamed, max) < 0)
+    if (step_muon(job) < 0 || step_walk(job, &op->streamed, max) < 0)
         return -ENOMEM;
     return step_walk(job, &op->resident, op->commit ? max : step_resident_max(job->core));
 }
@@ -451,7 +496,8 @@ static int step_walks(struct zsd_job *job)
 static bool step_all_walked(const struct zsd_job *job)
 {
     const struct zsd_step_op *op = job->step;
-    bool walked = step_walked(job, &op->streamed) && step_walked(job, &op->resident);
+    bool walked = step_walked(job, &op->streamed) && step_walked(job, &op->resident) &&
+                  zsd_muon_walked(job) && op->muon_inflight == 0;
 
     for (uint32_t g = 0; g < job->core->daemon->ngpus && walked; g++)
         walked = step_walked(job, &op->gpus[g]);
@@ -528,6 +574,7 @@ void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why)
 {
     job->step->asked = job->draining = false;
     zb_list_remove(&job->step->work.node);
+    zsd_muon_cancel(job, why);
     step_answer(job, why);
 }
 

@@ -33,6 +33,7 @@ struct zsd_step_op {
         uint32_t next_shard, next_page;
         uint32_t inflight;
     } resident, streamed, gpus[ZSD_GPUS_MAX]; /* each over all shards, for pages of its kind */
+    uint32_t muon_inflight;                   /* pages of op/muon.h */
     uint32_t *pages_left;                     /* [nshards] */
 };
 

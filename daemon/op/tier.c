@@ -25,7 +25,7 @@ static int tier_set(struct zsd_core *core, const char *name, uint64_t bytes, str
     if (g != ZSD_NO_GPU)
         return zsd_gpu_set(core, g, bytes, err);
     if (daemon->ngpus == 0 && strcmp(name, "gpu") == 0)
-        return zsd_gpus_set(core, bytes, err);
+        return zsd_gpus_set(core, &daemon->config, err);
     if (daemon->ngpus > 1)
         return zb_fail(err, -EINVAL,
                        "the budget of tier '%s' cannot be changed: only those of host, and of gpu0 "

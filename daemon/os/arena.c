@@ -58,43 +58,61 @@ static int arena_read_only_fd(int own_fd, struct zb_err *err)
     return fd >= 0 ? fd : zb_fail(err, -errno, "reopen an arena read-only by '%s': %m", path);
 }
 
-static int arena_build(struct zsd_arena *a, const char *name, uint64_t bytes, bool read_only,
-                       struct zb_err *err)
+/* Maps the arena, and allocates its memory. */
+static int arena_map(struct zsd_arena *a, const char *name, uint64_t bytes,
+                     void (*prepare)(void *arg, uint8_t *base), void *arg, struct zb_err *err)
 {
+    a->base = arena_reserve(bytes);
+    a->bytes = bytes;
+    if (!a->base || mmap(a->base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, a->own_fd,
+                         0) == MAP_FAILED)
+        return zb_fail(err, -errno, "map shared memory '%s' of %llu bytes: %m", name,
+                       (unsigned long long)bytes);
+    if (prepare)
+        prepare(arg, a->base);
+    arena_collapse(a);
+    if (fallocate(a->own_fd, 0, 0, (off_t)bytes) != 0)
+        return zb_fail(err, -errno, "shared memory '%s' of %llu bytes: %m", name,
+                       (unsigned long long)bytes);
+    return 0;
+}
+
+static int arena_build(struct zsd_arena *a, const char *name, uint64_t bytes, bool read_only,
+                       void (*prepare)(void *arg, uint8_t *base), void *arg, struct zb_err *err)
+{
+    int rc;
+
     a->own_fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (a->own_fd < 0)
         return zb_fail(err, -errno, "shared memory '%s': %m", name);
     if (fchmod(a->own_fd, 0600) != 0 || ftruncate(a->own_fd, (off_t)bytes) != 0)
         return zb_fail(err, -errno, "shared memory '%s' of %llu bytes: %m", name,
                        (unsigned long long)bytes);
-    if (bytes > 0) {
-        a->base = arena_reserve(bytes);
-        a->bytes = bytes;
-        if (!a->base || mmap(a->base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                             a->own_fd, 0) == MAP_FAILED)
-            return zb_fail(err, -errno, "map shared memory '%s' of %llu bytes: %m", name,
-                           (unsigned long long)bytes);
-        arena_collapse(a);
-        if (fallocate(a->own_fd, 0, 0, (off_t)bytes) != 0)
-            return zb_fail(err, -errno, "shared memory '%s' of %llu bytes: %m", name,
-                           (unsigned long long)bytes);
-    }
+    rc = bytes > 0 ? arena_map(a, name, bytes, prepare, arg, err) : 0;
+    if (rc < 0)
+        return rc;
     if (fcntl(a->own_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
         return zb_fail(err, -errno, "seal shared memory '%s': %m", name);
     a->fd = read_only ? arena_read_only_fd(a->own_fd, err) : dup(a->own_fd);
     return a->fd >= 0 ? 0 : zb_fail(err, -errno, "descriptor of shared memory '%s': %m", name);
 }
 
-int zsd_arena_open(struct zsd_arena *ret, const char *name, uint64_t bytes, bool read_only,
-                   struct zb_err *err)
+int zsd_arena_open_with(struct zsd_arena *ret, const char *name, uint64_t bytes, bool read_only,
+                        void (*prepare)(void *arg, uint8_t *base), void *arg, struct zb_err *err)
 {
     struct zsd_arena a = ZSD_ARENA_NONE;
-    int rc = arena_build(&a, name, bytes, read_only, err);
+    int rc = arena_build(&a, name, bytes, read_only, prepare, arg, err);
 
     if (rc < 0)
         zsd_arena_close(&a);
     *ret = a;
     return rc;
+}
+
+int zsd_arena_open(struct zsd_arena *ret, const char *name, uint64_t bytes, bool read_only,
+                   struct zb_err *err)
+{
+    return zsd_arena_open_with(ret, name, bytes, read_only, NULL, NULL, err);
 }
 
 void zsd_arena_close(struct zsd_arena *arena)

@@ -32,6 +32,9 @@ struct zsd_arena {
  * *ret is ZSD_ARENA_NONE. */
 int zsd_arena_open(struct zsd_arena *ret, const char *name, uint64_t bytes, bool read_only,
                    struct zb_err *err);
+/** The same; calls prepare() with the addresses before their memory is allocated. */
+int zsd_arena_open_with(struct zsd_arena *ret, const char *name, uint64_t bytes, bool read_only,
+                        void (*prepare)(void *arg, uint8_t *base), void *arg, struct zb_err *err);
 /** Frees the memory at once, even while clients still map it (they read zeros then). */
 void zsd_arena_close(struct zsd_arena *arena);
 

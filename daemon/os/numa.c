@@ -193,6 +193,11 @@ const cpu_set_t *zsd_numa_cpus(const struct zsd_numa *n, unsigned *ret_n)
     return n ? n->sets : NULL;
 }
 
+bool zsd_numa_has(const struct zsd_numa *n, unsigned node)
+{
+    return hwloc_bitmap_isset(n->chosen, node) != 0;
+}
+
 const char *zsd_numa_text(const struct zsd_numa *n)
 {
     return n ? n->text : "off";

@@ -15,6 +15,7 @@
 #define ZSD_NUMA_H
 
 #include <sched.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -49,6 +50,8 @@ int zsd_numa_check(const char *option, struct zb_err *err);
 
 /** The usable CPUs of each chosen node that has any: *ret_n sets; 0: nothing is bound. */
 const cpu_set_t *zsd_numa_cpus(const struct zsd_numa *n, unsigned *ret_n);
+/** Whether memory comes from this node. */
+bool zsd_numa_has(const struct zsd_numa *n, unsigned node);
 /** A description of the decision. */
 const char *zsd_numa_text(const struct zsd_numa *n);
 

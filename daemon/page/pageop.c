@@ -25,6 +25,11 @@
  *     STORE    waits for the GPU                                 resumed by page_on_device()
  *     WRITE    waits for the writes to fresh extents             resumed by page_on_io()
  *
+ * A page of matrices that Muon steps (spec.hold) computes twice. In between it waits for the
+ * matrices, in HOLD, and keeps its buffer:
+ *
+ *     ... READ ---> COMPUTE ---> HOLD ---> COMPUTE ---> WRITE ...       resumed by zsd_pageop_resume()
+ *
  * A page buffer has room for all planes of a page. Planes that are streamed, or pass through on
  * their way to or from the GPU, are in it one after the other: param, state, grad.
  *
@@ -47,6 +52,7 @@
  */
 #include "daemon/page/pageop.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,8 +118,12 @@ static void page_compute(struct zsd_pageop *op)
     const struct zsd_shard *s = op->spec.shard;
     struct zsd_pagework *w = &op->pagework;
     bool check = op->state == PAGE_CHECK;
+    bool first = op->spec.hold && op->state == PAGE_COMPUTE; /* of two passes */
+    bool last = op->spec.hold && !first;
 
-    *w = (struct zsd_pagework){ .kind = op->there ? ZSD_PAGE_SAVE : op->spec.kind,
+    *w = (struct zsd_pagework){ .kind = op->there ? ZSD_PAGE_SAVE
+                                        : last    ? ZSD_PAGE_WEIGHT
+                                                  : op->spec.kind,
                                 .what = op->spec.what,
                                 .ops = s->job->core->daemon->kernels,
                                 .layout = &s->unit->layout,
@@ -127,6 +137,8 @@ static void page_compute(struct zsd_pageop *op)
                                 .page = op->page,
                                 .param = op->param,
                                 .aside = op->aside };
+    w->page.matrices = op->spec.matrices;
+    w->page.nmatrices = op->spec.nmatrices;
     for (int i = 0; i < ZSD_WORK_PLANES; i++) {
         struct zsd_page_io *io = &op->io[i];
         const struct zsd_plane *p = zsd_page_plane(op, io->plane);
@@ -134,9 +146,9 @@ static void page_compute(struct zsd_pageop *op)
 
         plane->len_bytes = zsd_page_bytes(s, io->plane, op->spec.page);
         plane->crc_bytes = p->crc_bytes;
-        plane->verify = io->read && (check || !op->there);
+        plane->verify = io->read && (check || !op->there) && !last;
         plane->absent = io->absent;
-        plane->seal = io->written && !check;
+        plane->seal = io->written && !check && !first;
         plane->copy = io->copy;
         if (plane->verify) {
             plane->was = page_id(op, io->plane, &p->extents[op->spec.page]);
@@ -286,7 +298,8 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
             .op = direction,
             .urgent = op->spec.kind == ZSD_PAGE_FILL, /* a fetch waits */
             /* not if the old page is still needed after the write (zn.h) */
-            .lend = op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_EARLY && !io->comes,
+            .lend = op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_EARLY &&
+                    !io->comes && !op->spec.hold,
             .buf = io->copy ? io->copy : page_bytes_at(op, io->plane),
             .len_bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page),
             .off_bytes = core->daemon->engine_base +
@@ -369,7 +382,7 @@ static void page_settle(struct zsd_pageop *op)
     job->stats.page_ns += now_ns - op->began_ns;
     job->stats.compute_ns += op->compute_ns;
     page_settle_extents(op);
-    if (op->buffer)
+    if (op->buffer && op->buffer != op->spec.buffer)
         zsd_buffer_put(job->core, op->buffer);
     if (op->spec.kind == ZSD_PAGE_PUBLISH || op->err.code != 0) {
         free(op->spec.held);
@@ -387,7 +400,9 @@ static void page_run(struct zsd_pageop *op)
             op->state = PAGE_SETTLE;
         switch (op->state) {
         case PAGE_BUFFER:
-            if (zsd_page_needs_buffer(op)) {
+            if (zsd_page_needs_buffer(op) && op->spec.buffer) {
+                op->buffer = op->spec.buffer;
+            } else if (zsd_page_needs_buffer(op)) {
                 op->buffer = zsd_buffer_get(op->spec.shard->job->core, &op->claim);
                 if (!op->buffer)
                     return; /* queued: page_on_work() resumes */
@@ -420,6 +435,13 @@ static void page_run(struct zsd_pageop *op)
             page_compute(op);
             return;
         case PAGE_COMPUTE:
+            if (op->spec.hold) {
+                op->state = PAGE_HOLD;
+                op->spec.hold(op->spec.owner, op, &op->spec);
+                return;
+            }
+            __attribute__((fallthrough));
+        case PAGE_HOLD:
             op->state = PAGE_STORE;
             if (!zsd_page_goes_up(op))
                 break;
@@ -438,6 +460,17 @@ static void page_run(struct zsd_pageop *op)
             return;
         }
     }
+}
+
+void zsd_pageop_resume(struct zsd_pageop *op, const struct zb_err *why)
+{
+    assert(op->state == PAGE_HOLD);
+    if (why) {
+        (void)zb_fail(&op->err, why->code != 0 ? why->code : -ECANCELED, "%s", why->text);
+        zsd_defer(op->spec.shard->job->core, &op->work);
+        return;
+    }
+    page_compute(op);
 }
 
 /* Sets the payer and the bytes of the operation's turns: for a page buffer, on a compute thread. */

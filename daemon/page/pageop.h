@@ -27,6 +27,7 @@
 #include "daemon/job/job.h"
 #include "daemon/page/pagework.h"
 
+struct zsd_pageop;
 /* The result of EARLY for a page: page/held.h */
 struct zsd_held;
 
@@ -39,6 +40,13 @@ struct zsd_page_spec {
     const struct zk_segment *segments;
     uint32_t nsegments, ngroups;
     const struct zk_scalars *by_group; /* [ngroups] */
+    /* STEP of a page of these matrices, by Muon. After the first pass, hold() runs, and the operation
+     * waits for zsd_pageop_resume(): the matrices are orthogonalized. It keeps its page buffer, which
+     * is `buffer`: memory of the caller's. */
+    const struct zk_matrix *matrices;
+    uint32_t nmatrices;
+    void (*hold)(void *owner, struct zsd_pageop *op, const struct zsd_page_spec *spec);
+    void *buffer;
     /* STEP, PUBLISH, SAVE: records a failure to write a resident page. The page then stays dirty,
      * but that alone does not fail the operation. NULL (not for SAVE): resident pages are not
      * written. */
@@ -59,5 +67,7 @@ struct zsd_page_spec {
 
 /** 0; -ENOMEM: done() will not run. */
 int zsd_pageop_start(const struct zsd_page_spec *spec);
+/** Continues with the last pass; or ends the operation, if there is a reason why. */
+void zsd_pageop_resume(struct zsd_pageop *op, const struct zb_err *why);
 
 #endif

@@ -15,6 +15,7 @@ enum zsd_page_state {
     PAGE_CHECK,
     PAGE_DEVICE,
     PAGE_COMPUTE,
+    PAGE_HOLD,
     PAGE_STORE,
     PAGE_WRITE,
     PAGE_SETTLE

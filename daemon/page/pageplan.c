@@ -39,6 +39,7 @@ bool zsd_page_wants(const struct zsd_pageop *op, enum zb_plane plane)
     case ZSD_PAGE_INIT:
         return (op->spec.what != ZK_MASTER || op->spec.keep) && plane == ZB_STATE;
     case ZSD_PAGE_SAVE:
+    case ZSD_PAGE_WEIGHT: /* no operation has this kind */
         return false;
     case ZSD_PAGE_FILL:
         return plane == ZB_PARAM;

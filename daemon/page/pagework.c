@@ -12,6 +12,8 @@
  * three passes over the page 0.60, one pass 0.64, one pass that prefetches 0.55. With 32 MiB of
  * third-level cache, the three passes did not read memory three times.)
  *
+ * Where Muon steps, there are two such passes: the first one verifies, the second one (WEIGHT) seals.
+ *
  * All other kinds make separate passes over the page: verify, change, seal.
  */
 #include "daemon/page/pagework.h"
@@ -213,11 +215,14 @@ static void work_step_part(struct work *k, uint64_t from, uint64_t to)
                                   .grad = work_at(w, ZB_GRAD, w->page.grad, from),
                                   .state = work_at(w, ZB_STATE, w->page.state, from),
                                   .first = w->page.first + from,
-                                  .count = to - from };
+                                  .count = to - from,
+                                  .matrices = w->page.matrices,
+                                  .nmatrices = w->page.nmatrices };
 
     while (k->segment < end && k->segment->first + k->segment->count <= part.first)
         k->segment++;
-    zk_page_step(w->ops, w->layout, &part, k->segment, (size_t)(end - k->segment), w->by_group);
+    (w->kind == ZSD_PAGE_WEIGHT ? zk_page_weight : zk_page_step)(
+        w->ops, w->layout, &part, k->segment, (size_t)(end - k->segment), w->by_group);
 }
 
 static int work_step(struct work *k, struct zsd_pagework_bad *ret_bad)
@@ -287,6 +292,7 @@ static void work_kernel(const struct zsd_pagework *w)
     case ZSD_PAGE_EARLY:
     case ZSD_PAGE_FILL:
     case ZSD_PAGE_SAVE:
+    case ZSD_PAGE_WEIGHT:
         break;
     }
 }
@@ -295,7 +301,7 @@ int zsd_pagework_run(const struct zsd_pagework *w, struct zsd_pagework_bad *ret_
 {
     struct work k = { .w = w };
 
-    if (w->kind == ZSD_PAGE_STEP)
+    if (w->kind == ZSD_PAGE_STEP || w->kind == ZSD_PAGE_WEIGHT)
         return work_step(&k, ret_bad);
     if (w->kind == ZSD_PAGE_EARLY)
         return work_early(&k, ret_bad);

@@ -143,6 +143,10 @@ bool zsd_params_fit(struct zsd_job *job, const uint64_t *bytes)
 
     if (!p->asked || p->barred)
         return false;
+    if (job->optimizer == ZB_MUON) {
+        (void)snprintf(p->why, sizeof(p->why), "Muon steps matrices in host memory");
+        return false;
+    }
     if (core->daemon->ngpus == 0) {
         (void)snprintf(p->why, sizeof(p->why), "the daemon has no GPU tier (gpu_bytes)");
         return false;
@@ -330,7 +334,8 @@ bool zsd_params_wait(struct zsd_job *job)
     uint64_t bytes[ZSD_GPUS_MAX] = { 0 };
     bool waits = false;
 
-    if (!job->params->asked || job->params->barred || core->daemon->ngpus == 0)
+    if (!job->params->asked || job->params->barred || job->optimizer == ZB_MUON ||
+        core->daemon->ngpus == 0)
         return false;
     for (uint32_t g = 0; g < core->daemon->ngpus; g++)
         waits = waits || params_returning(core, g) > 0;

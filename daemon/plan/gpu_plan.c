@@ -275,6 +275,7 @@ static void gpu_job(struct zsd_job *job, uint32_t g, uint64_t target, bool exact
 static bool gpu_moves(const struct zsd_job *job)
 {
     return (job->state == ZSD_READY || job->state == ZSD_STEPPING) && job->replan->all_bytes > 0 &&
+           job->optimizer != ZB_MUON && /* its matrices are orthogonalized in host memory */
            !job->retiring && zsd_job_attached(job) > 0;
 }
 
@@ -387,7 +388,7 @@ int zsd_gpu_set(struct zsd_core *core, uint32_t g, uint64_t bytes, struct zb_err
     return 0;
 }
 
-int zsd_gpus_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
+int zsd_gpus_set(struct zsd_core *core, const struct zsd_config *config, struct zb_err *err)
 {
     uint64_t was[ZSD_GPUS_MAX];
     struct zb_err undo = { 0 };
@@ -395,11 +396,13 @@ int zsd_gpus_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
 
     if (n == 0)
         return zb_fail(err, -EINVAL, "the daemon was started without a GPU tier (gpu_bytes)");
+    if (zsd_gpu_budgets_fit(config, n, err) < 0)
+        return err->code;
     for (uint32_t g = 0; g < n; g++) {
         was[g] = core->tiers.gpus[g].target;
         if (core->tiers.gpus[g].err.code != 0 && n > 1)
             continue; /* it is of no use until a restart */
-        if (zsd_gpu_set(core, g, bytes, err) == 0)
+        if (zsd_gpu_set(core, g, zsd_gpu_budget(config, g), err) == 0)
             continue;
         while (g-- > 0)
             (void)zsd_gpu_set(core, g, was[g], &undo);

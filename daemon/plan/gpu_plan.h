@@ -9,9 +9,10 @@
 
 /** Sets the budget of a tier, as zsd_host_set(); also -EIO: the device has failed. */
 int zsd_gpu_set(struct zsd_core *core, uint32_t g, uint64_t bytes, struct zb_err *err);
-/** The same for the tiers of all GPUs, or of none; also -EINVAL: there is no such tier. With several
- * GPUs, those that have failed are left out. */
-int zsd_gpus_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err);
+/** The same for the tiers of all GPUs, or of none, with the budgets of a configuration; also -EINVAL:
+ * there is no such tier, or they are of another number of GPUs. With several GPUs, those that have
+ * failed are left out. */
+int zsd_gpus_set(struct zsd_core *core, const struct zsd_config *config, struct zb_err *err);
 /** Whether the job's gradients are pinned when they are allocated, so that copies may use them at
  * once. */
 static inline bool zsd_gpu_pins_early(const struct zsd_job *job)

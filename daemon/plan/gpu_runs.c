@@ -28,14 +28,24 @@ void zsd_gpu_bind(struct zsd_job *job)
     uint64_t n = job->core->daemon->ngpus;
     struct zsd_rank *ranks = job->ranks;
 
-    for (uint32_t r = 0; r < job->world; r++)
+    for (uint32_t r = 0; r < job->world; r++) {
         ranks[r].gpu = (uint32_t)(r * n / job->world);
+        ranks[r].near = ZSD_NEAR_NONE;
+    }
     zb_list_each(pos, &job->members)
     {
         const struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
 
         if (m->conn && m->gpu != ZSD_NO_GPU)
             ranks[m->rank].gpu = m->gpu;
+        if (m->conn)
+            ranks[m->rank].near = m->near;
+    }
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (n > 0 && ranks[r].near == ZSD_NEAR_NONE)
+            ranks[r].near = zsd_gpu_node(job->core->daemon, ranks[r].gpu);
+        if (!zsd_near_uses(&job->core->daemon->near, ranks[r].near))
+            ranks[r].near = ZSD_NEAR_NONE;
     }
 }
 
@@ -172,7 +182,7 @@ void zsd_gpu_begin(struct zsd_core *core)
     for (uint32_t g = 0; g < daemon->ngpus; g++) {
         struct zsd_gpu_tier *tier = &core->tiers.gpus[g];
 
-        tier->account.budget = tier->target = daemon->config.gpu_bytes;
+        tier->account.budget = tier->target = zsd_gpu_budget(&daemon->config, g);
         zsd_book(&tier->account, NULL, ZSD_USE_RING, zsd_gpu_own_bytes(daemon->gpus[g]));
         zsd_gpu_settle(core, g);
     }

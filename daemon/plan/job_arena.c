@@ -7,11 +7,65 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "daemon/disk/paths.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/place.h"
 #include "daemon/plan/tables.h"
 #include "daemon/run/gpu_tier.h"
+
+/* Memory of a rank that was not allocated yet gets its node; if it has one. */
+static void near_bind(struct zsd_arena_task *t, uint8_t *memory, uint64_t bytes, int node)
+{
+    const struct zsd_near *near = &t->job->core->daemon->near;
+    int rc;
+
+    if (bytes == 0 || !zsd_near_uses(near, node))
+        return;
+    rc = zsd_near_bind(near, memory, bytes, node);
+    *(rc == 0 ? &t->near_bytes : &t->refused_bytes) += bytes;
+    if (rc == 0)
+        return;
+    t->near_rc = rc;
+    t->near_node = node;
+}
+
+static void near_staging(void *arg, uint8_t *base)
+{
+    struct zsd_arena_task *t = arg;
+
+    near_bind(t, base, t->bytes, t->member->near);
+}
+
+static void near_params(void *arg, uint8_t *base)
+{
+    struct zsd_arena_task *t = arg;
+    const struct zsd_rank *ranks = t->job->ranks;
+
+    for (uint32_t r = 0; r < t->job->world; r++)
+        near_bind(t, base + ranks[r].arena_at, ranks[r].arena_bytes, ranks[r].near);
+}
+
+static void near_grads(struct zsd_arena_task *t)
+{
+    const struct zsd_rank *ranks = t->job->ranks;
+
+    for (uint32_t r = 0; r < t->job->world; r++)
+        near_bind(t, t->memory + ranks[r].grads_at, ranks[r].grads_bytes, ranks[r].near);
+}
+
+/* On the loop: counts what the task has placed, and reports the first refusal. */
+static void near_done(struct zsd *daemon, const struct zsd_arena_task *t)
+{
+    daemon->stats.near_bytes += t->near_bytes;
+    daemon->stats.near_refused_bytes += t->refused_bytes;
+    if (t->near_rc == 0 || daemon->near_refused)
+        return;
+    daemon->near_refused = true;
+    errno = -t->near_rc;
+    zb_log(ZB_LOG_WARN, "near-refused", "node=%d bytes=%llu why=\"%m\"", t->near_node,
+           (unsigned long long)t->refused_bytes);
+}
 
 /* Reserves addresses for all of the memory, and allocates the ranges that will be used. */
 static void arena_memory(struct zsd_arena_task *t)
@@ -19,6 +73,8 @@ static void arena_memory(struct zsd_arena_task *t)
     int rc = 0;
 
     t->memory = zsd_private_reserve(t->memory_bytes);
+    if (t->memory)
+        near_grads(t);
     for (uint32_t i = 0; t->memory && i < t->nranges && rc == 0; i++)
         rc = zsd_private_make(t->memory + t->ranges[i].at, t->ranges[i].bytes, t->touch);
     if (t->memory && rc == 0)
@@ -27,6 +83,19 @@ static void arena_memory(struct zsd_arena_task *t)
     t->memory = NULL;
     (void)zb_fail(&t->err, -ENOMEM, "%s for gradients and optimizer state: %m",
                   zb_size_text(t->memory_bytes).s);
+}
+
+/* The memory of a job with Muon. It is used from the first step on. */
+static void arena_muon(struct zsd_arena_task *t)
+{
+    const struct zsd_muon_room *room = &t->job->muon_room;
+
+    if (room->bytes == 0)
+        return;
+    t->muon = zsd_private_new(room->bytes);
+    if (!t->muon)
+        (void)zb_fail(&t->err, -ENOMEM, "%s for the matrices of Muon: %m",
+                      zb_size_text(room->bytes).s);
 }
 
 /* Pins the gradients, not the state, for each GPU that has parameters of the job. */
@@ -54,15 +123,19 @@ static void arena_run(struct zsd_task *task)
 
     switch (t->what) {
     case ZSD_STAGING_OPEN:
-        (void)zsd_arena_open(&t->arena, "zshard-staging", t->bytes, false, &t->err);
+        (void)zsd_arena_open_with(&t->arena, "zshard-staging", t->bytes, false, near_staging, t,
+                                  &t->err);
         break;
     case ZSD_ARENA_OPEN:
         if (zsd_params_there(t->job) &&
             zsd_params_make(t->job, t->params, &t->gpu, &t->gpu_err) < 0)
             break; /* the job will be placed without parameters on the GPU */
-        if (zsd_arena_open(&t->arena, "zshard-params", t->bytes, true, &t->err) == 0 &&
+        if (zsd_arena_open_with(&t->arena, "zshard-params", t->bytes, true, near_params, t,
+                                &t->err) == 0 &&
             t->memory_bytes > 0)
             arena_memory(t);
+        if (t->err.code == 0)
+            arena_muon(t);
         if (t->err.code == 0 && zsd_gpu_pins_early(t->job))
             arena_pin(t);
         break;
@@ -73,6 +146,8 @@ static void arena_run(struct zsd_task *task)
         zsd_arena_close(&t->arena);
         zsd_private_free(t->memory, t->memory_bytes);
         if (t->what == ZSD_ARENA_CLOSE) {
+            zsd_private_free(t->job->muon_room.at, t->job->muon_room.bytes);
+            t->job->muon_room.at = NULL;
             zsd_gpu_drop(t->job);
             zsd_params_drop(t->job);
         }
@@ -91,10 +166,12 @@ static void arena_done(struct zsd_task *task)
     struct zsd_arena_task *t = zb_container_of(task, struct zsd_arena_task, task);
     struct zsd_job *job = t->job;
 
+    near_done(job->core->daemon, t);
     switch (t->what) {
     case ZSD_ARENA_OPEN:
         job->arena = t->arena;
         job->memory = t->memory;
+        job->muon_room.at = t->muon;
         for (uint32_t g = 0; g < job->core->daemon->ngpus; g++)
             job->params->on[g].mem = t->params[g];
         t->opened(t);

@@ -20,7 +20,7 @@ struct zsd_arena_task {
     struct zsd_member *member; /* ZSD_STAGING_OPEN */
     uint64_t bytes;
     struct zsd_arena arena;
-    uint8_t *memory;
+    uint8_t *memory, *muon; /* muon: job->muon_room */
     uint64_t memory_bytes;
     struct zsd_range *ranges; /* ZSD_ARENA_OPEN: usable parts of the memory */
     uint32_t nranges;
@@ -31,6 +31,9 @@ struct zsd_arena_task {
     struct zb_err gpu_err; /* why these could not be made; then nothing else is allocated */
     uint32_t gpu;          /* of gpu_err, of pin_err */
     struct zb_err pin_err; /* why some of its memory could not be pinned for a GPU */
+    /* OPEN kinds: placed near GPUs, and refused; the last refusal and its node */
+    uint64_t near_bytes, refused_bytes;
+    int near_rc, near_node;
     struct zb_err err;
 };
 

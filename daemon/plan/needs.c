@@ -14,6 +14,7 @@
 #include <stdlib.h>
 
 #include "daemon/disk/extents.h"
+#include "daemon/plan/muon.h"
 
 struct zb_place_shard *zsd_place_shards(const struct zsd_job *job)
 {
@@ -78,7 +79,7 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, bool going, struc
     if (rc == 0 && w->shard < job->nshards)
         return 1;
     for (int p = 0; p < ZB_PLANES && rc == 0; p++)
-        rc = zb_needs_spares(&w->sum, &w->streamed[p], &w->early[p], job->core->disk->nbuffers);
+        rc = zb_needs_spares(&w->sum, &w->streamed[p], &w->early[p], zsd_muon_buffers(job));
     return rc;
 }
 

@@ -16,6 +16,7 @@
 
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/host.h"
+#include "daemon/plan/muon.h"
 #include "daemon/plan/needs.h"
 #include "daemon/plan/place_priv.h"
 #include "daemon/plan/replan.h"
@@ -75,16 +76,21 @@ static struct place_least place_least(const struct zsd_job *job, uint64_t bytes)
 static int place_refuse_host(const struct zsd_job *job, const struct zb_place *plan,
                              struct zb_err *err)
 {
-    struct place_least least = place_least(job, plan->least_host);
+    uint64_t all = plan->least_host + job->muon_room.bytes;
+    struct place_least least = place_least(job, all);
+    char muon[80] = "";
 
-    if (zsd_limit_bytes(&job->quota, ZSD_HELD_HOST, plan->least_host, err) < 0)
+    if (zsd_limit_bytes(&job->quota, ZSD_HELD_HOST, all, err) < 0)
         return -EDQUOT;
+    if (job->muon_room.bytes > 0)
+        (void)snprintf(muon, sizeof(muon), ", Muon's matrices %s",
+                       zb_size_text(job->muon_room.bytes).s);
     return zb_fail(err, -ENOSPC,
                    "job '%s' does not fit: it needs at least %s of host memory (gradients %s, "
-                   "parameters or their ring %s, optimizer state %s), and %s are free%s%s",
-                   job->name, zb_size_text(plan->least_host).s, zb_size_text(plan->grad_bytes).s,
+                   "parameters or their ring %s, optimizer state %s%s), and %s are free%s%s",
+                   job->name, zb_size_text(all).s, zb_size_text(plan->grad_bytes).s,
                    zb_size_text(plan->least_params).s,
-                   zb_size_text(plan->least_host - plan->grad_bytes - plan->least_params).s,
+                   zb_size_text(plan->least_host - plan->grad_bytes - plan->least_params).s, muon,
                    zb_size_text(place_host_free(job)).s, least.budget, least.limit);
 }
 
@@ -92,7 +98,7 @@ static int place_refuse_host(const struct zsd_job *job, const struct zb_place *p
  * the job is booked. */
 static void place_warn(const struct zsd_job *job, const struct zb_place *plan)
 {
-    struct place_least least = place_least(job, plan->least_grads);
+    struct place_least least = place_least(job, plan->least_grads + job->muon_room.bytes);
 
     zb_log(ZB_LOG_WARN, "grads-on-nvme",
            "job=\"%s\" uid=%u bytes=%llu why=\"host memory holds %s of its gradients: each "
@@ -130,20 +136,20 @@ static struct zb_place_job place_inputs(const struct zsd_placing *p)
 {
     struct zsd_job *job = p->job;
 
-    return (struct zb_place_job){ .shards = p->shards,
-                                  .nshards = job->nshards,
-                                  .page_elems = job->core->page_elems,
-                                  .nbuffers = job->core->disk->nbuffers,
-                                  .params_resident = job->offload_param == ZP_HOST,
-                                  .params_on_gpu = zsd_params_fit(job, p->param_bytes),
-                                  .grads_resident = job->offload_grad == ZP_HOST || !p->spill,
-                                  .state_resident = job->offload_optimizer == ZP_HOST,
-                                  .durable = job->durable,
-                                  /* places of saved versions are counted with their rows */
-                                  .times = job->saved && job->again
-                                               ? (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1)
-                                               : 2,
-                                  .host_bytes = place_host_free(job) };
+    return (struct zb_place_job){
+        .shards = p->shards,
+        .nshards = job->nshards,
+        .page_elems = job->core->page_elems,
+        .nbuffers = zsd_muon_buffers(job),
+        .params_resident = job->offload_param == ZP_HOST,
+        .params_on_gpu = zsd_params_fit(job, p->param_bytes),
+        .grads_resident = job->offload_grad == ZP_HOST || !p->spill,
+        .state_resident = job->offload_optimizer == ZP_HOST,
+        .durable = job->durable,
+        /* places of saved versions are counted with their rows */
+        .times = job->saved && job->again ? (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1) : 2,
+        .host_bytes = place_host_free(job) - zb_min_u64(place_host_free(job), job->muon_room.bytes)
+    };
 }
 
 static uint64_t place_nvme_free(const struct zsd_job *job)
@@ -219,11 +225,14 @@ static int place_admit(const struct zsd_placing *p, struct zb_err *err)
     uint64_t needs = zb_needs_bytes(&plan->nvme);
 
     job->place_least = 0;
+    if (zsd_muon_whole(job, err) < 0)
+        return err->code;
     if (p->rc == -ENOSPC) {
-        uint64_t all = job->host_held.used[ZSD_USE_STAGING] + plan->least_host;
+        uint64_t least = plan->least_host + job->muon_room.bytes;
+        uint64_t all = job->host_held.used[ZSD_USE_STAGING] + least;
 
         if (job->host_bytes_max == 0 || all <= job->host_bytes_max)
-            job->place_least = plan->least_host;
+            job->place_least = least;
         return place_refuse_host(job, plan, err);
     }
     if (p->rc < 0)
@@ -320,7 +329,8 @@ int zsd_placing_book(const struct zsd_placing *p, struct zb_err *err)
         place_warn(job, plan);
     zsd_params_book(job, p->in.params_on_gpu ? p->param_bytes : NULL);
     zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_PARAM, plan->param_bytes);
-    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_RING, plan->ring_bytes);
+    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_RING,
+             plan->ring_bytes + job->muon_room.bytes);
     zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_GRAD, plan->grad_bytes);
     zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_STATE, plan->state_bytes);
     job->placed = true;

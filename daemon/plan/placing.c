@@ -21,6 +21,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "daemon/plan/muon.h"
 #include "daemon/plan/place_priv.h"
 #include "daemon/plan/replan.h"
 
@@ -181,9 +182,10 @@ void zsd_place(struct zsd_job *job, bool spill, zsd_placed *done)
     }
     p->job = job;
     p->spill = spill;
-    p->early = job->early_wish;
+    p->early = job->early_wish && job->optimizer != ZB_MUON;
     p->done = done;
     p->work.run = placing_on_work;
+    zsd_muon_size(job);
     zsd_job_hold(job);
     placing_walk(p);
 }

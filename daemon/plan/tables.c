@@ -6,10 +6,14 @@
  * The first two are walks (job/walk.h):
  *
  *     zsd_tables_make()    makes the tables of each plane that has pages on a data file, or may get
- *                          some; assigns offsets in the arena: resident shards in order, then the
- *                          ring
- *     zsd_tables_attach()  when the memory is allocated, assigns it: gradients of all shards, then
- *                          state
+ *                          some; assigns offsets in the arena: resident shards, rank by rank, then
+ *                          the ring
+ *     zsd_tables_attach()  when the memory is allocated, assigns it: gradients of all shards, rank
+ *                          by rank, then state in order of the shards
+ *
+ * So the parameters of a rank are one range, and so are its gradients: the rank pins no more than
+ * that, and it can be on the NUMA node of the rank's GPU.
+ *
  *     zsd_tables_leave()   frees the places of the pages, and the tables: disk/leaving.h
  *
  * A table is put into its plane when it is complete.
@@ -25,12 +29,31 @@
 
 struct tables {
     struct zsd_walk walk;
-    uint32_t shard, page;       /* the next ones */
+    uint32_t shard, page;       /* the next ones; the shard only in walks in order of the shards */
+    uint32_t rank;              /* in walks rank by rank: the next one, and where in its shards; */
+    struct zb_list *pos;        /* NULL: it has not begun */
     enum zb_plane plane;        /* make: the next plane of that shard; attach: the current plane */
     struct zsd_extent *extents; /* make: the table of that plane, incomplete */
     uint64_t at;                /* the next offset: make: in the arena; attach: in job->memory */
     uint64_t gpu_at[ZSD_GPUS_MAX]; /* make: that of parameters on a GPU */
+    uint64_t grads_at;             /* make: that of gradients, in job->memory */
 };
+
+/* The next shard of a walk rank by rank; NULL: there is none. */
+static struct zsd_shard *tables_shard(struct tables *t)
+{
+    struct zsd_job *job = t->walk.job;
+
+    for (; t->rank < job->world; t->rank++, t->pos = NULL) {
+        struct zb_list *shards = &job->ranks[t->rank].shards;
+
+        if (!t->pos)
+            t->pos = shards->next;
+        if (t->pos != shards)
+            return zb_container_of(t->pos, struct zsd_shard, rank_node);
+    }
+    return NULL;
+}
 
 static void tables_over(struct zsd_walk *walk)
 {
@@ -103,9 +126,38 @@ static int make_plane(struct tables *t, struct zsd_shard *s)
     return 1;
 }
 
+/* The memory of a shard's gradient. */
+static uint64_t grad_bytes(const struct zsd_shard *s)
+{
+    const struct zsd_plane *grad = &s->planes[ZB_GRAD];
+    uint64_t page_elems = s->job->core->page_elems;
+
+    if (grad->block_bytes == 0 || grad->resident == 0)
+        return 0;
+    return zb_plane_bytes(grad->block_bytes, page_elems,
+                          zb_min_u64(s->count, grad->resident * page_elems));
+}
+
+/* Adds what a shard takes to the ranges of its rank. */
+static void make_range(struct tables *t, const struct zsd_shard *s, uint64_t param_bytes)
+{
+    struct zsd_rank *rank = &t->walk.job->ranks[s->rank];
+    uint64_t grads = grad_bytes(s);
+
+    if (s->rank_node.prev == &rank->shards) { /* its first */
+        rank->arena_at = t->at;
+        rank->grads_at = t->grads_at;
+        rank->arena_bytes = rank->grads_bytes = 0;
+    }
+    rank->arena_bytes += param_bytes;
+    rank->grads_bytes += grads;
+    t->grads_at += grads;
+}
+
 /* The same for the next shard. */
 static int make_shard(struct tables *t, struct zsd_shard *s)
 {
+    bool there = zsd_params_there(t->walk.job);
     int rc = 1;
 
     while (t->plane < ZB_PLANES && (rc = make_plane(t, s)) > 0)
@@ -113,8 +165,9 @@ static int make_shard(struct tables *t, struct zsd_shard *s)
     if (rc <= 0)
         return rc;
     t->plane = 0;
+    make_range(t, s, zsd_shard_resident(s) && !there ? zsd_param_bytes(s) : 0);
     if (zsd_shard_resident(s)) {
-        uint64_t *at = zsd_params_there(t->walk.job) ? &t->gpu_at[zsd_shard_gpu(s)] : &t->at;
+        uint64_t *at = there ? &t->gpu_at[zsd_shard_gpu(s)] : &t->at;
 
         s->arena_at = *at;
         *at += zsd_param_bytes(s);
@@ -150,10 +203,11 @@ static bool make_part(struct zsd_walk *walk)
 {
     struct tables *t = zb_container_of(walk, struct tables, walk);
     struct zsd_job *job = t->walk.job;
+    struct zsd_shard *s;
 
-    for (; t->shard < job->nshards; t->shard++) {
+    for (; (s = tables_shard(t)) != NULL; t->pos = t->pos->next) {
         uint64_t left = zsd_turn_left(job->core);
-        int rc = left > 0 ? make_shard(t, job->shards[t->shard]) : 0;
+        int rc = left > 0 ? make_shard(t, s) : 0;
 
         if (rc <= 0)
             return rc < 0;
@@ -202,16 +256,14 @@ void zsd_tables_again(struct zsd_job *job)
 
 static void attach_grad(struct tables *t, struct zsd_shard *s)
 {
-    struct zsd_plane *grad = &s->planes[ZB_GRAD];
-    uint64_t page_elems = t->walk.job->core->page_elems;
+    uint64_t bytes = grad_bytes(s);
 
     if (zsd_shard_resident(s) && !zsd_params_there(t->walk.job))
         s->planes[ZB_PARAM].mem = t->walk.job->arena.base + s->arena_at;
-    if (grad->block_bytes == 0 || grad->resident == 0)
+    if (bytes == 0)
         return;
-    grad->mem = t->walk.job->memory + t->at;
-    t->at += zb_plane_bytes(grad->block_bytes, page_elems,
-                            zb_min_u64(s->count, grad->resident * page_elems));
+    s->planes[ZB_GRAD].mem = t->walk.job->memory + t->at;
+    t->at += bytes;
 }
 
 static void attach_state(struct tables *t, struct zsd_shard *s)
@@ -227,17 +279,19 @@ static bool attach_part(struct zsd_walk *walk)
 {
     struct tables *t = zb_container_of(walk, struct tables, walk);
     struct zsd_job *job = t->walk.job;
+    struct zsd_shard *s;
 
-    for (; t->plane < ZB_PLANES; t->plane++, t->shard = 0) {
-        for (; t->shard < job->nshards; t->shard++) {
-            if (zsd_turn_left(job->core) == 0)
-                return false;
-            zsd_turn_count(job->core, 1);
-            if (t->plane == ZB_GRAD)
-                attach_grad(t, job->shards[t->shard]);
-            else
-                attach_state(t, job->shards[t->shard]);
-        }
+    for (; (s = tables_shard(t)) != NULL; t->pos = t->pos->next) {
+        if (zsd_turn_left(job->core) == 0)
+            return false;
+        zsd_turn_count(job->core, 1);
+        attach_grad(t, s);
+    }
+    for (; t->shard < job->nshards; t->shard++) {
+        if (zsd_turn_left(job->core) == 0)
+            return false;
+        zsd_turn_count(job->core, 1);
+        attach_state(t, job->shards[t->shard]);
     }
     assert(t->at == job->memory_bytes);
     return true;

@@ -28,7 +28,7 @@ static int set_host(struct zsd *daemon, const struct zsd_config *next, struct zb
 
 static int set_gpu(struct zsd *daemon, const struct zsd_config *next, struct zb_err *err)
 {
-    return zsd_gpus_set(daemon->core, next->gpu_bytes, err);
+    return zsd_gpus_set(daemon->core, next, err);
 }
 
 static int set_root(struct zsd *daemon, const struct zsd_config *next, struct zb_err *err)

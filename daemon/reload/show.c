@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "daemon/config/config.h"
 #include "daemon/reload/reload.h"
 #include "daemon/reload/requests.h"
@@ -56,15 +57,15 @@ static uint64_t bit_of(const char *name)
     return UINT64_C(1) << (zb_opt_find(rows, name, strlen(name)) - rows);
 }
 
-/** The budget of GPUs, which is one option: of the first that was set at run time, if one was. */
-static uint64_t gpu_bytes_of(const struct zsd *daemon)
+/** The budgets of GPUs, as the option has them: one size for all, or one for each. */
+static void gpu_bytes_show(const struct zsd *daemon, struct zsd_config *c)
 {
-    uint64_t bytes = daemon->reload->given.gpu_bytes;
+    uint64_t bytes[ZSD_GPUS_MAX] = { 0 };
 
     for (unsigned g = 0; g < daemon->ngpus; g++)
-        if (daemon->core->tiers.gpus[g].target != bytes)
-            return daemon->core->tiers.gpus[g].target;
-    return bytes;
+        bytes[g] = daemon->core->tiers.gpus[g].target;
+    if (daemon->ngpus > 0)
+        (void)zb_sizes_text(bytes, daemon->ngpus, c->gpu_bytes, sizeof(c->gpu_bytes));
 }
 
 /** The values in effect: the budgets as zctl tier set left them. Returns the options that were set
@@ -78,10 +79,10 @@ static uint64_t in_effect(const struct zsd *daemon, struct zsd_config *c)
     if (host == ZSD_AUTO)
         host = c->host_bytes;
     c->host_bytes = daemon->core->tiers.host_target;
-    c->gpu_bytes = gpu_bytes_of(daemon);
+    gpu_bytes_show(daemon, c);
     if (c->host_bytes != host)
         run |= bit_of("host-bytes");
-    if (c->gpu_bytes != given->gpu_bytes)
+    if (strcmp(c->gpu_bytes, given->gpu_bytes) != 0)
         run |= bit_of("gpu-bytes");
     if (daemon->limits->quotas.set_at_run_time) {
         zsd_quotas_text(&daemon->limits->quotas, c->quotas, sizeof(c->quotas));

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "base/util.h"
+#include "daemon/os/near.h"
 #include "daemon/run/histogram.h"
 #include "daemon/run/settings.h"
 #include "daemon/run/stats.h"
@@ -51,6 +52,8 @@ struct zsd {
     uint64_t started_ns;
     const struct zk_ops *kernels;
     struct zsd_numa *numa; /* NULL: off */
+    struct zsd_near near;  /* memory near GPUs */
+    bool near_refused;     /* that was logged */
     struct zsd_compute *compute;
     struct zsd_gpu *gpus[ZSD_GPUS_MAX];     /* the devices of the GPU tiers: gpu_tier.h */
     unsigned ngpus;                         /* 0: no GPU tier */

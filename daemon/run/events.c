@@ -67,6 +67,7 @@ static const struct event {
     { "job-share", "5e305803c2f749e981ec8cdc13c9a322" },
     { "log-dropped", "b8e720ec679c46298ece6aa996e6b536" },
     { "log-level", "e088d1a731b549b88ce89696911c6af0" },
+    { "near-refused", "eae1874e40a5486c9fd60b0dcdc509cc" },
     { "notify-failed", "a696374ca8a141ee86d7216618497019" },
     { "numa", "eaba7822a0b94a15994601aa4484569f" },
     { "numa-refused", "e669a39ad4e0434f9f8a9ef15dc3e205" },

@@ -255,6 +255,13 @@ struct zk_gpu *zsd_gpu_device(struct zsd_gpu *g)
     return g->device;
 }
 
+int zsd_gpu_node(const struct zsd *daemon, uint32_t g)
+{
+    int node = zk_gpu_info(daemon->gpus[g]->device)->node;
+
+    return node < ZSD_NEAR_NODES ? node : ZSD_NEAR_NONE;
+}
+
 const char *zsd_gpu_name(const struct zsd_gpu *g)
 {
     return g->name;
@@ -297,7 +304,7 @@ uint64_t zsd_gpu_own_bytes(const struct zsd_gpu *g)
 
 static int gpu_lanes(struct zsd *daemon, struct zsd_gpu *g, struct zb_err *err)
 {
-    uint64_t limit = daemon->config.gpu_bytes;
+    uint64_t limit = zsd_gpu_budget(&daemon->config, daemon->ngpus - 1);
     uint64_t bytes = zb_round_up(lane_bytes(daemon), zk_gpu_info(g->device)->granularity_bytes);
     unsigned n = (unsigned)zb_min_u64(zb_max_u64(limit / LANES_SHARE / bytes, 1), LANES_MAX);
     int rc = 0;
@@ -344,19 +351,37 @@ static int gpu_open(struct zsd *daemon, const char *device, bool alone, struct z
         rc = zsd_compute_new(&g->threads, g->nlanes, config->cpus, err);
     if (rc < 0)
         return rc;
-    zb_log(ZB_LOG_INFO, "gpu", "gpu=%s device=\"%s\" bytes=%llu lanes=%u", g->name,
-           zk_gpu_info(g->device)->name, (unsigned long long)config->gpu_bytes, g->nlanes);
+    zb_log(ZB_LOG_INFO, "gpu", "gpu=%s device=\"%s\" bytes=%llu lanes=%u node=%d", g->name,
+           zk_gpu_info(g->device)->name,
+           (unsigned long long)zsd_gpu_budget(config, daemon->ngpus - 1), g->nlanes,
+           zk_gpu_info(g->device)->node);
     return 0;
+}
+
+int zsd_gpu_budgets_fit(const struct zsd_config *config, unsigned gpus, struct zb_err *err)
+{
+    unsigned n = config->gpu_budgets.n;
+
+    return n <= 1 || n == gpus
+               ? 0
+               : zb_fail(
+                     err, -EINVAL,
+                     "gpu_bytes has %u sizes, and there are %u GPUs (gpus = %s): give one size, "
+                     "or one for each",
+                     n, gpus, config->gpu);
 }
 
 int zsd_gpu_open(struct zsd *daemon, struct zb_err *err)
 {
+    const struct zsd_config *config = &daemon->config;
     struct zk_gpu_list list;
     int rc;
 
-    if (daemon->config.gpu_bytes == 0)
+    if (config->gpu_budgets.n == 0)
         return 0;
-    rc = zk_gpu_list(daemon->config.gpu, &list, err);
+    rc = zk_gpu_list(config->gpu, &list, err);
+    if (rc == 0)
+        rc = zsd_gpu_budgets_fit(config, list.n, err);
     for (unsigned i = 0; rc == 0 && i < list.n; i++)
         rc = gpu_open(daemon, list.names[i], list.n == 1, err);
     return rc;

@@ -55,9 +55,11 @@ struct zsd_gpu_work {
     struct zb_err err;
 };
 
-/** A step of the start (startup.c): opens the devices config->gpu, each with config->gpu_bytes (0:
- * no tier, daemon->ngpus stays 0). 0; -ENODEV: no such device or driver, -EINVAL, -ENOSPC, -ENOMEM,
- * -EIO: err. */
+/** Whether the budgets are one for all, or one for each of so many GPUs: 0 or -EINVAL. */
+int zsd_gpu_budgets_fit(const struct zsd_config *config, unsigned gpus, struct zb_err *err);
+/** A step of the start (startup.c): opens the devices config->gpu, each with its budget
+ * (zsd_gpu_budget(); none: no tier, daemon->ngpus stays 0). 0; -ENODEV: no such device or driver,
+ * -EINVAL, -ENOSPC, -ENOMEM, -EIO: err. */
 int zsd_gpu_open(struct zsd *daemon, struct zb_err *err);
 /** Closes them. All memory allocated from the devices must have been freed. */
 void zsd_gpu_close(struct zsd *daemon);
@@ -69,6 +71,8 @@ uint32_t zsd_gpu_named(const struct zsd *daemon, const char *name);
 #define ZSD_NO_GPU UINT32_MAX
 
 struct zk_gpu *zsd_gpu_device(struct zsd_gpu *g);
+/** The NUMA node that is near the device; ZSD_NEAR_NONE: not known. */
+int zsd_gpu_node(const struct zsd *daemon, uint32_t g);
 /** The name of its tier, for people and in requests: "gpu" if it is the only one, else "gpuN". */
 const char *zsd_gpu_name(const struct zsd_gpu *g);
 /** Its threads. NULL: it is not open yet. */

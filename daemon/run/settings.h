@@ -25,7 +25,7 @@ struct zsd_config {
     uint64_t nvme_bytes; /* size of the data file; 0: no NVMe tier */
     char paths[4096];    /* more data directories, with ZSD_PATHS_SEPARATOR between them */
     uint64_t more_bytes; /* size of the data file in each; ZSD_AUTO: the rule of disk/datadir.h */
-    uint64_t gpu_bytes;  /* budget of each GPU; 0: there is no GPU tier */
+    char gpu_bytes[256]; /* budgets of GPUs: one for all, or a list; "0": there is no GPU tier */
     char gpu[1024];      /* its devices, a list: kernels/gpu.h */
     char io[16];         /* auto, uring, threads; fixed: memory as a drive (nvme/zn_fixed.h) */
     uint32_t io_depth;   /* requests in flight on the data file */
@@ -33,6 +33,7 @@ struct zsd_config {
     uint32_t fixed_latency_us;
     char cpus[256];        /* CPU list of the compute threads ("0-3,8"); "": all we may use */
     char numa[256];        /* off, auto, or nodes ("0-1"): of compute threads and memory */
+    uint32_t near_off;     /* bool: host memory is not placed near GPUs */
     uint32_t threads;      /* compute threads; 0: one for each of cpus */
     uint32_t page_elems;   /* elements of a page, a multiple of 4096 */
     uint64_t ring_bytes;   /* buffers that streamed pages pass through; 0: chosen from host_bytes */
@@ -56,6 +57,10 @@ struct zsd_config {
     char quotas[4096]; /* limits of single users: daemon/run/quotas.h */
     enum zb_log_level log_level;
     enum zb_log_format log_format;
+    struct {
+        uint64_t bytes[ZSD_GPUS_MAX];
+        unsigned n; /* 0: no GPU tier; 1: the same for each */
+    } gpu_budgets;  /* from gpu_bytes: daemon/config/config.c */
     /* of the command line alone */
     uint32_t retire;        /* the data file whose pages are moved off, from 1; 0: none */
     uint32_t shrink;        /* the data file that is made shorter, from 1; 0: none */
@@ -77,6 +82,14 @@ struct zsd_config {
 static inline bool zsd_fixed(const struct zsd_config *config)
 {
     return strcmp(config->io, "fixed") == 0;
+}
+
+/** The budget of a GPU, by its number in `gpu`. */
+static inline uint64_t zsd_gpu_budget(const struct zsd_config *config, unsigned g)
+{
+    return config->gpu_budgets.n == 0
+               ? 0
+               : config->gpu_budgets.bytes[config->gpu_budgets.n > 1 ? g : 0];
 }
 
 #endif

@@ -417,15 +417,28 @@ static char *tiers_stranded_text(const struct tiers *t, struct tiers_gpu *gpu)
     return gpu->text;
 }
 
+/* The NUMA node of a GPU, and whether memory is placed there. */
+static char *tiers_node(const struct zsd *daemon, uint32_t g, char *text, size_t size)
+{
+    int node = zsd_gpu_node(daemon, g);
+
+    if (node == ZSD_NEAR_NONE)
+        text[0] = '\0';
+    else
+        (void)snprintf(text, size, "node %d%s", node,
+                       zsd_near_uses(&daemon->near, node) ? "" : ", no memory is placed there");
+    return text;
+}
+
 /* t: the results of the task; NULL: there was none, without NUMA and without a GPU. */
 static void tiers_answer(struct zsd_req *req, struct tiers *t)
 {
     const struct zsd *daemon = req->daemon;
     const struct zsd_numa_use *use = daemon->numa && t ? &t->use : NULL;
     Zp__TiersReply reply = ZP__TIERS_REPLY__INIT;
+    char nodes[256], gpu_nodes[ZSD_GPUS_MAX][48];
     struct zsd_drive_rows drives;
     struct zsd_tier_rows tiers;
-    char nodes[256];
 
     zsd_tier_rows(daemon, &tiers);
     tiers.rows[0].numa = zp_str(zsd_numa_text(daemon->numa));
@@ -438,6 +451,7 @@ static void tiers_answer(struct zsd_req *req, struct tiers *t)
     for (uint32_t g = 0; t && g < daemon->ngpus; g++) {
         Zp__TierRow *row = &tiers.rows[ZSD_TIERS_LOWER + g];
 
+        row->numa = tiers_node(daemon, g, gpu_nodes[g], sizeof(gpu_nodes[g]));
         row->device_free = t->gpus[g].usage.free_bytes;
         row->stranded = t->gpus[g].usage.stranded_bytes;
         row->stranded_by = tiers_stranded_text(t, &t->gpus[g]);

@@ -47,9 +47,14 @@ static void metrics_jobs(struct zsd_metrics *m)
 
 static void metrics_names(struct zsd_metrics *m)
 {
-    for (unsigned g = 0; g < m->daemon->ngpus; g++)
+    for (unsigned g = 0; g < m->daemon->ngpus; g++) {
+        int node = zsd_gpu_node(m->daemon, g);
+
         gpu_uuid(zk_gpu_info(zsd_gpu_device(m->daemon->gpus[g]))->id, m->gpus[g],
                  sizeof(m->gpus[g]));
+        if (node != ZSD_NEAR_NONE)
+            (void)snprintf(m->nodes[g], sizeof(m->nodes[g]), "%d", node);
+    }
     for (unsigned i = 0; i < zsd_paths(m->daemon); i++) {
         const char *folder = zsd_path_folder(m->daemon, i);
 

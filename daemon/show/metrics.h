@@ -56,6 +56,7 @@ struct zsd_metrics {
     char uids[ZSD_METRICS_JOBS][12];
     unsigned njobs;
     char gpus[ZSD_GPUS_MAX][48]; /* UUIDs of the GPUs */
+    char nodes[ZSD_GPUS_MAX][8]; /* the NUMA nodes that they are near */
     char paths[ZN_PATHS_MAX][208];
     double bounds[ZSD_BOUNDS];
 

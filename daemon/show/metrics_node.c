@@ -185,6 +185,7 @@ static void fill_gpu(struct zsd_metrics *m)
         zsd_label(s, "UUID", m->gpus[g]);
         zsd_label(s, "backend", info->backend);
         zsd_label(s, "device", info->name);
+        zsd_label(s, "node", m->nodes[g]);
     }
 }
 
@@ -403,6 +404,10 @@ const struct zsd_family zsd_node_families[] = {
       ZSD_STAT(catalog_changes) },
     { "catalog_failures", ZSD_COUNTER, "", "Changes that could not be written.",
       ZSD_STAT(catalog_failed) },
+    { "near_bytes", ZSD_COUNTER, "bytes", "Host memory that was placed on the node of a GPU.",
+      ZSD_STAT(near_bytes) },
+    { "near_refused_bytes", ZSD_COUNTER, "bytes", "That the kernel did not place there.",
+      ZSD_STAT(near_refused_bytes) },
     { "write_holds", ZSD_COUNTER, "", "Pauses of page writes for the catalog.",
       ZSD_STAT(write_holds) },
     { "write_hold_seconds", ZSD_COUNTER, "seconds", "Their total length.", ZSD_STAT(write_hold_us),

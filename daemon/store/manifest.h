@@ -17,6 +17,7 @@ struct zsd_tensor {
     uint64_t first, count;
     uint32_t ndims, group;
     uint64_t dims[ZP_DIMS_MAX];
+    bool muon; /* a matrix that Muon steps */
 };
 
 struct zsd_unit {

@@ -176,6 +176,8 @@ int zsd_record_del_job(struct zn_txn *t, const struct zsd_saved *saved)
 
 /* ---- units */
 
+#define TENSOR_IS_MUON 0x100u /* with the number of dimensions */
+
 static void write_unit(struct zsd_pack *w, const void *object)
 {
     const struct zsd_unit *u = object;
@@ -194,7 +196,7 @@ static void write_unit(struct zsd_pack *w, const void *object)
         zsd_pack_text(w, t->name);
         zsd_pack_u64(w, t->first);
         zsd_pack_u32(w, t->group);
-        zsd_pack_u32(w, t->ndims);
+        zsd_pack_u32(w, t->ndims | (t->muon ? TENSOR_IS_MUON : 0));
         for (uint32_t d = 0; d < t->ndims; d++)
             zsd_pack_u64(w, t->dims[d]);
     }
@@ -213,6 +215,8 @@ static void read_tensor(struct zsd_unpack *r, const struct zsd_unit *u, uint64_t
     t->first = zsd_unpack_u64(r);
     t->group = zsd_unpack_u32(r);
     t->ndims = zsd_unpack_u32(r);
+    t->muon = t->ndims == (2 | TENSOR_IS_MUON);
+    t->ndims &= t->muon ? ~TENSOR_IS_MUON : UINT32_MAX;
     zsd_unpack_check(r, t->ndims <= ZP_DIMS_MAX && zp_tensor_name_valid(t->name) &&
                             (t->group < ZP_GROUPS_MAX || t->group == ZP_GROUP_FROZEN));
     for (uint32_t d = 0; d < t->ndims && !r->bad; d++) {

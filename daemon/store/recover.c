@@ -172,7 +172,9 @@ static int recover_unit(void *arg, const struct zn_key *key, const void *bytes, 
     rc = zsd_record_get_unit(key, bytes, len_bytes, &unit, err);
     if (rc < 0)
         return rc;
-    if (unit->layout.optimizer != s->optimizer || unit->layout.moments != s->moments) {
+    if ((unit->layout.optimizer != s->optimizer &&
+         !(s->optimizer == ZB_MUON && unit->layout.optimizer == ZB_ADAMW)) ||
+        unit->layout.moments != s->moments) {
         rc = zb_fail(err, -EBADMSG,
                      "catalog: unit '%s' of job '%s' does not match the job's optimizer",
                      unit->name, s->name);

@@ -85,8 +85,15 @@ static const struct zb_opt rows[] = {
     { "min-loss-scale", ZB_OPT_REAL, AT(min_scale), .arg = "X",
       .help = "an overflow that would halve it below X ends the run", .max = 0x1p126, .def = "1" },
     { "optimizer", ZB_OPT_CHOICE, AT(optimizer),
-      .help = "lion has betas 0.9 and 0.99, sgd momentum 0.9",
-      .choices = "adamw adam lion sgd adagrad", .def = "adamw" },
+      .help = "lion has betas 0.9 and 0.99, sgd momentum 0.9; muon: momentum 0.95 and nesterov, "
+              "for the "
+              "matrices of blocks, and adamw for the rest",
+      .choices = "adamw adam lion sgd adagrad muon", .def = "adamw" },
+    { "muon-scale", ZB_OPT_CHOICE, AT(muon_scale),
+      .help =
+          "factor of muon's learning rate: 0.2 * sqrt(max(rows, columns)), or sqrt(max(1, rows / "
+          "columns))",
+      .choices = "rms shape", .def = "rms" },
     { "moments", ZB_OPT_CHOICE, AT(moments), .help = "how the optimizer's moments are stored",
       .choices = "fp32 bf16 8bit", .def = "fp32" },
     { "device", ZB_OPT_TEXT, AT(device), .arg = "NAME",

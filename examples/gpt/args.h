@@ -25,7 +25,7 @@ enum gpt_checkpoint {
     GPT_CHECKPOINT_HOST,
     GPT_CHECKPOINT_NVME
 };
-enum gpt_optimizer { GPT_ADAMW, GPT_ADAM, GPT_LION, GPT_SGD, GPT_ADAGRAD };
+enum gpt_optimizer { GPT_ADAMW, GPT_ADAM, GPT_LION, GPT_SGD, GPT_ADAGRAD, GPT_MUON };
 enum gpt_moments { GPT_MOMENTS_FP32, GPT_MOMENTS_BF16, GPT_MOMENTS_8BIT };
 
 /* Strings point into argv. */
@@ -61,6 +61,7 @@ struct gpt_args {
     bool consecutive_hysteresis;
     double min_scale;
     uint32_t optimizer, moments; /* enum gpt_optimizer, gpt_moments */
+    uint32_t muon_scale;         /* enum zc_muon_scale */
     const char *device;          /* NULL: the processor */
     const char *init, *export, *jsonl;
     const char *config; /* DeepSpeed's file: says what the flags do not (config.h) */

@@ -136,6 +136,8 @@ static int apply(struct apply *a, struct zb_err *err)
         args->dtype = (uint32_t)a->c->dtype - ZC_F32 + GPT_FP32;
     if (takes(a, "--optimizer", "optimizer.type", ZC_LEFT_OPTIMIZER))
         args->optimizer = (uint32_t)o->optimizer - ZC_ADAMW + GPT_ADAMW;
+    if (!(a->c->left & ZC_LEFT_OPTIMIZER) && !gpt_args_given(args, "--muon-scale"))
+        args->muon_scale = (uint32_t)o->muon_scale;
     if (takes(a, "--weight-decay", "optimizer.params.weight_decay", ZC_LEFT_WEIGHT_DECAY))
         args->weight_decay = o->weight_decay[0];
     if (takes(a, "--clip", "gradient_clipping", ZC_LEFT_CLIP))

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const optimizers[] = { "adamw", "adam", "lion", "sgd", "adagrad" };
+static const char *const optimizers[] = { "adamw", "adam", "lion", "sgd", "adagrad", "muon" };
 static const char *const dtypes[] = { "fp32", "bf16", "fp16" };
 static const char *const moments[] = { "fp32", "bf16", "8bit" };
 

@@ -13,16 +13,24 @@
 #include "examples/gpt/train_priv.h"
 
 /* torch.optim's own values. */
-#define BETA1        0.9
-#define BETA2        0.999
-#define LION_BETA2   0.99
-#define SGD_MOMENTUM 0.9
-#define EPS          1e-8
-#define ADAGRAD_EPS  1e-10
+#define BETA1         0.9
+#define BETA2         0.999
+#define LION_BETA2    0.99
+#define SGD_MOMENTUM  0.9
+#define MUON_MOMENTUM 0.95
+#define EPS           1e-8
+#define ADAGRAD_EPS   1e-10
 
 static enum zc_dtype dtype_of(const struct train *t)
 {
     return t->args->dtype == GPT_BF16 ? ZC_BF16 : t->args->dtype == GPT_FP16 ? ZC_F16 : ZC_F32;
+}
+
+/* Whether Muon steps a tensor: the matrices of blocks, not the embeddings. */
+static bool tensor_muon(const struct train *t, uint32_t unit, uint32_t tensor)
+{
+    return t->args->optimizer == GPT_MUON && unit > 0 && !gpt_unit_frozen(t, unit) &&
+           t->model.units[unit].tensors[tensor].ndims == 2;
 }
 
 static int unit_declare(struct train *t, uint32_t index)
@@ -46,7 +54,8 @@ static int unit_declare(struct train *t, uint32_t index)
             (struct zc_tensor){ .name = u->tensors[k].name,
                                 .first = u->tensors[k].first,
                                 .ndims = u->tensors[k].ndims,
-                                .group = unit.frozen ? ZC_GROUP_FROZEN : u->tensors[k].group };
+                                .group = unit.frozen ? ZC_GROUP_FROZEN : u->tensors[k].group,
+                                .muon = tensor_muon(t, index, k) };
         memcpy(tensors[k].dims, u->tensors[k].dims, sizeof(u->tensors[k].dims));
     }
     return gpt_engine_fail(t, zc_zero_add_unit(t->zero, &unit));
@@ -220,6 +229,10 @@ static void options_begin(const struct train *t, struct zc_zero_options *o)
     o->momentum = SGD_MOMENTUM;
     o->dampening = o->lr_decay = 0;
     o->nesterov = false;
+    if (a->optimizer == GPT_MUON) {
+        o->momentum = MUON_MOMENTUM;
+        o->nesterov = true;
+    }
     o->eps = a->optimizer == GPT_ADAGRAD ? ADAGRAD_EPS : EPS;
 }
 
@@ -263,6 +276,7 @@ static int engine_open(struct train *t)
     options.overlap = overlap_of(a->overlap);
     options.optimizer = (enum zc_optimizer)(ZC_ADAMW + a->optimizer);
     options.moments = (enum zc_moments)(ZC_MOMENTS_F32 + a->moments);
+    options.muon_scale = (enum zc_muon_scale)a->muon_scale;
     options.groups = GPT_GROUPS;
     options.loss_scale = (struct zc_loss_scale){ .fixed = 1 };
     if (a->dtype == GPT_FP16)

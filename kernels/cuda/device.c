@@ -124,6 +124,9 @@ static int device_build(struct cuda_gpu *c, struct zb_err *err)
     c->base.info.pins_read_only = prop.hostRegisterReadOnlySupported != 0;
     (void)snprintf(c->base.info.name, sizeof(c->base.info.name), "%.90s", prop.name);
     device_id(&c->base.info, &prop.uuid);
+    (void)snprintf(c->base.pci, sizeof(c->base.pci), "%04x:%02x:%02x.0",
+                   (unsigned)prop.pciDomainID & 0xffff, (unsigned)prop.pciBusID & 0xff,
+                   (unsigned)prop.pciDeviceID & 0xff);
     rc = driver_load(&c->d, err);
     return rc < 0 ? rc : device_ask(c, err);
 }

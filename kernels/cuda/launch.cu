@@ -84,7 +84,8 @@ typedef void sums_fn(const struct warp_sums a);
     }
 
 static step_fn *const steps[ZB_OPTIMIZER_END - 1][ZB_DTYPE_END - 1][ZB_MOMENTS_END - 1] = {
-    STEPS_OF(ZB_ADAMW), STEPS_OF(ZB_ADAM), STEPS_OF(ZB_LION), STEPS_OF(ZB_SGD), STEPS_OF(ZB_ADAGRAD)
+    STEPS_OF(ZB_ADAMW), STEPS_OF(ZB_ADAM),    STEPS_OF(ZB_LION),
+    STEPS_OF(ZB_SGD),   STEPS_OF(ZB_ADAGRAD), STEPS_OF(ZB_MUON)
 };
 
 /* [from - 1] and [grad - 1] */

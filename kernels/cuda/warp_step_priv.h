@@ -98,6 +98,9 @@ WARP_FN void element_step(enum zb_optimizer optimizer, const struct zk_scalars *
     case ZB_ADAGRAD:
         elem_step_ADAGRAD(s, p, m, v, g);
         break;
+    case ZB_MUON:
+        elem_step_MUON(s, p, m, v, g);
+        break;
     case ZB_OPTIMIZER_END:
         break;
     }

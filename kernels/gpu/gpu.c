@@ -26,21 +26,40 @@ static const char *name_args(const char *name, const char *backend)
     return name[len] == ':' && name[len + 1] != '\0' ? name + len + 1 : NULL;
 }
 
-/* The text after "emulated[@NUMBER]:", likewise. */
-static const char *emulated_args(const char *name, unsigned *ret_number)
+/* Reads the mark and a number of up to `most` digits after it, if there is the mark. false: there is
+ * the mark without such a number. */
+static bool name_number(const char **name, char mark, size_t most, int *ret)
 {
-    size_t len = strlen(zk_gpu_emulated.name), digits;
+    size_t digits;
+
+    if (**name != mark)
+        return true;
+    ++*name;
+    digits = strspn(*name, "0123456789");
+    if (digits < 1 || digits > most)
+        return false;
+    *ret = atoi(*name);
+    *name += digits;
+    return true;
+}
+
+/* The text after "emulated[@NUMBER][/NODE]:", likewise. *ret_node is -1 without a node. */
+static const char *emulated_args(const char *name, int *ret_number, int *ret_node)
+{
+    size_t len = strlen(zk_gpu_emulated.name);
+    bool plain;
 
     *ret_number = 0;
-    if (strncmp(name, zk_gpu_emulated.name, len) != 0 || name[len] != '@')
-        return name_args(name, zk_gpu_emulated.name);
-    name += len + 1;
-    digits = strspn(name, "0123456789");
-    if (digits < 1 || digits > 4)
+    *ret_node = -1;
+    if (strncmp(name, zk_gpu_emulated.name, len) != 0)
         return NULL;
-    *ret_number = (unsigned)atoi(name);
-    name += digits;
-    return *name == ':' ? name + 1 : *name == '\0' ? name : NULL;
+    name += len;
+    plain = *name == ':';
+    if (!name_number(&name, '@', 4, ret_number) || !name_number(&name, '/', 3, ret_node))
+        return NULL;
+    if (*name == '\0')
+        return name;
+    return *name == ':' && (!plain || name[1] != '\0') ? name + 1 : NULL;
 }
 
 /* Loads CUDA's plugin. */
@@ -86,7 +105,7 @@ int zk_gpu_cuda_count(unsigned *ret, struct zb_err *err)
     return rc == 0 && backend->count ? backend->count(ret, err) : rc;
 }
 
-static int emulated_open(const char *args, unsigned number, struct zk_gpu **ret, struct zb_err *err)
+static int emulated_open(const char *args, int number, struct zk_gpu **ret, struct zb_err *err)
 {
     int rc = zk_gpu_emulated.open(args, ret, err);
 
@@ -94,21 +113,20 @@ static int emulated_open(const char *args, unsigned number, struct zk_gpu **ret,
         return rc;
     (*ret)->backend = &zk_gpu_emulated;
     if (number > 0)
-        (void)snprintf((*ret)->info.id, sizeof((*ret)->info.id), "emulated-%u", number);
+        (void)snprintf((*ret)->info.id, sizeof((*ret)->info.id), "emulated-%d", number);
     return 0;
 }
 
 int zk_gpu_open(const char *name, uint64_t limit_bytes, struct zk_gpu **ret, struct zb_err *err)
 {
-    unsigned number;
-    const char *cuda = name_args(name, "cuda"), *emulated = emulated_args(name, &number);
+    int number, node, rc;
+    const char *cuda = name_args(name, "cuda"), *emulated = emulated_args(name, &number, &node);
     struct zk_gpu *g = NULL;
-    int rc;
 
     if (!cuda && !emulated)
         return zb_fail(err, -EINVAL,
                        "unknown GPU '%s'; known are: cuda[:N], "
-                       "emulated[@NUMBER][:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]",
+                       "emulated[@NUMBER][/NODE][:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]",
                        name);
     rc = cuda ? plugin_open(cuda, &g, err) : emulated_open(emulated, number, &g, err);
     if (rc < 0)
@@ -119,6 +137,7 @@ int zk_gpu_open(const char *name, uint64_t limit_bytes, struct zk_gpu **ret, str
     zb_list_init(&g->stranded);
     zb_list_init(&g->pins);
     g->info.backend = g->backend->name;
+    g->info.node = cuda ? zk_gpu_near_pci(ZK_GPU_PCI, g->pci) : node;
     g->info.limit_bytes = limit_bytes > 0 ? zb_min_u64(limit_bytes, g->info.total_bytes)
                                           : g->info.total_bytes;
     *ret = g;
@@ -250,10 +269,9 @@ int zk_gpu_adopt(const char *name, void *native, struct zk_gpu **ret, struct zk_
 {
     struct zk_gpu_stream *theirs = native;
     struct zk_gpu *g = NULL;
-    unsigned number;
-    int rc;
+    int number, node, rc;
 
-    if (emulated_args(name, &number)) {
+    if (emulated_args(name, &number, &node)) {
         *ret_s = theirs;
         *ret = theirs->gpu;
         return 0;

@@ -37,31 +37,47 @@ static int list_all(struct zk_gpu_list *list, struct zb_err *err)
     return rc;
 }
 
-/* "emulated[*COUNT][:ARGS]": these devices get the next numbers. */
+/* Reads "*COUNT[/NODES]" at *rest, as far as it is there. */
+static bool emulated_count(const char **rest, unsigned long *ret, unsigned long *ret_nodes)
+{
+    char *end = NULL;
+
+    *ret = 1;
+    *ret_nodes = 0;
+    if (**rest != '*')
+        return true;
+    *ret = isdigit((unsigned char)(*rest)[1]) ? strtoul(*rest + 1, &end, 10) : 0;
+    if (*ret >= 1 && *end == '/') {
+        *ret_nodes = isdigit((unsigned char)end[1]) ? strtoul(end + 1, &end, 10) : 0;
+        if (*ret_nodes < 1 || *ret_nodes > *ret)
+            return false;
+    }
+    *rest = end;
+    return *ret >= 1 && *ret <= ZK_GPU_LIST_MAX && (*end == '\0' || *end == ':');
+}
+
+/* "emulated[*COUNT[/NODES]][:ARGS]": these devices get the next numbers. */
 static int list_emulated(struct zk_gpu_list *list, const char *word, unsigned *number,
                          struct zb_err *err)
 {
     const char *rest = word + strlen(zk_gpu_emulated.name);
-    unsigned long count = 1;
+    unsigned long count, nodes;
     int rc = 0;
 
     if (*rest == '@')
         return list_add(list, word, err); /* it has a number */
-    if (*rest == '*') {
-        char *end = NULL;
-
-        count = isdigit((unsigned char)rest[1]) ? strtoul(rest + 1, &end, 10) : 0;
-        if (count < 1 || count > ZK_GPU_LIST_MAX || (*end != '\0' && *end != ':'))
-            return zb_fail(err, -EINVAL, "'%s': emulated*N has N from 1 to %u", word,
-                           ZK_GPU_LIST_MAX);
-        rest = end;
-    }
-    for (; count > 0 && rc == 0; count--, ++*number) {
-        char name[ZK_GPU_NAME_MAX * 2], at[16] = "";
+    if (!emulated_count(&rest, &count, &nodes))
+        return zb_fail(err, -EINVAL,
+                       "'%s': emulated*N[/NODES] has N from 1 to %u, and 1 to N nodes", word,
+                       ZK_GPU_LIST_MAX);
+    for (unsigned long i = 0; i < count && rc == 0; i++, ++*number) {
+        char name[ZK_GPU_NAME_MAX * 2], at[16] = "", node[16] = "";
 
         if (*number > 0)
             (void)snprintf(at, sizeof(at), "@%u", *number);
-        (void)snprintf(name, sizeof(name), "%s%s%.64s", zk_gpu_emulated.name, at, rest);
+        if (nodes > 0)
+            (void)snprintf(node, sizeof(node), "/%lu", i * nodes / count);
+        (void)snprintf(name, sizeof(name), "%s%s%s%.64s", zk_gpu_emulated.name, at, node, rest);
         rc = list_add(list, name, err);
     }
     return rc;

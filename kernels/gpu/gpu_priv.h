@@ -77,6 +77,7 @@ struct zk_gpu_plugin {
 struct zk_gpu {
     const struct zk_gpu_backend *backend;
     void *library; /* of the plugin; NULL */
+    char pci[16];  /* the backend's: its address on the bus, "0000:17:00.0"; "": it has none */
     struct zk_gpu_info info;
     pthread_mutex_t lock;    /* of what follows, and of every mem's `shares` */
     struct zb_list mems;     /* mapped here, imported ones too */
@@ -111,6 +112,14 @@ struct zk_gpu_stream {
 struct zk_gpu_event {
     struct zk_gpu *gpu;
 };
+
+/* ---- gpu_near.c, for gpu.c */
+
+#define ZK_GPU_PCI "/sys/bus/pci/devices" /* where the kernel describes devices */
+
+/** The NUMA node of the device with this address, as the folder `pci` describes it. -1: it says none,
+ * or there is no such device. */
+int zk_gpu_near_pci(const char *pci, const char *address);
 
 /* ---- gpu.c, for gpu_list.c */
 

@@ -230,4 +230,23 @@ ELEM_FN void elem_step_ADAGRAD(const struct zk_scalars *s, float *param, float *
     *m = elem_canonical(sum);
 }
 
+/* The first pass: `param` becomes the element of the matrix that is orthogonalized. */
+ELEM_FN void elem_step_MUON(const struct zk_scalars *s, float *param, float *m, float *v,
+                            float grad)
+{
+    float g = elem_mul(grad, s->scale);
+    float new_m = elem_fma(s->one_minus_momentum, elem_sub(g, *m), *m);
+    float ahead = elem_fma(s->momentum, elem_sub(new_m, g), g);
+
+    (void)v;
+    *param = elem_canonical(elem_choose(0 - s->nesterov, ahead, new_m));
+    *m = elem_canonical(new_m);
+}
+
+/* The second pass: `by` is an element of the orthogonalized matrix. */
+ELEM_FN float elem_weight(const struct zk_scalars *s, float param, float by)
+{
+    return elem_canonical(elem_fma(-s->step_size, by, elem_mul(param, s->decay)));
+}
+
 #endif

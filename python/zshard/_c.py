@@ -33,7 +33,8 @@ POINTS_MAX = 3
 MESSAGE_MAX = 224
 
 F32, BF16, F16 = 1, 2, 3
-ADAMW, ADAM, LION, SGD, ADAGRAD = 1, 2, 3, 4, 5
+ADAMW, ADAM, LION, SGD, ADAGRAD, MUON = 1, 2, 3, 4, 5, 6
+MUON_RMS, MUON_SHAPE = 0, 1
 GROUP_FROZEN, GROUP_NONE = 65535, 65534
 MOMENTS_F32, MOMENTS_BF16, MOMENTS_Q8 = 1, 2, 3
 HOST, NVME, GPU = 1, 2, 3
@@ -70,13 +71,13 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_uint32, "groups"), (c_bool, "durable"), (c_bool, "takeover"), (c_uint64, "epoch"),
                         (c_bool, "returns"), (c_uint32, "share"), (c_bool, "early"),
                         (c_int, "optimizer moments offload_grad"), (c_bool, "writable"), (c_char_p, "device"),
-                        (c_bool, "tensor_norms"))
+                        (c_uint32, "device_node"), (c_bool, "tensor_norms"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),
                 (zc_point * POINTS_MAX, "points"))
 zc_tensor = struct("zc_tensor", (c_char_p, "name"), (c_uint64, "first"), (c_uint32, "ndims"),
-                   (c_uint64 * DIMS_MAX, "dims"), (c_uint32, "group"))
+                   (c_uint64 * DIMS_MAX, "dims"), (c_uint32, "group"), (c_bool, "muon"))
 zc_unit = struct("zc_unit", (c_uint32, "index"), (c_char_p, "name"), (c_uint64, "elems"),
                  (c_int, "dtype grad_dtype"), (c_bool, "frozen quantized"),
                  (POINTER(zc_tensor), "tensors"), (c_uint32, "ntensors"))
@@ -84,14 +85,14 @@ zc_range = struct("zc_range", (c_uint32, "unit"), (c_uint64, "first count"))
 zc_placement = struct("zc_placement", (c_uint64, "arena_bytes ring_bytes host_bytes nvme_bytes "
                                               "iterations applied"), (c_bool, "early"),
                       (c_uint64, "grads_on_nvme"), (c_void_p, "arena"), (c_uint64, "gpu_params"),
-                      (c_char * 192, "gpu_why"))
+                      (c_char * 192, "gpu_why"), (c_uint64, "own_at own_bytes"), (c_uint32, "node"))
 zc_gpu_memory = struct("zc_gpu_memory", (c_int, "mem_fd mark_fd"), (c_uint64, "bytes"))
 zc_view = struct("zc_view", (c_void_p, "data"), (c_uint64, "bytes version offset"))
 zc_push = struct("zc_push", (c_uint64, "shard step"), (c_uint32, "micro"), (c_bool, "add"),
                  (c_int, "dtype"), (c_uint64, "first count"), (c_void_p, "staged"))
 zc_norm = struct("zc_norm", (c_uint8 * NORM_BYTES, "sum_of_squares"), (c_uint64, "nonfinite"))
 zc_group = struct("zc_group", (c_double, "lr beta1 beta2 eps weight_decay momentum dampening lr_decay"),
-                  (c_bool, "nesterov"))
+                  (c_bool, "nesterov"), (c_int, "muon_scale"))
 zc_step = struct("zc_step", (c_uint64, "step"), (c_double, "scale"), (POINTER(zc_group), "groups"),
                  (c_uint32, "ngroups"), (c_int, "commit"), (c_uint32, "timeout_ms"),
                  (c_bool, "factors limits"))
@@ -203,7 +204,8 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_uint32, "poll_ms"),
                          (c_void_p, "alloc free memory_arg"), (c_bool, "optimizer_late"),
                          (c_void_p, "stream"), (c_uint32, "reconnect_ms"), (c_int, "node_gather clip_mode"),
-                         (c_double, "clip_tensor_ratio clip_tensor_beta"), (c_uint64, "clip_tensor_warmup"))
+                         (c_double, "clip_tensor_ratio clip_tensor_beta"), (c_uint64, "clip_tensor_warmup"),
+                         (c_int, "muon_scale"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))

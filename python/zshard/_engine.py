@@ -21,7 +21,9 @@ from .errors import Refused, ZshardError, error
 __all__ = ["DTYPES", "MOMENTS", "OPTIMIZERS", "Comm", "Engine", "Norm", "Stepped", "Tensor"]
 
 DTYPES = {"f32": _c.F32, "bf16": _c.BF16, "f16": _c.F16}
-OPTIMIZERS = {"adamw": _c.ADAMW, "adam": _c.ADAM, "lion": _c.LION, "sgd": _c.SGD, "adagrad": _c.ADAGRAD}
+OPTIMIZERS = {"adamw": _c.ADAMW, "adam": _c.ADAM, "lion": _c.LION, "sgd": _c.SGD, "adagrad": _c.ADAGRAD,
+              "muon": _c.MUON}  # fmt: skip
+MUON_SCALE = {"rms": _c.MUON_RMS, "shape": _c.MUON_SHAPE}
 MOMENTS = {"f32": _c.MOMENTS_F32, "bf16": _c.MOMENTS_BF16, "q8": _c.MOMENTS_Q8}
 NODE_GATHER = {"comm": _c.NODE_GATHER_COMM, "host": _c.NODE_GATHER_HOST, "auto": _c.NODE_GATHER_AUTO,
                "nccl": _c.NODE_GATHER_COMM}  # fmt: skip
@@ -42,12 +44,14 @@ def _number(table: Mapping[str, int], value: str | int) -> int:
 
 
 class Tensor(NamedTuple):
-    """A tensor of a unit: `group` is below the options' `groups`, or GROUP_FROZEN."""
+    """A tensor of a unit: `group` is below the options' `groups`, or GROUP_FROZEN. `muon`: a matrix that the optimizer
+    "muon" steps by Muon; it steps all others by AdamW."""
 
     name: str
     first: int
     dims: Sequence[int]
     group: int = 0
+    muon: bool = False
 
 
 class Stepped(NamedTuple):
@@ -84,6 +88,7 @@ def _options(lib: ctypes.CDLL, comm: Comm, given: Mapping[str, Any]) -> Any:
         "offload_grad": OFFLOAD,
         "node_gather": NODE_GATHER,
         "clip_mode": CLIP_MODE,
+        "muon_scale": MUON_SCALE,
     }
     for name, value in given.items():
         if name not in known:
@@ -109,9 +114,9 @@ class Engine:
     Args:
         comm: stays open as long as the engine.
         **options: fields of struct zc_zero_options, as of zc_zero_defaults() where they are not given. `optimizer`,
-            `moments`, `offload_*`, `node_gather` and `clip_mode` may be names ("adamw", "q8", "nvme", "auto",
-            "tensor"), `weight_decay` a number or a list by group, `loss_scale` a dict, `alloc` and `free` functions of
-            ctypes.
+            `moments`, `offload_*`, `node_gather`, `clip_mode` and `muon_scale` may be names ("adamw", "q8", "nvme",
+            "auto", "tensor", "rms"), `weight_decay` a number or a list by group, `loss_scale` a dict, `alloc` and
+            `free` functions of ctypes.
 
     Raises:
         ZshardError: of the family of the code. TypeError: no such option.
@@ -218,11 +223,12 @@ class Engine:
         frozen: bool = False,
         quantized: bool = False,
     ) -> int:
-        """Declares the next unit and returns its number. tensors: ascending, (name, first, dims, group)."""
+        """Declares the next unit and returns its number. tensors: ascending, (name, first, dims, group, muon)."""
         rows = [Tensor(*t) for t in tensors]
         array = (_c.zc_tensor * len(rows))()
         for c, t in zip(array, rows, strict=True):
             c.name, c.first, c.ndims, c.group = t.name.encode(), t.first, len(t.dims), t.group
+            c.muon = t.muon
             if len(t.dims) <= _c.DIMS_MAX:
                 c.dims[: len(t.dims)] = list(t.dims)
             else:  # only the number of elements matters
@@ -396,7 +402,7 @@ class Engine:
                 raise TypeError(f"a group has no {', '.join(sorted(g.keys() - _GROUP_FIELDS))}")
             ctypes.memset(byref(c), 0, ctypes.sizeof(c))
             for name, value in g.items():
-                setattr(c, name, value)
+                setattr(c, name, _number(MUON_SCALE, value) if name == "muon_scale" else value)
         how = _c.zc_zero_step_how(
             groups=self._groups,
             ngroups=n,

@@ -8,37 +8,39 @@
 
 /* ---- the table */
 
-static const struct zc_tensor embed[] = { { "embed.weight", 0, 2, { 320, 64 }, 0 },
-                                          { "embed.bias", 20480, 1, { 90 }, 1 } };
-static const struct zc_tensor norm[] = { { "norm.weight", 0, 1, { 100 }, 1 } };
-static const struct zc_tensor table[] = { { "table", 0, 1, { 8192 }, ZC_GROUP_FROZEN } };
+static const struct zc_tensor embed[] = { { "embed.weight", 0, 2, { 320, 64 }, 0, false },
+                                          { "embed.bias", 20480, 1, { 90 }, 1, false } };
+static const struct zc_tensor norm[] = { { "norm.weight", 0, 1, { 100 }, 1, false } };
+static const struct zc_tensor table[] = { { "table", 0, 1, { 8192 }, ZC_GROUP_FROZEN, false } };
 static const struct zc_unit fp32_units[] = {
     { 0, "embed", 5 * BLOCK + 100, ZC_F32, ZC_F32, false, false, embed, 2 },
     { 1, "norm", 100, ZC_F32, ZC_F32, false, false, norm, 1 },
     { 2, "table", 2 * BLOCK, ZC_F32, ZC_F32, true, false, table, 1 },
 };
 
-static const struct zc_tensor block0[] = { { "0.weight", 0, 1, { 24576 }, 0 },
-                                           { "0.scale", 24576, 0, { 0 }, 1 } };
-static const struct zc_tensor block1[] = { { "1.weight", 0, 3, { 3, 64, 64 }, 0 } };
-static const struct zc_tensor head[] = { { "head.weight", 5, 1, { 8180 }, 1 } };
+static const struct zc_tensor block0[] = { { "0.weight", 0, 1, { 24576 }, 0, false },
+                                           { "0.scale", 24576, 0, { 0 }, 1, false } };
+static const struct zc_tensor block1[] = { { "1.weight", 0, 3, { 3, 64, 64 }, 0, false } };
+static const struct zc_tensor head[] = { { "head.weight", 5, 1, { 8180 }, 1, false } };
 static const struct zc_unit bf16_units[] = {
     { 0, "block.0", 6 * BLOCK + 1, ZC_BF16, ZC_F32, false, false, block0, 2 },
     { 1, "block.1", 3 * BLOCK, ZC_BF16, ZC_BF16, false, false, block1, 1 },
     { 2, "head", 2 * BLOCK - 7, ZC_F16, ZC_F16, false, false, head, 1 },
 };
 
-static const struct zc_tensor body[] = { { "body.weight", 0, 1, { 12288 }, 0 } };
-static const struct zc_tensor base[] = { { "base.weight", 0, 1, { 16391 }, ZC_GROUP_FROZEN } };
-static const struct zc_tensor tail[] = { { "tail.weight", 0, 1, { 4096 }, 1 } };
+static const struct zc_tensor body[] = { { "body.weight", 0, 1, { 12288 }, 0, false } };
+static const struct zc_tensor base[] = {
+    { "base.weight", 0, 1, { 16391 }, ZC_GROUP_FROZEN, false }
+};
+static const struct zc_tensor tail[] = { { "tail.weight", 0, 1, { 4096 }, 1, false } };
 static const struct zc_unit q8_units[] = {
     { 0, "body", 3 * BLOCK, ZC_BF16, ZC_F32, false, false, body, 1 },
     { 1, "base", 4 * BLOCK + 7, ZC_BF16, ZC_F32, true, true, base, 1 },
     { 2, "tail", BLOCK, ZC_F32, ZC_F32, false, false, tail, 1 },
 };
 
-static const struct zc_tensor wide[] = { { "wide.weight", 0, 1, { 16389 }, 0 } };
-static const struct zc_tensor thin[] = { { "thin.weight", 0, 1, { 8192 }, 1 } };
+static const struct zc_tensor wide[] = { { "wide.weight", 0, 1, { 16389 }, 0, false } };
+static const struct zc_tensor thin[] = { { "thin.weight", 0, 1, { 8192 }, 1, false } };
 static const struct zc_unit plain_units[] = {
     { 0, "wide", 4 * BLOCK + 5, ZC_BF16, ZC_F32, false, false, wide, 1 },
     { 1, "thin", 2 * BLOCK, ZC_F32, ZC_F32, false, false, thin, 1 },

@@ -206,6 +206,7 @@ void job_open_ask(struct world *w, unsigned c, unsigned tag, const struct open_a
     q.offload_param = q.offload_optimizer = 2;
     q.staging_bytes = args->staging_bytes > 0 ? args->staging_bytes : w->staging_bytes;
     q.host_bytes_max = args->host_bytes_max;
+    q.device_node = args->device_node;
     ask_as(w, c, tag, zsd_job_open, &q);
 }
 

@@ -13,13 +13,13 @@
 #define STAGING (512u << 10)
 
 static const struct zc_tensor frozen[] = {
-    { "frozen", 0, 1, { 3 * PAGE }, ZC_GROUP_FROZEN },
+    { "frozen", 0, 1, { 3 * PAGE }, ZC_GROUP_FROZEN, false },
 };
 /* Elements of no tensor are not stepped: the first elements of u4. */
-static const struct zc_tensor t0[] = { { "t0", 0, 1, { 7 * PAGE + 100 }, 0 } };
-static const struct zc_tensor t1[] = { { "t1", 0, 1, { 12 * PAGE }, 0 } };
-static const struct zc_tensor t3[] = { { "t3", 0, 1, { 100 }, 0 } };
-static const struct zc_tensor t4[] = { { "t4", 10, 1, { 9 * PAGE - 9 }, 0 } };
+static const struct zc_tensor t0[] = { { "t0", 0, 1, { 7 * PAGE + 100 }, 0, false } };
+static const struct zc_tensor t1[] = { { "t1", 0, 1, { 12 * PAGE }, 0, false } };
+static const struct zc_tensor t3[] = { { "t3", 0, 1, { 100 }, 0, false } };
+static const struct zc_tensor t4[] = { { "t4", 10, 1, { 9 * PAGE - 9 }, 0, false } };
 
 static const struct zc_unit usual_units[SV_UNITS] = {
     { 0, "u0", 7 * PAGE + 100, ZC_F32, ZC_F32, false, false, t0, 1 },

@@ -22,8 +22,8 @@
 /* Every dtype; several pages and a short last one. The 8-bit units have the same size, and there is
  * one more of them than a rank has places in the ring; one has no tensor. */
 #define COLD (13 * BLOCK - 77)
-static const struct zc_tensor t0[] = { { "t0", 0, 1, { 7 * BLOCK + 100 }, 0 } };
-static const struct zc_tensor t1[] = { { "t1", 3, 1, { COLD - 3 }, ZC_GROUP_FROZEN } };
+static const struct zc_tensor t0[] = { { "t0", 0, 1, { 7 * BLOCK + 100 }, 0, false } };
+static const struct zc_tensor t1[] = { { "t1", 3, 1, { COLD - 3 }, ZC_GROUP_FROZEN, false } };
 static const struct zc_unit units[SV_UNITS] = {
     { 0, "u0", 7 * BLOCK + 100, ZC_BF16, ZC_F32, false, false, t0, 1 },
     { 1, "u1", COLD, ZC_BF16, ZC_F32, true, true, t1, 1 },

@@ -3,8 +3,12 @@
 a GPU tier, and state on each of the GPUs; and runs that outlive their daemon, and are resumed by fewer ranks.
 
     ZSHARD_BUILD=build tests/integ/test_gpu_ranks.py [NAME...]
+
+With --gpu, on the GPUs that ZSHARD_GPU names: two ranks on each of all of them, so also on one; and, on several, NCCL
+and parameters in GPU memory. Where it names none, that is skipped.
 """
 
+import os
 import shutil
 import sys
 
@@ -28,14 +32,14 @@ def tiers(d):
     return rows
 
 
-def all_up(d, device):
+def all_up(d, flags, ranks=RANKS, **env):
     """The tiers, when each GPU has state. Threads allocate its memory, so the last steps of a run may come too
     early for some: then the run is resumed for further steps."""
     for more in range(1, 11):
         rows = tiers(d)
-        if all(rows[f"gpu{gpu}"]["state"] > 0 for gpu in range(RANKS)):
+        if all(row["state"] > 0 for name, row in rows.items() if name.startswith("gpu")):
             return rows
-        again = Trained([*SHAPE, "--device", device, "--resume"], as_torchrun(d.env(), size=RANKS), STEPS + 4 * more)
+        again = Trained([*flags, "--resume"], as_torchrun(d.env(**env), size=ranks), STEPS + 4 * more)
         check(all(code == 0 for code, _ in again.ended), f"resumed: {again.ended}")
     check(False, f"a GPU has no state: { {name: row['state'] for name, row in rows.items()} }")
 
@@ -47,7 +51,8 @@ def each_on_its_own():
         host = trained(d, "emulated")
     with Daemon(*size, "--gpu-bytes", "32M", "--gpu", "emulated*8:64M:::4K") as d:
         node = trained(d, "emulated*8:64M")
-        rows = all_up(d, "emulated*8:64M")
+        rows = all_up(d, [*SHAPE, "--device", "emulated*8:64M"])
+        check(sum(name.startswith("gpu") for name in rows) == RANKS, f"the tiers: {list(rows)}")
         check("gpu8" not in rows and "gpu" not in rows, f"the names of the tiers: {list(rows)}")
     check(node.losses == host.losses, f"{node.losses} on eight GPUs, {host.losses} without")
     check(node.weights == host.weights, "other weights than without GPUs")
@@ -95,9 +100,44 @@ def restarted():
                           f"{ranks} ranks, step {row['step']}: {row['loss']}, not {want}")
 
 
+def on_gpus():
+    """Two processes compute on each GPU, besides the daemon: the bits are those of a run without a tier. With one rank on
+    each of several GPUs, NCCL gathers parameters that lie in GPU memory of the daemon."""
+    daemon, device = ("all", "cuda") if GPU == "cuda" else ("emulated*2:256M:::4K", "emulated*2:256M")
+    size = ("--host-bytes", "384M", "--nvme-bytes", "256M", "--page-elems", "65536")
+    tier = ("--gpus", daemon, "--gpu-bytes", "128M")
+
+    def run(d, ranks, what, *more, **env):
+        flags = [*SHAPE, "--batch", str(2 * ranks), "--device", device, *more]
+        return flags, Trained(flags, as_torchrun(d.env(**env), size=ranks)).good(what)
+
+    with Daemon(*size, *tier) as d:
+        gpus = sum(name.startswith("gpu") for name in tiers(d))
+        flags, there = run(d, 2 * gpus, "two ranks on each", ZSHARD_COMM="tcp")
+        rows = all_up(d, flags, 2 * gpus, ZSHARD_COMM="tcp")
+    print(f"{gpus} GPUs, {2 * gpus} ranks: {({name: row['state'] for name, row in rows.items()})}")
+    with Daemon(*size) as d:
+        _, host = run(d, 2 * gpus, "without a tier", ZSHARD_COMM="tcp")
+        check(there.losses == host.losses and there.weights == host.weights, f"{there.losses}, without {host.losses}")
+    if gpus > 1 and GPU == "cuda":
+        with Daemon(*size) as d:
+            _, host = run(d, gpus, "without a tier", ZSHARD_COMM="tcp")
+        with Daemon(*size, *tier) as d:
+            _, there = run(d, gpus, "parameters there", "--offload-param", "gpu")
+            check("are in the daemon's GPU memory" in there.ended[0][1], there.ended[0][1])
+            check(all(row["params"] > 0 for name, row in tiers(d).items() if name.startswith("gpu")), f"{tiers(d)}")
+        check(there.losses == host.losses and there.weights == host.weights, f"{there.losses}, without {host.losses}")
+
+
+GPU = os.environ.get("ZSHARD_GPU", "")
 TESTS = {f.__name__: f for f in (each_on_its_own, restarted)}
 
 if __name__ == "__main__":
+    if "--gpu" in sys.argv:
+        if not GPU:
+            skip("ZSHARD_GPU names no device")
+        sys.argv.remove("--gpu")
+        sys.exit(main({"on_gpus": on_gpus}))
     if not shutil.which("mpirun"):
         skip("there is no mpirun")
     sys.exit(main(TESTS))

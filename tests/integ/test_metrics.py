@@ -17,7 +17,7 @@ from harness import BUILD, Daemon, check, main, program, skip
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROMETHEUS = os.path.join(ROOT, "deploy", "prometheus")
 SMALL = ("--host-bytes", "24M", "--nvme-bytes", "64M", "--page-elems", "4096", "--ring-bytes", "64K", "--io", "threads")
-GPU = ("--gpu-bytes", "8M", "--gpu", "emulated:16M:::4K")
+GPU = ("--gpu-bytes", "8M", "--gpu", "emulated/1:16M:::4K")
 SERIES_MAX = 1000
 TURN_NS = 5_000_000  # of the daemon's loop, for a scrape
 STATUS_KEYS = ["schema", "verdict", "reasons", "server", "pid", "uptime_s", "clients", "clients_max", "jobs", "saved", "tiers",
@@ -116,7 +116,7 @@ def form():
         check(200 < series < SERIES_MAX, f"{series} series")
         check(len(families["zshard_job_ranks"].samples) == 16, "the first 16 jobs")
         check(value_of(families, "zshard_job_ranks", job="k-0", uid=str(os.getuid())) == 1, "k-0")
-        check(value_of(families, "zshard_gpu", UUID="emulated") == 1, "the GPU")
+        check(value_of(families, "zshard_gpu", UUID="emulated", node="1") == 1, "the GPU")
         check(value_of(families, "zshard_tier_budget_bytes", tier="gpu", UUID="emulated") == 8 << 20, "its tier")
         check(value_of(families, "zshard_path_read_bytes", path=d.data) >= 0, "the path")
         check(value_of(families, "zshard_degraded") == 0, "healthy")

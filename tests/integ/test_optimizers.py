@@ -20,7 +20,7 @@ STEPS = 12
 MODEL = ("--layers", "5", "--width", "64", "--micro-batch", "6") # more than the least budget holds
 PAGES = ["--page-elems", "8192", "--ring-bytes", "4K", "--nvme-bytes", "64M"]
 MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"), "lion": ("exp_avg",),
-           "sgd": ("momentum_buffer",), "adagrad": ("sum",)}
+           "sgd": ("momentum_buffer",), "adagrad": ("sum",), "muon": ("exp_avg", "exp_avg_sq")} # that of embeddings
 
 
 def least_host_bytes(kept):
@@ -57,8 +57,12 @@ def exported(d, kept, optimizer, moments):
     for name in (n for n in names if n.endswith("wte.weight")):
         with_it = {name + "." + moment for moment in MOMENTS[optimizer]}
         check(with_it <= names, f"{with_it - names} are missing")
-    others = {m for row in MOMENTS.values() for m in row} - set(MOMENTS[optimizer])
+    ours = set(MOMENTS[optimizer]) | ({"momentum_buffer"} if optimizer == "muon" else set())
+    others = {m for row in MOMENTS.values() for m in row} - ours
     check(not [n for n in names if n.rsplit(".", 1)[1] in others], f"{others} are there")
+    if optimizer == "muon":
+        matrix = "transformer.h.0.mlp.c_fc.weight."
+        check({n[len(matrix):] for n in names if n.startswith(matrix)} <= {"momentum_buffer", "master"}, names)
     zctl(d, "import", "copy", one)
     row = {row["name"]: row for row in d.zctl("jobs")}["copy"]
     check((row["optimizer"], row["moments"]) == (optimizer, moments), f"{row}")
@@ -118,7 +122,12 @@ def adagrad():
     lives("adagrad", "bf16", "bf16", resident=True)
 
 
-TESTS = {f.__name__: f for f in (adamw, adam, lion, sgd, adagrad)}
+def muon():
+    lives("muon", "fp32", "bf16")
+    lives("muon", "8bit", "fp32")
+
+
+TESTS = {f.__name__: f for f in (adamw, adam, lion, sgd, adagrad, muon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))

@@ -37,6 +37,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
+#include "kernels/ortho.h"
 #include "kernels/zk_page.h"
 
 #define WORLD_MAX    3u
@@ -51,6 +52,9 @@
 #define PRESS_MS     20u
 #define SHARDS_FETCH 4u
 #define SEED_DEFAULT UINT64_C(20260715)
+
+static const struct zk_ops
+    *ortho_ops; /* the fastest: the same bits, and quicker than those of "ref" */
 
 /* fp32, bf16 or fp16, as the value of its enum. */
 static unsigned draw_dtype(void)
@@ -72,6 +76,8 @@ struct unit {
     struct zb_layout layout;
     struct zk_segment segments[TENSORS_MAX];
     uint32_t nsegments;
+    struct zk_matrix matrices[TENSORS_MAX];
+    uint32_t nmatrices;
     uint64_t padded;
     uint8_t *param[2]; /* of even and of odd versions */
     uint8_t *state, *grad;
@@ -162,9 +168,41 @@ static struct zk_page model_page(struct job *j, const struct shard *s, uint64_t 
 
 /* ---- drawing jobs */
 
+/* Makes the tensor a matrix that Muon steps, with a few elements less if need be. Returns its elements. */
+static uint64_t draw_matrix(struct job *j, struct unit *u, struct zc_tensor *t)
+{
+    uint64_t count = t->ndims > 0 ? t->dims[0] : 1, side = 1 + draw(zb_min_u64(count, 40));
+    bool tall = chance(50);
+
+    t->muon = true;
+    t->ndims = 2;
+    t->dims[tall] = side;
+    t->dims[!tall] = count / side;
+    count = t->dims[0] * t->dims[1];
+    u->segments[u->nsegments++] =
+        (struct zk_segment){ .first = t->first, .count = count, .group = j->ngroups + t->group };
+    u->matrices[u->nmatrices++] = (struct zk_matrix){
+        .first = t->first, .count = count, .rows = t->dims[0], .cols = t->dims[1]
+    };
+    return count;
+}
+
+/* Whose layout the unit has: with Muon AdamW's, unless all trainable tensors are Muon's. */
+static enum zb_optimizer layout_optimizer(const struct job *j, const struct unit *u)
+{
+    bool all = true;
+
+    for (uint32_t t = 0; t < u->def.ntensors; t++)
+        all = all && (u->tensors[t].muon || u->tensors[t].group == ZC_GROUP_FROZEN);
+    return j->options.optimizer != ZC_MUON ? (enum zb_optimizer)j->options.optimizer
+           : all && !u->def.frozen         ? ZB_MUON
+                                           : ZB_ADAMW;
+}
+
 static void draw_tensors(struct job *j, struct unit *u)
 {
     uint64_t at = 0;
+    unsigned muon = chance(50) ? 100 : 60; /* often all: then the unit has one moment */
 
     while (u->def.ntensors < TENSORS_MAX && at < u->def.elems) {
         struct zc_tensor *t = &u->tensors[u->def.ntensors];
@@ -184,6 +222,8 @@ static void draw_tensors(struct job *j, struct unit *u)
                                  .group = (uint32_t)draw(j->ngroups) };
         if (chance(15))
             t->group = ZC_GROUP_FROZEN;
+        else if (!u->def.frozen && j->options.optimizer == ZC_MUON && chance(muon))
+            count = draw_matrix(j, u, t);
         else if (!u->def.frozen)
             u->segments[u->nsegments++] =
                 (struct zk_segment){ .first = at, .count = count, .group = t->group };
@@ -221,16 +261,15 @@ static void draw_unit(struct job *j, unsigned index)
         u->def.dtype = j->units[index - 1].def.dtype;
     u->def.grad_dtype = chance(40) ? (enum zc_dtype)draw_dtype() : ZC_F32;
     u->def.frozen = index > 0 && chance(15);
+    draw_tensors(j, u);
     assert_int_equal(zb_layout_of((enum zb_dtype)u->def.dtype,
                                   u->def.frozen ? ZB_F32 : (enum zb_dtype)u->def.grad_dtype,
-                                  (enum zb_optimizer)j->options.optimizer,
-                                  (enum zb_moments)j->options.moments, u->def.frozen, &u->layout,
-                                  NULL),
+                                  layout_optimizer(j, u), (enum zb_moments)j->options.moments,
+                                  u->def.frozen, &u->layout, NULL),
                      0);
     u->def.quantized = u->def.frozen && chance(60);
     if (u->def.quantized)
         zb_layout_quantize(&u->layout);
-    draw_tensors(j, u);
     u->padded = zb_padded_elems(u->def.elems);
     for (int v = 0; v < 2; v++)
         u->param[v] = calloc(1, zb_blocks_bytes(u->layout.block_bytes[ZB_PARAM], u->padded));
@@ -828,10 +867,26 @@ static void check_norms(struct job *j)
     }
 }
 
+/* Memory and step sizes for a unit's matrices. */
+static void model_matrices(const struct job *j, struct unit *u, const struct zc_step *step)
+{
+    for (uint32_t m = 0, s = 0; m < u->nmatrices; m++, s++) {
+        struct zk_matrix *matrix = &u->matrices[m];
+        const struct zc_group *g;
+
+        while (u->segments[s].first != matrix->first)
+            s++;
+        g = &step->groups[u->segments[s].group - j->ngroups];
+        matrix->step_size = (float)(g->lr * zk_muon_factor((enum zk_muon_scale)g->muon_scale,
+                                                           matrix->rows, matrix->cols));
+        matrix->at = calloc(matrix->count, sizeof(float));
+    }
+}
+
 /* Makes the model's step at once. */
 static void model_step(struct job *j, const struct zc_step *step)
 {
-    struct zk_scalars by_group[GROUPS_MAX];
+    struct zk_scalars by_group[2 * GROUPS_MAX];
 
     param_copy(j);
     j->applied++;
@@ -847,8 +902,10 @@ static void model_step(struct job *j, const struct zc_step *step)
                                .dampening = from->dampening,
                                .lr_decay = from->lr_decay,
                                .nesterov = from->nesterov };
+        enum zb_optimizer o = (enum zb_optimizer)j->options.optimizer;
 
-        by_group[g] = zk_prepare((enum zb_optimizer)j->options.optimizer, &p, j->applied);
+        by_group[g] = zk_prepare(o == ZB_MUON ? ZB_ADAMW : o, &p, j->applied);
+        by_group[j->ngroups + g] = zk_prepare(o, &p, j->applied);
     }
     for (unsigned u = 0; u < j->nunits; u++) {
         struct unit *unit = &j->units[u];
@@ -857,8 +914,22 @@ static void model_step(struct job *j, const struct zc_step *step)
                                 .grad = unit->grad,
                                 .count = unit->padded };
 
-        if (!unit->def.frozen)
-            zk_page_step(j->ops, &unit->layout, &page, unit->segments, unit->nsegments, by_group);
+        if (unit->def.frozen)
+            continue;
+        page.matrices = unit->matrices;
+        page.nmatrices = unit->nmatrices;
+        model_matrices(j, unit, step);
+        zk_page_step(j->ops, &unit->layout, &page, unit->segments, unit->nsegments, by_group);
+        for (uint32_t m = 0; m < unit->nmatrices; m++) {
+            const struct zk_matrix *matrix = &unit->matrices[m];
+            void *scratch = calloc(1, zk_ortho_bytes(matrix->rows, matrix->cols));
+
+            zk_ortho(ortho_ops, &zk_ortho_muon, matrix->at, matrix->rows, matrix->cols, scratch);
+            free(scratch);
+        }
+        zk_page_weight(j->ops, &unit->layout, &page, unit->segments, unit->nsegments, by_group);
+        for (uint32_t m = 0; m < unit->nmatrices; m++)
+            free(unit->matrices[m].at);
     }
 }
 
@@ -870,7 +941,8 @@ static struct zc_group draw_group(void)
                           .eps = 1e-8,
                           .weight_decay = (double)draw(10) / 100,
                           .momentum = (double)draw(10) / 10,
-                          .lr_decay = (double)draw(10) / 10 };
+                          .lr_decay = (double)draw(10) / 10,
+                          .muon_scale = chance(50) ? ZC_MUON_SHAPE : ZC_MUON_RMS };
 
     g.nesterov = g.momentum > 0 && chance(30);
     g.dampening = g.nesterov ? 0 : (double)draw(10) / 10;
@@ -1012,6 +1084,7 @@ static void job_draw(struct job *j, struct zi_daemon *d, uint64_t page, unsigned
 {
     *j = (struct job){ .d = d, .page = page };
     assert_int_equal(zk_select("ref", &j->ops, NULL), 0);
+    assert_int_equal(zk_select(NULL, &ortho_ops, NULL), 0);
     (void)snprintf(j->name, sizeof(j->name), "job-%u", number);
     j->world = 1 + (unsigned)draw(WORLD_MAX);
     j->ngroups = 1 + (unsigned)draw(GROUPS_MAX);
@@ -1022,7 +1095,7 @@ static void job_draw(struct job *j, struct zi_daemon *d, uint64_t page, unsigned
     j->alike = chance(40);
     if (j->alike)
         j->nunits = UNITS_MAX;
-    j->options.optimizer = (enum zc_optimizer)(1 + draw(ZB_OPTIMIZER_END - 1));
+    j->options.optimizer = chance(25) ? ZC_MUON : (enum zc_optimizer)(1 + draw(ZB_MUON - 1));
     j->options.moments = (enum zc_moments)(1 + draw(ZB_MOMENTS_END - 1));
     for (unsigned u = 0; u < j->nunits; u++)
         draw_unit(j, u);

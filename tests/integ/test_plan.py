@@ -131,6 +131,7 @@ def held(d, name, words, begin, flags, seen=lambda: None):
     """The plan of `words` against the Training that begin() gives; d is the daemon of its first ranks.
     seen(): what else is to be looked at while it trains. Returns the plan."""
     durable = "--keep" in flags
+    words += ["--optimizer", "muon"] if "muon" in flags else []
     words += ["--durable", "--commit-every", flags[-1]] if durable else []
     # whether steps may begin early is up to the trainer, and not visible from outside
     plans = [plan(d, *words), plan(d, *words, "--early")]
@@ -153,7 +154,7 @@ def held(d, name, words, begin, flags, seen=lambda: None):
         "host gradients": (tiers["host"]["grads"], host_want["grads"]),
         "host state": (tiers["host"]["state"], host_want["state"]),
         "host staging": (tiers["host"]["staging"], host_want["staging"]),
-        "host rings": (tiers["host"]["rings"], host_want["ring"] + host_want["buffers"]),
+        "host rings": (tiers["host"]["rings"], host_want["ring"] + host_want["buffers"] + host_want["matrices"]),
         "host": (tiers["host"]["used"], host_want["used"]),
         "nvme parameters": (tiers["nvme"]["params"], nvme_want["params"]),
         "nvme gradients": (tiers["nvme"]["grads"], nvme_want["grads"]),
@@ -169,7 +170,8 @@ def held(d, name, words, begin, flags, seen=lambda: None):
         check(got == want, f"{name}: {what}: planned {want}, and it is {got}")
     if not SANITIZED:
         untouched = 0 if step["nvme_read_bytes"] > 0 else host_want["buffers"]
-        near(f"{name}: memory of the daemon", memory, host_want["used"] - untouched, slack=OWN)
+        some = host_want["matrices"] if untouched else 0 # page buffers among them are touched only if pages are streamed
+        near(f"{name}: memory of the daemon", memory, host_want["used"] - untouched, slack=OWN + some)
     if durable:  # over a number of steps with the planned number of commits
         every = int(flags[-1])
         whole = end[-1]["step"] // every * every
@@ -218,8 +220,8 @@ def ddp_is(p, training):
     check(p["tiers"]["host"]["used"] == p["tiers"]["host"]["buffers"], f"ddp has {p['tiers']} of a daemon")
 
 
-def least(model, offload, key="least_grads"):
-    p = plan(None, *plan_words(model, offload), "--page-elems", "65536", "--nvme-bytes", NVME,
+def least(model, offload, key="least_grads", more=()):
+    p = plan(None, *plan_words(model, offload), *more, "--page-elems", "65536", "--nvme-bytes", NVME,
              "--host-bytes", "1M", status=7)
     return p["tiers"]["host"][key]
 
@@ -240,6 +242,14 @@ def partly_resident():
         p = agrees(model, low + (low // 3), "nvme", ["--dtype", "bf16"])
         check(0 < p["tiers"]["host"]["state"] or 0 < p["tiers"]["host"]["params"], f"{p}")
         check(p["step"]["nvme_read_bytes"] > 0, f"{p}")
+
+
+def muon():
+    """In memory, over two ranks; streamed, with page buffers of its own."""
+    flags = ["--dtype", "bf16", "--optimizer", "muon"]
+    agrees("small", 1 << 30, "nvme", flags, ranks=2)
+    p = agrees("middle", least("middle", "nvme", more=flags[2:]), "nvme", flags)
+    check(p["step"]["nvme_read_bytes"] > 0 and p["tiers"]["host"]["matrices"] > 0, f"{p}")
 
 
 def two_ranks():
@@ -361,7 +371,7 @@ def kernel_counts():
 
 
 TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
-                                 kernel_counts, two_ranks, eight_ranks, four_drives, modes, nothing_offloaded, one_gpu,
+                                 kernel_counts, muon, two_ranks, eight_ranks, four_drives, modes, nothing_offloaded, one_gpu,
                                  eight_gpus, durable, least_is_least)}
 
 if __name__ == "__main__":

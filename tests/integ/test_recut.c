@@ -20,12 +20,12 @@
 
 /* Every dtype; the first and the last begin and end inside pages, for every page size. */
 static const struct zc_tensor frozen[] = {
-    { "frozen", 0, 1, { 13 * BLOCK - 5 }, ZC_GROUP_FROZEN },
+    { "frozen", 0, 1, { 13 * BLOCK - 5 }, ZC_GROUP_FROZEN, false },
 };
-static const struct zc_tensor t0[] = { { "t0", 0, 1, { 7 * BLOCK + 100 }, 0 } };
-static const struct zc_tensor t1[] = { { "t1", 0, 1, { 12 * BLOCK }, 0 } };
-static const struct zc_tensor t3[] = { { "t3", 0, 1, { 100 }, 0 } };
-static const struct zc_tensor t4[] = { { "t4", 10, 1, { 17 * BLOCK - 9 }, 0 } };
+static const struct zc_tensor t0[] = { { "t0", 0, 1, { 7 * BLOCK + 100 }, 0, false } };
+static const struct zc_tensor t1[] = { { "t1", 0, 1, { 12 * BLOCK }, 0, false } };
+static const struct zc_tensor t3[] = { { "t3", 0, 1, { 100 }, 0, false } };
+static const struct zc_tensor t4[] = { { "t4", 10, 1, { 17 * BLOCK - 9 }, 0, false } };
 static const struct zc_unit units[SV_UNITS] = {
     { 0, "u0", 7 * BLOCK + 100, ZC_F32, ZC_F32, false, false, t0, 1 },
     { 1, "u1", 12 * BLOCK, ZC_F16, ZC_F16, false, false, t1, 1 },

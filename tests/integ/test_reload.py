@@ -155,6 +155,33 @@ def refused():
         check("reload-refused option=host-bytes" in said and "when the daemon starts" in said, said)
 
 
+def gpus():
+    """Budgets of GPUs: a size for each. What zctl tier set changes is shown, and lost at a reload that changes the list."""
+    size = {"host_bytes": "64M", "nvme_bytes": "16M"}
+    with Configured(**size, gpus='"emulated*3:32M:::4K"', gpu_bytes='{"16M", "8M", "12M"}') as d:
+        def budgets():
+            return [d.budget(f"gpu{i}") // MIB for i in range(3)]
+
+        def shown():
+            row = next(row for row in d.zctl("config", "show") if row["option"] == "gpu_bytes")
+            return row["value"], row["source"]
+
+        check(budgets() == [16, 8, 12] and shown() == ("16M,8M,12M", "file"), f"{budgets()} {shown()}")
+        said = d.reload(gpu_bytes='"8M,16M,12288K"')
+        check('reload-option option=gpu-bytes was="16M,8M,12M" now="8M,16M,12M"' in said, said)
+        check(budgets() == [8, 16, 12], f"{budgets()}")
+        d.zctl("tier", "set", "gpu1", "10M")
+        check(budgets() == [8, 10, 12] and shown() == ("8M,10M,12M", "run time"), f"{budgets()} {shown()}")
+        said = d.reload(gpu_bytes='"8M,16M"')
+        check("reload-failed" in said and "gpu_bytes has 2 sizes, and there are 3 GPUs" in said, said)
+        check(budgets() == [8, 10, 12], f"{budgets()}")
+        said = d.reload(gpu_bytes='"12M,1M,16M"')
+        check("reload-refused option=gpu-bytes" in said and budgets() == [8, 10, 12], said)
+        said = d.reload(gpu_bytes="8M")
+        check("reload-option option=gpu-bytes" in said and budgets() == [8, 8, 8], said)
+        check(shown() == ("8M", "file"), f"{shown()}")
+
+
 def training():
     """Clients stay connected, and train on with the same bits."""
     with Configured(*PAGES[:2], host_bytes="64M", nvme_bytes="64M") as d, KeptRun(60, ranks=2) as kept:
@@ -190,4 +217,4 @@ def without_a_file():
 
 
 if __name__ == "__main__":
-    sys.exit(main({f.__name__: f for f in (applied, at_run_time, shown, level, bad, refused, training, administrators, without_a_file)}))
+    sys.exit(main({f.__name__: f for f in (applied, at_run_time, shown, level, bad, refused, gpus, training, administrators, without_a_file)}))

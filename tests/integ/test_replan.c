@@ -372,7 +372,7 @@ static void a_job_comes(void **state)
  * anything for it. */
 static void nobody_can_give_that(void **state)
 {
-    static const struct zc_tensor tensor = { "t", 0, 1, { 4 << 20 }, 0 };
+    static const struct zc_tensor tensor = { "t", 0, 1, { 4 << 20 }, 0, false };
     static const struct zc_unit large = {
         0, "u", 4 << 20, ZC_BF16, ZC_F32, false, false, &tensor, 1
     };

@@ -93,13 +93,13 @@ static const struct kind kinds[] = {
 
 /* Blocks and partial ones, a hole with a frozen tensor in it, a frozen unit, one of few
  * elements. */
-static const struct zc_tensor embed[] = { { "a", 0, 1, { 7000 }, 0 },
-                                          { "b", 7000, 1, { 2000 }, 1 } };
-static const struct zc_tensor block[] = { { "a", 0, 1, { 5001 }, 0 },
-                                          { "b", 5010, 1, { 90 }, ZC_GROUP_FROZEN },
-                                          { "c", 5100, 1, { 15381 }, 1 } };
-static const struct zc_tensor norm[] = { { "g", 0, 1, { 7 }, 1 } };
-static const struct zc_tensor layer[] = { { "w", 0, 1, { 8193 }, 0 } };
+static const struct zc_tensor embed[] = { { "a", 0, 1, { 7000 }, 0, false },
+                                          { "b", 7000, 1, { 2000 }, 1, false } };
+static const struct zc_tensor block[] = { { "a", 0, 1, { 5001 }, 0, false },
+                                          { "b", 5010, 1, { 90 }, ZC_GROUP_FROZEN, false },
+                                          { "c", 5100, 1, { 15381 }, 1, false } };
+static const struct zc_tensor norm[] = { { "g", 0, 1, { 7 }, 1, false } };
+static const struct zc_tensor layer[] = { { "w", 0, 1, { 8193 }, 0, false } };
 static const struct zc_unit shapes[UNITS] = {
     { .name = "embed", .elems = 9000, .tensors = embed, .ntensors = 2 },
     { .name = "block", .elems = 20481, .tensors = block, .ntensors = 3 },

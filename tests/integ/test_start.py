@@ -452,6 +452,10 @@ def a_gpu():
         refused(start(*in_(f, "--gpu-bytes", "32M", "--gpu", "emulated:16M")), FAILED,
                 "gpu_bytes 32.0 MiB: ", "has 16.0 MiB")
         refused(start(*in_(f, "--gpu-bytes", "2M", "--gpu", "emulated:16M")), FAILED, "page_elems")
+        refused(start(*in_(f, "--gpu-bytes", "16M,2M,16M", "--gpus", "emulated*3:16M")), FAILED,
+                "gpu_bytes 2.00 MiB leave no room")
+        refused(start(*in_(f, "--gpu-bytes", "16M,8M", "--gpus", "emulated*3:16M")), USAGE,
+                "gpu_bytes has 2 sizes, and there are 3 GPUs (gpus = emulated*3:16M): give one size, or one for each")
     with Daemon("--host-bytes", "16M", "--nvme-bytes", "8M", "--gpu", "emulated:64M", "--gpu-bytes",
                 "32M") as d:
         gpu = d.zctl("tiers")[2]

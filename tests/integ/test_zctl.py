@@ -189,6 +189,21 @@ def nodes():
             raise
 
 
+def gpu_nodes():
+    """The NUMA node of each GPU, and whether memory is placed there: nodes of `numa`, unless near is off."""
+    gpus = ("--gpu-bytes", "4M", "--gpus", "emulated*3/3:16M:::4K,emulated:16M:::4K")
+    for options, nodes in ((("--numa", "off"), ["node 0", "node 1", "node 2", ""]),
+                           (("--numa", "off", "--near", "off"),
+                            [f"node {n}, no memory is placed there" for n in range(3)] + [""])):
+        with Daemon(*SMALL, *gpus, *options) as d:
+            check([row["numa"] for row in rows(d, "tiers")[2:]] == nodes, f"{rows(d, 'tiers')}")
+            check("numa node 1" in zctl(d.socket, "tiers").stdout, zctl(d.socket, "tiers").stdout)
+            said = [line.split(" node=")[1] for line in d.log().splitlines() if " lanes=" in line]
+            check(said == ["0", "1", "2", "-1"], f"{said}")
+            counters = {row["name"]: row["value"] for row in rows(d, "stat")}
+            check(counters["near_bytes"] == counters["near_refused_bytes"] == 0, f"{counters}")
+
+
 def kept_jobs():
     with Daemon("--host-bytes", "64M", "--nvme-bytes", "0", "--page-elems", "4096") as d:
         idle = d.used()
@@ -384,5 +399,5 @@ def damage(daemon, pattern):
 
 if __name__ == "__main__":
     sys.exit(main({f.__name__: f for f in (
-        no_daemon, empty_daemon, a_job, tables_are_fixed, nodes, kept_jobs, many_shards, a_daemon_that_hangs,
+        no_daemon, empty_daemon, a_job, tables_are_fixed, nodes, gpu_nodes, kept_jobs, many_shards, a_daemon_that_hangs,
         something_else_that_answers, another_user, output_that_breaks, questions, scrub_until_done)}))

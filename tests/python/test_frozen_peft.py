@@ -55,7 +55,7 @@ def config(quantize: bool) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("how", "quantize"),
     [
-        ("trainer", False),
+        pytest.param("trainer", False, marks=pytest.mark.long),
         ("deepspeed", True),
         pytest.param("loop", False, marks=pytest.mark.long),
         pytest.param("loop", True, marks=pytest.mark.long),

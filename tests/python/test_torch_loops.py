@@ -460,8 +460,13 @@ LOOPS: dict[str, Row] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("local", [False, True], ids=["reduce", "local"])
-@pytest.mark.parametrize("name", LOOPS)
+# Each loop; every second one, and at night all, also with gradients that are added up locally.
+CASES = [pytest.param(name, local, id=f"{name}-{'local' if local else 'reduce'}",
+                      marks=[pytest.mark.long] if local and i % 2 else [])
+         for i, name in enumerate(LOOPS) for local in (False, True)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "local"), CASES)
 def test_loop(name: str, local: bool) -> None:
     build, make, step = LOOPS[name]
     model = build()

@@ -109,8 +109,8 @@ static int plan_tensor(struct export *x, const struct zc_unit *unit, const struc
 
     if (rc < 0 || !x->optimizer || unit->frozen)
         return rc;
-    for (unsigned i = 0; rc == 0 && zctl_moment_suffix(x->model.optimizer, i); i++)
-        rc = plan_add(x, unit, t, zctl_moment_suffix(x->model.optimizer, i),
+    for (unsigned i = 0; rc == 0 && zctl_moment_suffix(x->model.optimizer, unit, t, i); i++)
+        rc = plan_add(x, unit, t, zctl_moment_suffix(x->model.optimizer, unit, t, i),
                       (enum zc_what)(ZC_EXP_AVG + i), ZC_ST_F32, ZC_ST_F32);
     if (rc == 0 && to != ZC_ST_F32)
         rc = plan_add(x, unit, t, ZCTL_MASTER, ZC_MASTER, ZC_ST_F32, ZC_ST_F32);

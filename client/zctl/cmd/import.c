@@ -204,8 +204,9 @@ static int compare_tensor(struct import *x, const struct zc_unit *unit, const st
 
     if (rc == 0)
         rc = zctl_tensor_elems(x->z, unit, t, &elems);
-    for (unsigned i = 0; rc == 0 && state && zctl_moment_suffix(x->model.optimizer, i); i++)
-        rc = compare(x, t, zctl_moment_suffix(x->model.optimizer, i), true, &other);
+    for (unsigned i = 0; rc == 0 && state && zctl_moment_suffix(x->model.optimizer, unit, t, i);
+         i++)
+        rc = compare(x, t, zctl_moment_suffix(x->model.optimizer, unit, t, i), true, &other);
     if (rc == 0 && state)
         rc = compare(x, t, ZCTL_MASTER, param->t->dtype != ZC_ST_F32, &other);
     return rc;
@@ -217,7 +218,8 @@ static bool has_optimizer(const struct import *x)
     for (uint32_t u = 0; u < x->model.nunits; u++)
         if (!x->model.units[u]->frozen && x->model.units[u]->ntensors > 0)
             return zctl_files_find(&x->files, x->model.units[u]->tensors[0].name,
-                                   zctl_moment_suffix(x->model.optimizer, 0));
+                                   zctl_moment_suffix(x->model.optimizer, x->model.units[u],
+                                                      &x->model.units[u]->tensors[0], 0));
     return false;
 }
 
@@ -297,10 +299,12 @@ static int job_open(struct import *x, const char *name)
     return rc;
 }
 
-static const char *fill_suffix(const struct import *x, enum zc_what what)
+/** NULL: the tensor has no such moment. */
+static const char *fill_suffix(const struct import *x, const struct zc_unit *unit,
+                               const struct zc_tensor *t, enum zc_what what)
 {
     if (what == ZC_EXP_AVG || what == ZC_EXP_AVG_SQ)
-        return zctl_moment_suffix(x->model.optimizer, (unsigned)what - ZC_EXP_AVG);
+        return zctl_moment_suffix(x->model.optimizer, unit, t, (unsigned)what - ZC_EXP_AVG);
     return x->optimizer ? ZCTL_MASTER : "";
 }
 
@@ -311,11 +315,15 @@ static int fill(struct import *x, const struct zc_unit *unit, enum zc_what what,
     memset(to, 0, count * sizeof(*to));
     for (uint32_t k = 0; k < unit->ntensors; k++) {
         const struct zc_tensor *t = &unit->tensors[k];
-        const struct zctl_tensor *from = zctl_files_find(&x->files, t->name, fill_suffix(x, what));
+        const char *suffix = fill_suffix(x, unit, t, what);
+        const struct zctl_tensor *from;
         char text[sizeof(x->z->err.text)];
         uint64_t begin, end;
         int rc;
 
+        if (!suffix)
+            continue; /* 0 */
+        from = zctl_files_find(&x->files, t->name, suffix);
         if (!from) /* fp32 is its own master; so is what is frozen */
             from = zctl_files_find(&x->files, t->name, "");
         begin = zb_max_u64(first, t->first);
@@ -365,13 +373,23 @@ static int wait_all(struct import *x)
     return rc;
 }
 
+/** Whether any tensor of the unit has moment i. */
+static bool unit_has(const struct import *x, const struct zc_unit *unit, unsigned i)
+{
+    bool has = false;
+
+    for (uint32_t k = 0; k < unit->ntensors; k++)
+        has = has || zctl_moment_suffix(x->model.optimizer, unit, &unit->tensors[k], i);
+    return has;
+}
+
 /** Writes moments after masters, since writing a master zeroes its moments. */
 static int write_unit(struct import *x, uint32_t u)
 {
     bool state = x->optimizer && !x->model.units[u]->frozen;
     int rc = write_plane(x, u, ZC_MASTER);
 
-    for (unsigned i = 0; rc == 0 && state && zctl_moment_suffix(x->model.optimizer, i); i++) {
+    for (unsigned i = 0; rc == 0 && state && unit_has(x, x->model.units[u], i); i++) {
         rc = wait_all(x); /* two writes of a page do not go together */
         if (rc == 0)
             rc = write_plane(x, u, (enum zc_what)(ZC_EXP_AVG + i));

@@ -252,23 +252,59 @@ void doctor_gpu_arch(const struct doctor_machine *m, struct doctor_finding *f)
     each_gpu(m, f, arch_look);
 }
 
-void doctor_gpu_budget(const struct doctor_machine *m, struct doctor_finding *f)
+static void budget_look(const struct doctor_machine *m, size_t i, uint64_t bytes,
+                        struct doctor_finding *f)
 {
-    const char *number = strchr(m->conf.gpu, ':');
-    size_t i = number ? strtoul(number + 1, NULL, 10) : 0;
     struct doctor_gpu g;
 
-    if (m->conf.gpu_bytes == 0 || strncmp(m->conf.gpu, "cuda", 4) != 0)
-        doctor_found(f, DOCTOR_SKIPPED, "no GPU tier");
-    else if (!doctor_gpu(&m->answers, 0, &g))
-        doctor_found(f, DOCTOR_SKIPPED, "the GPUs are not known");
-    else if (!doctor_gpu(&m->answers, i, &g))
+    if (!doctor_gpu(&m->answers, i, &g))
         doctor_found(f, DOCTOR_FAILED, "gpu = %s, and the last GPU comes before GPU %zu",
                      m->conf.gpu, i);
-    else if (g.bytes > 0 && m->conf.gpu_bytes > g.bytes)
-        doctor_found(f, DOCTOR_FAILED, "gpu_bytes is %s, and GPU %zu has %s",
-                     zb_size_text(m->conf.gpu_bytes).s, i, zb_size_text(g.bytes).s);
+    else if (g.bytes > 0 && bytes > g.bytes)
+        doctor_found(f, DOCTOR_FAILED, "gpu_bytes is %s, and GPU %zu has %s", zb_size_text(bytes).s,
+                     i, zb_size_text(g.bytes).s);
     else
-        doctor_found(f, DOCTOR_OK, "%s of %s", zb_size_text(m->conf.gpu_bytes).s,
-                     zb_size_text(g.bytes).s);
+        doctor_found(f, DOCTOR_OK, "%s of %s", zb_size_text(bytes).s, zb_size_text(g.bytes).s);
+}
+
+/* The number of the device that a word of `gpu` names; SIZE_MAX: it has another name. */
+static size_t gpu_number(const char *word)
+{
+    const char *number = strncmp(word, "cuda", 4) == 0 ? word + 4 + (word[4] == ':') : word;
+    char *end;
+    unsigned long n = strtoul(number, &end, 10);
+
+    return *end == '\0' || *end == ',' ? n : SIZE_MAX;
+}
+
+void doctor_gpu_budget(const struct doctor_machine *m, struct doctor_finding *f)
+{
+    bool all = strcmp(m->conf.gpu, "all") == 0;
+    uint64_t sizes[DOCTOR_GPUS_MAX];
+    int n = zb_sizes_parse(m->conf.gpu_sizes, sizes, DOCTOR_GPUS_MAX, NULL);
+    const char *word = m->conf.gpu;
+    struct doctor_gpu g;
+    size_t i = 0;
+
+    if (m->conf.gpu_bytes == 0 || strncmp(word, "emulated", 8) == 0) {
+        doctor_found(f, DOCTOR_SKIPPED, "no GPU tier");
+        return;
+    }
+    if (!doctor_gpu(&m->answers, 0, &g)) {
+        doctor_found(f, DOCTOR_SKIPPED, "the GPUs are not known");
+        return;
+    }
+    for (bool more = true; more && i < DOCTOR_GPUS_MAX && f->level < DOCTOR_ADVICE; i++) {
+        size_t number = all ? i : gpu_number(word);
+
+        if (number == SIZE_MAX)
+            doctor_found(f, DOCTOR_SKIPPED, "not known: gpu = %s", m->conf.gpu);
+        else
+            budget_look(m, number, sizes[n > 1 ? zb_min_u64(i, (uint64_t)n - 1) : 0], f);
+        word += strcspn(word, ",");
+        more = all ? doctor_gpu(&m->answers, i + 1, &g) : *word++ == ',';
+    }
+    if (n > 1 && i != (size_t)n && f->level < DOCTOR_ADVICE)
+        doctor_found(f, DOCTOR_FAILED, "gpu_bytes has %d sizes, and gpus = %s are %zu GPUs", n,
+                     m->conf.gpu, i);
 }

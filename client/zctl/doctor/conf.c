@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/opt.h"
+#include "base/size.h"
 #include "base/util.h"
 #include "client/zctl/doctor/machine.h"
 
@@ -21,7 +22,7 @@ static const struct zb_opt rows[] = {
     { "socket-group", ZB_OPT_CHARS, AT(socket_group), .def = "" },
     { "data", ZB_OPT_CHARS, AT(data), .def = "" },
     { "paths", ZB_OPT_CHARS, AT(paths), .def = "", .list = ":" },
-    { "gpu", ZB_OPT_CHARS, AT(gpu), .def = "cuda" },
+    { "gpu", ZB_OPT_CHARS, AT(gpu), .def = "cuda", .list = ",", .also = "gpus" },
     { "io", ZB_OPT_CHARS, AT(io), .def = "auto" },
     { "cpus", ZB_OPT_CHARS, AT(cpus), .def = "" },
     { "numa", ZB_OPT_CHARS, AT(numa), .def = "auto" },
@@ -29,7 +30,7 @@ static const struct zb_opt rows[] = {
       .word_value = DOCTOR_AUTO },
     { "nvme-bytes", ZB_OPT_SIZE, AT(nvme_bytes), .def = "auto", .word = "auto",
       .word_value = DOCTOR_AUTO },
-    { "gpu-bytes", ZB_OPT_SIZE, AT(gpu_bytes), .def = "0" },
+    { "gpu-bytes", ZB_OPT_CHARS, AT(gpu_sizes), .def = "0", .list = "," },
     { "clients-max", ZB_OPT_COUNT, AT(clients_max), .def = "1024" },
     { 0 },
 };
@@ -58,6 +59,17 @@ static void conf_choose(struct doctor_machine *m, const char *named)
     (void)snprintf(m->conf_path, sizeof(m->conf_path), "%s", path ? path : "");
 }
 
+/** The largest budget of a GPU; 0: none, or not a list of sizes. */
+static uint64_t gpu_most(const char *text)
+{
+    uint64_t sizes[DOCTOR_GPUS_MAX], most = 0;
+    int n = zb_sizes_parse(text, sizes, DOCTOR_GPUS_MAX, NULL);
+
+    for (int i = 0; i < n; i++)
+        most = zb_max_u64(most, sizes[i]);
+    return most;
+}
+
 void doctor_conf(struct doctor_machine *m, const struct doctor_given *given)
 {
     char full[PATH_MAX];
@@ -70,6 +82,7 @@ void doctor_conf(struct doctor_machine *m, const struct doctor_given *given)
     if (m->conf_path[0] != '\0' && tree_path(m->root, m->conf_path, full) &&
         zb_opt_file(rows, &m->conf, full, true, NULL, &m->conf_err) < 0)
         zb_opt_defaults(rows, &m->conf);
+    m->conf.gpu_bytes = gpu_most(m->conf.gpu_sizes);
     if (given->data)
         (void)snprintf(m->conf.data, sizeof(m->conf.data), "%s", given->data);
 }

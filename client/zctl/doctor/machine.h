@@ -23,12 +23,15 @@
 #define DOCTOR_GROUPS_MAX  64u
 #define DOCTOR_DAEMONS_MAX 64u
 #define DOCTOR_SOCKETS_MAX 4u
+#define DOCTOR_GPUS_MAX    16u
 
 /** The options of zshardd that the checks need. Sizes may be DOCTOR_AUTO. */
 struct doctor_conf {
-    char socket[108], socket_group[64], data[PATH_MAX], paths[4096], gpu[64], io[16], cpus[256],
+    char socket[108], socket_group[64], data[PATH_MAX], paths[4096], gpu[1024], io[16], cpus[256],
         numa[256];
-    uint64_t host_bytes, nvme_bytes, gpu_bytes;
+    uint64_t host_bytes, nvme_bytes;
+    char gpu_sizes[256]; /* of gpu_bytes: one for all, or a list */
+    uint64_t gpu_bytes;  /* the largest of them */
     uint32_t clients_max;
 };
 

@@ -44,9 +44,10 @@ char *zctl_model_text(const struct zctl_model *model);
 /** Parses such a text; tensors get no dims. 0, or z->err; call zctl_model_done() in either case. */
 int zctl_model_parse(struct zctl *z, const char *text, struct zctl_model *ret);
 void zctl_model_done(struct zctl_model *model);
-/** The suffix of a tensor's name for moment i (".exp_avg"), a constant; NULL: the optimizer has
- * fewer moments. */
-const char *zctl_moment_suffix(enum zc_optimizer optimizer, unsigned i);
+/** The suffix of a tensor's name for its moment i (".exp_avg"), a constant; NULL: it has fewer. With Muon that
+ * depends on the tensor. */
+const char *zctl_moment_suffix(enum zc_optimizer optimizer, const struct zc_unit *unit,
+                               const struct zc_tensor *t, unsigned i);
 /** Computes the number of a tensor's elements. 0, or z->err: it overflows, or exceeds the unit. */
 int zctl_tensor_elems(struct zctl *z, const struct zc_unit *unit, const struct zc_tensor *t,
                       uint64_t *ret);

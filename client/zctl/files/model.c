@@ -22,7 +22,21 @@ void zctl_model_done(struct zctl_model *model)
     *model = (struct zctl_model){ 0 };
 }
 
-const char *zctl_moment_suffix(enum zc_optimizer optimizer, unsigned i)
+/* The optimizer that steps a tensor. One that is not trained has the moments of its unit. */
+static enum zb_optimizer steps_it(enum zc_optimizer optimizer, const struct zc_unit *unit,
+                                  const struct zc_tensor *t)
+{
+    bool all = true;
+
+    if (optimizer != ZC_MUON || t->muon)
+        return (enum zb_optimizer)optimizer;
+    for (uint32_t i = 0; i < unit->ntensors; i++)
+        all = all && (unit->tensors[i].muon || unit->tensors[i].group == ZC_GROUP_FROZEN);
+    return all ? ZB_MUON : ZB_ADAMW;
+}
+
+const char *zctl_moment_suffix(enum zc_optimizer optimizer, const struct zc_unit *unit,
+                               const struct zc_tensor *t, unsigned i)
 {
     static const struct {
         const char *name, *suffix;
@@ -32,7 +46,7 @@ const char *zctl_moment_suffix(enum zc_optimizer optimizer, unsigned i)
         { "momentum_buffer", ".momentum_buffer" },
         { "sum", ".sum" },
     };
-    const char *name = zb_moment_name((enum zb_optimizer)optimizer, i);
+    const char *name = zb_moment_name(steps_it(optimizer, unit, t), i);
 
     for (size_t k = 0; name && k < ZB_COUNT(suffixes); k++)
         if (strcmp(name, suffixes[k].name) == 0)
@@ -89,9 +103,10 @@ static json_t *unit_json(const struct zc_unit *unit)
     for (uint32_t i = 0; i < unit->ntensors; i++) {
         const struct zc_tensor *t = &unit->tensors[i];
 
-        if (json_array_append_new(tensors, json_pack("{s:s, s:I, s:I}", "name", t->name, "first",
-                                                     (json_int_t)t->first, "group",
-                                                     (json_int_t)t->group)) < 0) {
+        if (json_array_append_new(tensors,
+                                  json_pack("{s:s, s:I, s:I, s:o*}", "name", t->name, "first",
+                                            (json_int_t)t->first, "group", (json_int_t)t->group,
+                                            "muon", t->muon ? json_true() : NULL)) < 0) {
             json_decref(tensors);
             return NULL;
         }
@@ -217,6 +232,7 @@ static int unit_parse(struct zctl *z, const json_t *value, uint32_t index, struc
             !number(json_object_get(t, "group"), &group) || group > ZC_GROUP_FROZEN)
             return bad(z, "a tensor lacks its name, first or group");
         tensors[i].group = (uint32_t)group;
+        tensors[i].muon = json_is_true(json_object_get(t, "muon"));
     }
     return 0;
 }

@@ -44,8 +44,9 @@ static const struct zb_opt plan_options[] = {
       .help = "dtype of parameters", .absent = "bf16, or that of the files" },
     { "grad-dtype", ZB_OPT_CHOICE, AT(grad_dtype), .choices = "fp32 bf16 fp16", .min = ZB_F32,
       .def = "fp32", .help = "dtype of gradients in the daemon" },
-    { "optimizer", ZB_OPT_CHOICE, AT(optimizer), .choices = "adamw adam lion sgd adagrad",
-      .min = ZB_ADAMW, .def = "adamw", .help = "optimizer of the run" },
+    { "optimizer", ZB_OPT_CHOICE, AT(optimizer), .choices = "adamw adam lion sgd adagrad muon",
+      .min = ZB_ADAMW, .def = "adamw",
+      .help = "optimizer of the run; muon: with the shape of a GPT, as zgpt steps it" },
     { "moments", ZB_OPT_CHOICE, AT(moments), .choices = "fp32 bf16 8bit", .min = ZB_MOMENTS_F32,
       .def = "fp32", .help = "how the optimizer's moments are stored" },
     { "offload-param", ZB_OPT_CHOICE, AT(run.param), .choices = "host nvme", .min = ZB_OFFLOAD_HOST,
@@ -191,6 +192,21 @@ static int plan_one(struct zctl_plan *p)
     return rc;
 }
 
+/* With Muon, zgpt's units have AdamW's layout, because each has other tensors, too. */
+static int plan_layout(struct zctl_plan *p)
+{
+    bool muon = p->optimizer == ZB_MUON;
+
+    if (muon && (p->model.matrices_bytes == 0 || p->run.nodes > 1))
+        return zb_fail(&p->z->err, -EINVAL,
+                       "--optimizer muon needs the shape of a GPT (--layers and --width), for the "
+                       "sizes of its matrices, and one node");
+    p->run.muon = muon;
+    return zb_layout_of(p->dtype ? p->dtype : ZB_BF16, p->grad_dtype,
+                        muon ? ZB_ADAMW : p->optimizer, p->moments, false, &p->run.layout,
+                        &p->z->err);
+}
+
 static int plan(struct zctl *z, int argc, char **argv)
 {
     struct zctl_plan *p = z->opts.values;
@@ -204,8 +220,7 @@ static int plan(struct zctl *z, int argc, char **argv)
     if (rc == 0)
         rc = zctl_plan_model(p);
     if (rc == 0)
-        rc = zb_layout_of(p->dtype ? p->dtype : ZB_BF16, p->grad_dtype, p->optimizer, p->moments,
-                          false, &p->run.layout, &z->err);
+        rc = plan_layout(p);
     if (rc == 0)
         rc = zctl_plan_node(p);
     if (rc == 0)

@@ -48,12 +48,13 @@ static json_t *gpu_json(uint64_t state, uint64_t used, uint64_t budget)
 
 static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f)
 {
-    json_t *host = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params",
+    json_t *host = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params",
                              integer(f->host_param), "ring", integer(f->host_ring), "grads",
                              integer(f->host_grad), "state", integer(f->host_state), "staging",
-                             integer(f->host_staging), "buffers", integer(f->host_buffers), "used",
-                             integer(f->host_used), "budget", integer(p->node.host_bytes), "least",
-                             integer(f->host_least), "least_grads", integer(f->host_least_grads));
+                             integer(f->host_staging), "buffers", integer(f->host_buffers),
+                             "matrices", integer(f->host_matrices), "used", integer(f->host_used),
+                             "budget", integer(p->node.host_bytes), "least", integer(f->host_least),
+                             "least_grads", integer(f->host_least_grads));
     json_t *nvme = json_pack("{s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "early", (int)f->early,
                              "params", integer(f->nvme_param), "grads", integer(f->nvme_grad),
                              "state", integer(f->nvme_state), "spare", integer(f->nvme_spare),
@@ -120,11 +121,10 @@ static int print_json(const struct zctl_plan *p, const struct zb_forecast *f,
         "schema", ZCTL_SCHEMA, "fits", (int)f->fits, "why", f->why.text, "mode",
         zb_mode_name(p->run.mode), "built", 1, "ranks", (int)p->run.ranks, "nodes",
         (int)p->run.nodes, "dtype", zb_dtype_name(p->run.layout.dtype), "grad_dtype",
-        zb_dtype_name(p->run.layout.grad_dtype), "optimizer",
-        zb_optimizer_name(p->run.layout.optimizer), "moments",
-        zb_moments_name(p->run.layout.moments), "model", model, "rank", rank_json(p, f), "tiers",
-        tiers_json(p, f), "step", step_json(f), "iteration", zctl_iteration_json(it), "node",
-        node_json(p), "hide_tokens", real(f->hide_tokens), "written_bytes_day",
+        zb_dtype_name(p->run.layout.grad_dtype), "optimizer", zb_optimizer_name(p->optimizer),
+        "moments", zb_moments_name(p->run.layout.moments), "model", model, "rank", rank_json(p, f),
+        "tiers", tiers_json(p, f), "step", step_json(f), "iteration", zctl_iteration_json(it),
+        "node", node_json(p), "hide_tokens", real(f->hide_tokens), "written_bytes_day",
         real(f->written_day), "endurance_years", real(f->endurance_years));
     int rc = zctl_dump(p->z->out, all, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
 
@@ -170,6 +170,9 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
     }
     line(p, "host: staging", f->host_staging, "gradients and initial values on their way");
     line(p, "host: page buffers", f->host_buffers, "what is streamed passes through them");
+    if (f->host_matrices > 0)
+        line(p, "host: matrices", f->host_matrices,
+             "of Muon; the time of orthogonalizing is not counted");
     if (f->fits)
         line(p, "host: used", f->host_used, "with other jobs");
     if (p->gives_room > 0)
@@ -264,8 +267,7 @@ int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f, const stru
     (void)fprintf(out, "%llu parameters in %u units, the largest has %llu; %s, %s gradients, %s\n",
                   (unsigned long long)f->params, p->model.nunits,
                   (unsigned long long)p->model.largest, zb_dtype_name(p->run.layout.dtype),
-                  zb_dtype_name(p->run.layout.grad_dtype),
-                  zb_optimizer_name(p->run.layout.optimizer));
+                  zb_dtype_name(p->run.layout.grad_dtype), zb_optimizer_name(p->optimizer));
     people_rank(p, f);
     people_node(p, f);
     people_step(p, f);

@@ -189,7 +189,7 @@ static int settle_dtype(struct zc_zero_config *c, struct zcz_read *r, struct zb_
 
 /* ---- optimizer and learning rate */
 
-static const char *const optimizer_names[] = { "Adam", "AdamW", "Lion", "SGD", "Adagrad" };
+static const char *const optimizer_names[] = { "Adam", "AdamW", "Lion", "SGD", "Adagrad", "Muon" };
 
 static int settle_optimizer(struct zc_zero_config *c, struct zcz_read *r, struct zb_err *err)
 {
@@ -213,6 +213,7 @@ static int settle_optimizer(struct zc_zero_config *c, struct zcz_read *r, struct
         o->optimizer = type == ZCZ_ADAMW  ? ZC_ADAMW
                        : type == ZCZ_LION ? ZC_LION
                        : type == ZCZ_SGD  ? ZC_SGD
+                       : type == ZCZ_MUON ? ZC_MUON
                                           : ZC_ADAGRAD;
     if (type == ZCZ_ADAMW && said(r, ZCZ_ADAM_W_MODE))
         rc = zcz_config_ignore(r, "optimizer.params.adam_w_mode", "AdamW is AdamW");
@@ -224,7 +225,7 @@ static int settle_optimizer(struct zc_zero_config *c, struct zcz_read *r, struct
     o->beta1 = value(r, ZCZ_BETA1, 0.9);
     o->beta2 = value(r, ZCZ_BETA2, type == ZCZ_LION ? 0.99 : 0.999);
     o->eps = value(r, ZCZ_EPS, type == ZCZ_ADAGRAD ? 1e-10 : 1e-8);
-    o->momentum = value(r, ZCZ_MOMENTUM, 0);
+    o->momentum = value(r, ZCZ_MOMENTUM, type == ZCZ_MUON ? 0.95 : 0);
     o->dampening = value(r, ZCZ_DAMPENING, 0);
     o->nesterov = is_true(r, ZCZ_NESTEROV);
     o->lr_decay = value(r, ZCZ_LR_DECAY, 0);
@@ -234,6 +235,15 @@ static int settle_optimizer(struct zc_zero_config *c, struct zcz_read *r, struct
         o->moments = ZC_MOMENTS_F32;
     if (o->nesterov && (o->momentum == 0 || o->dampening != 0))
         return zb_fail(err, -EINVAL, "optimizer.params.nesterov: needs momentum, and no dampening");
+    if (type == ZCZ_MUON && !said(r, ZCZ_LR))
+        return zb_fail(
+            err, -EINVAL,
+            "optimizer.params.lr: is missing: DeepSpeed's defaults for Muon and for Adam "
+            "differ, and matrices and all other tensors have one learning rate");
+    if (type == ZCZ_MUON) { /* as DeepSpeed's */
+        o->nesterov = true;
+        o->muon_scale = ZC_MUON_SHAPE;
+    }
     if (is_auto(r, ZCZ_LR) || !said(r, ZCZ_OPT_TYPE))
         c->left |= ZC_LEFT_LR;
     if (is_auto(r, ZCZ_WEIGHT_DECAY) || !said(r, ZCZ_OPT_TYPE))
@@ -414,9 +424,9 @@ static int settle_ours(struct zc_zero_config *c, struct zcz_read *r, struct zb_e
     o->clip_tensor_beta = value(r, ZCZ_CLIP_BETA, o->clip_tensor_beta);
     o->clip_tensor_warmup = count(r, ZCZ_CLIP_WARMUP, (double)o->clip_tensor_warmup);
     o->node_gather = (enum zc_node_gather)value(r, ZCZ_NODE_GATHER, ZC_NODE_GATHER_COMM);
-    if (o->clip_tensor_ratio == 0)
+    if (said(r, ZCZ_CLIP_RATIO) && o->clip_tensor_ratio == 0)
         return zb_fail(err, -EINVAL, "zshard.clip_tensor_ratio: is 0, and must be above 0");
-    if (o->clip_tensor_beta == 1)
+    if (said(r, ZCZ_CLIP_BETA) && o->clip_tensor_beta == 1)
         return zb_fail(err, -EINVAL, "zshard.clip_tensor_beta: is 1, and must be below 1");
     return o->clip_mode == ZC_CLIP_TENSOR
                ? 0

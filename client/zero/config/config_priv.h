@@ -102,7 +102,7 @@ struct zcz_row {
 extern const struct zcz_row zcz_config_rows[]; /* of the whole file */
 extern const struct zcz_row zcz_optimizer_rows[], zcz_scheduler_rows[];
 
-enum zcz_optimizers { ZCZ_ADAM, ZCZ_ADAMW, ZCZ_LION, ZCZ_SGD, ZCZ_ADAGRAD };
+enum zcz_optimizers { ZCZ_ADAM, ZCZ_ADAMW, ZCZ_LION, ZCZ_SGD, ZCZ_ADAGRAD, ZCZ_MUON };
 enum zcz_devices { ZCZ_DEVICE_NONE, ZCZ_DEVICE_CPU, ZCZ_DEVICE_NVME };
 enum zcz_dtypes { ZCZ_FP32, ZCZ_FP16_WORD, ZCZ_BF16_WORD };
 

@@ -49,7 +49,8 @@
 
 #define BIT(n)   (1u << (n))
 #define ADAMS    (BIT(ZCZ_ADAM) | BIT(ZCZ_ADAMW))
-#define OF_ADAMS (ADAMS | BIT(ZCZ_LION))
+#define OF_ADAMS (ADAMS | BIT(ZCZ_LION) | BIT(ZCZ_MUON))
+#define ONE_RATE "matrices and all other tensors have the same learning rate: give lr"
 
 static const struct zcz_row adam_rows[] = {
     { "lr", ZCZ_REAL, ZCZ_LR, 0, ZK_PARAM_MAX, NULL, NULL, "the learning rate", NULL, NULL, LEFT,
@@ -57,7 +58,7 @@ static const struct zcz_row adam_rows[] = {
     { "betas", ZCZ_PAIR, ZCZ_BETA1, 0, 1, NULL, NULL, "beta1 and beta2", NULL, NULL, NULL,
       OF_ADAMS },
     { "eps", ZCZ_REAL, ZCZ_EPS, 0, 1, NULL, NULL, "eps", NULL, NULL, NULL,
-      ADAMS | BIT(ZCZ_ADAGRAD) },
+      ADAMS | BIT(ZCZ_ADAGRAD) | BIT(ZCZ_MUON) },
     { "weight_decay", ZCZ_REAL, ZCZ_WEIGHT_DECAY, 0, ZK_PARAM_MAX, NULL, NULL,
       "weight decay, for the parameters that the trainer decays", NULL, NULL, LEFT, 0 },
     { "adam_w_mode", ZCZ_BOOL, ZCZ_ADAM_W_MODE, 0, 0, NULL, NULL,
@@ -65,13 +66,15 @@ static const struct zcz_row adam_rows[] = {
     { "torch_adam", ZCZ_BOOL, ZCZ_TORCH_ADAM, 0, 0, NULL, NULL,
       "PyTorch's default of weight_decay; the arithmetic is the same", NULL, NULL, NULL, ADAMS },
     { "momentum", ZCZ_REAL, ZCZ_MOMENTUM, 0, 1, NULL, NULL, "momentum", NULL, NULL, NULL,
-      BIT(ZCZ_SGD) },
+      BIT(ZCZ_SGD) | BIT(ZCZ_MUON) },
     { "dampening", ZCZ_REAL, ZCZ_DAMPENING, 0, 1, NULL, NULL, "dampening", NULL, NULL, NULL,
       BIT(ZCZ_SGD) },
     { "nesterov", ZCZ_BOOL, ZCZ_NESTEROV, 0, 0, NULL, NULL, "nesterov", NULL, NULL, NULL,
       BIT(ZCZ_SGD) },
     { "lr_decay", ZCZ_REAL, ZCZ_LR_DECAY, 0, 1, NULL, NULL, "decay of the learning rate", NULL,
       NULL, NULL, BIT(ZCZ_ADAGRAD) },
+    REFUSED("muon_lr", ZCZ_NEVER, ONE_RATE),
+    REFUSED("adam_lr", ZCZ_NEVER, ONE_RATE),
     REFUSED("amsgrad", ZCZ_BOOL, OTHER_MODEL),
     REFUSED("maximize", ZCZ_BOOL, OTHER_MODEL),
     { .key = "bias_correction",
@@ -91,7 +94,7 @@ const struct zcz_row zcz_optimizer_rows[] = {
     { .key = "type",
       .kind = ZCZ_WORD,
       .at = ZCZ_OPT_TYPE,
-      .words = "Adam AdamW Lion SGD Adagrad",
+      .words = "Adam AdamW Lion SGD Adagrad Muon",
       .does = "the optimizer, with PyTorch's semantics (docs/OPTIMIZERS.md)",
       .autos = LEFT },
     GROUP_OF("params", adam_rows),

@@ -130,6 +130,25 @@ static int check_name(const struct zc_zero_options *o, uint32_t world, struct zb
                    number ? ", and each group of ranks appends its number" : "");
 }
 
+/* Muon needs whole matrices in one process. */
+static int check_muon(const struct zc_zero_options *o, uint32_t world, struct zb_err *err)
+{
+    uint32_t shards = o->stage == ZC_STAGE_DDP ? 1 : o->group_ranks > 0 ? o->group_ranks : world;
+
+    if (o->optimizer_late)
+        return zb_fail(err, -ENOTSUP, "Muon is chosen when a job is opened, not later");
+    if (o->offload_optimizer == ZC_ZERO_NONE && o->device && *o->device)
+        return zb_fail(err, -ENOTSUP,
+                       "Muon on a device needs the optimizer offloaded to host or nvme: the daemon "
+                       "orthogonalizes");
+    if (o->offload_optimizer == ZC_ZERO_NONE && shards > 1)
+        return zb_fail(err, -ENOTSUP,
+                       "Muon with the states of %u ranks cut needs the optimizer offloaded to host "
+                       "or nvme: without a daemon no process has a whole matrix",
+                       shards);
+    return 0;
+}
+
 int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb_err *err)
 {
     struct zb_err why = { 0 };
@@ -159,6 +178,8 @@ int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb
         return zb_fail(err, -EINVAL, "%s", why.text);
     if (!zb_optimizer_name((enum zb_optimizer)o->optimizer))
         return zb_fail(err, -EINVAL, "optimizer number %d is not known", (int)o->optimizer);
+    if (o->optimizer == ZC_MUON && check_muon(o, world, err) < 0)
+        return err->code;
     if (!zb_moments_name((enum zb_moments)o->moments))
         return zb_fail(err, -EINVAL, "moments number %d is not known", (int)o->moments);
     if (o->groups < 1 || o->groups > ZCZ_GROUPS_MAX)
@@ -187,7 +208,8 @@ struct zc_group zcz_group(const struct zc_zero_options *o, double lr, uint32_t g
                               .momentum = o->momentum,
                               .dampening = o->dampening,
                               .lr_decay = o->lr_decay,
-                              .nesterov = o->nesterov };
+                              .nesterov = o->nesterov,
+                              .muon_scale = o->muon_scale };
 }
 
 void zc_zero_group_defaults(enum zc_optimizer kind, struct zc_group *ret)
@@ -198,6 +220,11 @@ void zc_zero_group_defaults(enum zc_optimizer kind, struct zc_group *ret)
     if (kind == ZC_LION) {
         ret->lr = 1e-4;
         ret->beta2 = 0.99;
+    }
+    if (kind == ZC_MUON) { /* for AdamW, too */
+        ret->weight_decay = 0.1;
+        ret->momentum = 0.95;
+        ret->nesterov = true;
     }
     if (kind == ZC_ADAGRAD) {
         ret->lr = 1e-2;
@@ -216,5 +243,6 @@ struct zk_params zcz_params(const struct zc_group *g, double scale)
                                .momentum = g->momentum,
                                .dampening = g->dampening,
                                .lr_decay = g->lr_decay,
-                               .nesterov = g->nesterov };
+                               .nesterov = g->nesterov,
+                               .muon_scale = (uint64_t)g->muon_scale };
 }

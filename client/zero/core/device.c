@@ -110,31 +110,56 @@ bool zcz_device_pins_writable(const struct zc_zero *z)
     return z->device.gpu && !zk_gpu_info(z->device.gpu)->pins_read_only;
 }
 
+/* Rounds parts to whole pages, and joins those that meet then. Returns how many there are. */
+static uint32_t parts_join(const struct zcz_part *parts, uint32_t nparts,
+                           struct zcz_part ret[ZCZ_PARTS_MAX])
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < nparts; i++) {
+        uint64_t at = parts[i].at / page * page;
+        uint64_t end = zb_round_up(parts[i].at + parts[i].bytes, page);
+
+        if (parts[i].bytes == 0)
+            continue;
+        if (n > 0 && at <= ret[n - 1].at + ret[n - 1].bytes)
+            ret[n - 1].bytes = end - ret[n - 1].at;
+        else
+            ret[n++] = (struct zcz_part){ at, end - at };
+    }
+    return n;
+}
+
 /* Memory that was mapped read-write only for the driver becomes read-only again for this process:
  * its pages are pinned, and a stray write by the trainer faults, as usual. */
-void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes)
+void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes,
+                    const struct zcz_part *parts, uint32_t nparts)
 {
     struct zcz_device *d = &z->device;
-    void *at = (void *)(uintptr_t)memory;
+    char *base = (char *)(uintptr_t)memory;
     bool writable = zcz_device_pins_writable(z);
+    struct zcz_part joined[ZCZ_PARTS_MAX];
     struct zb_err err = {
         0
     }; /* not fatal: unpinned memory is copied all the same, and zc_zero_stats() shows it */
 
-    bytes = zb_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE)); /* mapped as whole pages */
     if (!d->gpu || bytes == 0)
         return;
-    if (zk_gpu_pin(d->gpu, at, bytes, !writable, &err) == 0)
-        d->arena = at;
-    if (writable)
-        (void)mprotect(at, bytes, PROT_READ);
+    nparts = parts_join(parts, nparts, joined);
+    for (uint32_t i = 0; i < nparts; i++)
+        if (zk_gpu_pin(d->gpu, base + joined[i].at, joined[i].bytes, !writable, &err) == 0)
+            d->pins[d->npins++] = base + joined[i].at;
+    if (writable) /* mapped as whole pages */
+        (void)mprotect(base, zb_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE)), PROT_READ);
 }
 
 void zcz_device_unpin(struct zc_zero *z)
 {
-    if (z->device.arena)
-        (void)zk_gpu_unpin(z->device.gpu, z->device.arena, NULL);
-    z->device.arena = NULL;
+    struct zcz_device *d = &z->device;
+
+    while (d->npins > 0)
+        (void)zk_gpu_unpin(d->gpu, d->pins[--d->npins], NULL);
 }
 
 /* Ends collectives between devices. */

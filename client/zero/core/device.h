@@ -13,6 +13,13 @@ struct zcz_coll;
 struct zcz_pool;
 struct zcz_unit;
 
+#define ZCZ_PARTS_MAX 2u
+
+/** A part of memory. */
+struct zcz_part {
+    uint64_t at, bytes;
+};
+
 struct zcz_device {
     struct zk_gpu *gpu;            /* NULL: no device, and all other fields are unused */
     bool common;                   /* all ranks that share this rank's daemon are on this device */
@@ -26,7 +33,8 @@ struct zcz_device {
                                                               driver's */
     void (*free)(void *arg, void *mem, size_t bytes, void *stream);
     void *memory_arg;
-    void *arena;       /* the store's memory that is pinned; NULL: none */
+    void *pins[ZCZ_PARTS_MAX]; /* parts of the store's memory that are pinned */
+    uint32_t npins;
     uint64_t up_bytes; /* copied by zcz_device_up() over the link */
 
     /* Collectives between devices; NULL: collectives run in host memory. */
@@ -42,10 +50,12 @@ void zcz_device_set_common(struct zc_zero *z, bool common);
 /** Called when all ranks have a device: begins collectives between devices, if the backend has
  * them. 0 or a refusal. */
 int zcz_device_join(struct zc_zero *z);
-/** Pins host memory that is copied to the device, until zcz_device_drain(), so that these copies
- * are asynchronous. If the driver cannot pin it, copies are only slower. Does nothing without a
- * device, or for no bytes. */
-void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes);
+/** Pins the parts of a mapping that are copied to the device, until zcz_device_drain(), so that
+ * these copies are asynchronous. At most ZCZ_PARTS_MAX parts, in ascending order; pinned are whole
+ * pages. If the driver cannot pin them, copies are only slower. Does nothing without a device, or
+ * for no bytes. */
+void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes,
+                    const struct zcz_part *parts, uint32_t nparts);
 /** Unpins it before that. */
 void zcz_device_unpin(struct zc_zero *z);
 /** Whether that memory must be mapped read-write, because the driver cannot pin read-only

@@ -98,6 +98,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .tensor_norms = z->options.clip_mode == ZC_CLIP_TENSOR,
         .offload_param = place_param(z),
         .device = z->device.gpu ? zk_gpu_info(z->device.gpu)->id : NULL,
+        .device_node = z->device.gpu ? (uint32_t)(zk_gpu_info(z->device.gpu)->node + 1) : 0,
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .offload_grad = z->options.offload_grad == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .groups = z->options.groups,
@@ -254,6 +255,21 @@ static void place_end(struct zcz_daemon *d)
     d->returns = d->limbo != NULL;
 }
 
+/* Pins what this rank copies to its device: its own slices, in memory or on their way from NVMe. If
+ * ranks read each other's slices, all of them. */
+static void place_pin(struct zcz_daemon *d)
+{
+    const struct zc_placement *p = &d->placement;
+    const struct zcz_part all = { 0, p->arena_bytes };
+    const struct zcz_part own[] = { { p->own_at, p->own_bytes },
+                                    { p->arena_bytes - p->ring_bytes, p->ring_bytes } };
+
+    if (zcz_nodes_share(d->base.z))
+        zcz_device_pin(d->base.z, p->arena, p->arena_bytes, &all, 1);
+    else
+        zcz_device_pin(d->base.z, p->arena, p->arena_bytes, own, ZB_COUNT(own));
+}
+
 int zcz_daemon_place(struct zcz_store *s)
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
@@ -271,7 +287,7 @@ int zcz_daemon_place(struct zcz_store *s)
     else if (rc == 0)
         place_end(d);
     if (rc == 0) {
-        zcz_device_pin(s->z, d->placement.arena, d->placement.arena_bytes);
+        place_pin(d);
         s->iterations = d->placement.iterations;
         s->applied = d->placement.applied;
         /* a kept job keeps the option that it was opened with */

@@ -15,6 +15,7 @@
 #include "client/zero/core/zero.h"
 #include "client/zero/store/store_own.h"
 #include "client/zero/store/stores.h"
+#include "kernels/ortho.h"
 
 struct slice {
     unsigned char *planes[ZB_PLANES]; /* in `memory`; NULL if the layout has none */
@@ -28,6 +29,8 @@ struct local {
     struct slice *slices; /* by unit */
     uint32_t nslices;
     uint64_t bytes;
+    unsigned char *muon; /* the matrices of a unit, then scratch memory; NULL: another optimizer */
+    uint64_t matrices_bytes;
 };
 
 static struct local *local_of(struct zcz_store *s)
@@ -86,6 +89,39 @@ static int slice_make(struct local *l, struct zcz_unit *u, struct slice *slice)
     return 0;
 }
 
+static uint64_t matrix_bytes(const struct zc_tensor *t)
+{
+    return zb_div_up(zcz_tensor_elems(t) * sizeof(float), 64) * 64;
+}
+
+/* Memory for the matrices of any unit, and for the scratch of any matrix. */
+static int muon_make(struct local *l)
+{
+    struct zc_zero *z = l->own.base.z;
+    uint64_t scratch = 0, bytes;
+
+    for (uint32_t i = 0; i < z->nunits; i++) {
+        const struct zc_unit *unit = &z->units[i].def;
+
+        bytes = 0;
+        for (uint32_t t = 0; t < unit->ntensors; t++) {
+            if (!unit->tensors[t].muon)
+                continue;
+            bytes += matrix_bytes(&unit->tensors[t]);
+            scratch = zb_max_u64(
+                scratch, zk_ortho_bytes(unit->tensors[t].dims[0], unit->tensors[t].dims[1]));
+        }
+        l->matrices_bytes = zb_max_u64(l->matrices_bytes, bytes);
+    }
+    bytes = zb_div_up(l->matrices_bytes + scratch, ZB_PAGE_ALIGN) * ZB_PAGE_ALIGN;
+    l->muon = bytes > 0 ? aligned_alloc(ZB_PAGE_ALIGN, bytes) : NULL;
+    l->bytes += bytes;
+    return bytes == 0 || l->muon
+               ? 0
+               : zcz_refuse(z, -ENOMEM, "no memory for Muon's matrices: %llu bytes",
+                            (unsigned long long)bytes);
+}
+
 static int local_join(struct zcz_store *s)
 {
     struct local *l = local_of(s);
@@ -98,6 +134,8 @@ static int local_join(struct zcz_store *s)
     l->nslices = z->nunits;
     for (uint32_t i = 0; i < z->nunits && rc == 0; i++)
         rc = slice_make(l, &z->units[i], &l->slices[i]);
+    if (rc == 0 && z->options.optimizer == ZC_MUON)
+        rc = muon_make(l);
     return rc < 0 ? rc : zcz_own_join(s);
 }
 
@@ -202,6 +240,36 @@ static int local_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, st
     return 0;
 }
 
+/* The rest of a unit's step: its matrices are orthogonalized, then their weights are stepped. */
+static void muon_finish(struct local *l, const struct zcz_unit *u, const struct zk_page *page,
+                        const struct zk_segment *segments, uint32_t n)
+{
+    const struct zc_zero *z = l->own.base.z;
+
+    for (size_t i = 0; i < page->nmatrices; i++)
+        zk_ortho(z->kernels, &zk_ortho_muon, page->matrices[i].at, page->matrices[i].rows,
+                 page->matrices[i].cols, l->muon + l->matrices_bytes);
+    if (page->nmatrices > 0)
+        zk_page_weight(z->kernels, &u->layout, page, segments, n, l->own.table.scalars);
+}
+
+/* Gives the page of a unit its matrices, and these their memory. */
+static void muon_begin(struct local *l, const struct zcz_unit *u, struct zk_page *page)
+{
+    const struct zcz_own_table *t = &l->own.table;
+    uint32_t i = u->def.index;
+    unsigned char *at = l->muon;
+
+    if (!t->matrices)
+        return;
+    page->matrices = t->matrices + t->matrix_at[i];
+    page->nmatrices = t->matrix_at[i + 1] - t->matrix_at[i];
+    for (uint32_t m = t->matrix_at[i]; m < t->matrix_at[i + 1]; m++) {
+        t->matrices[m].at = (float *)(void *)at;
+        at += zb_div_up(t->matrices[m].count * sizeof(float), 64) * 64;
+    }
+}
+
 static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
                       const struct zc_classes *classes, struct zc_stepped *ret)
 {
@@ -219,8 +287,11 @@ static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_st
         uint32_t n;
         const struct zk_segment *segments = zcz_own_segments(&l->own, u, &n);
 
-        if (u->count > 0 && !u->def.frozen)
-            zk_page_step(z->kernels, &u->layout, &page, segments, n, l->own.table.scalars);
+        if (u->count == 0 || u->def.frozen)
+            continue;
+        muon_begin(l, u, &page);
+        zk_page_step(z->kernels, &u->layout, &page, segments, n, l->own.table.scalars);
+        muon_finish(l, u, &page, segments, n);
     }
     zcz_own_stepped(s, applied, ret);
     return 0;
@@ -241,6 +312,7 @@ static void local_close(struct zcz_store *s)
     for (uint32_t i = 0; i < l->nslices; i++)
         free(l->slices[i].memory);
     free(l->slices);
+    free(l->muon);
     zcz_own_done(&l->own);
     free(l);
 }

@@ -70,6 +70,7 @@ int zcz_own_release(struct zcz_store *s, struct zcz_unit *u)
 /* What makes segments: classes (NULL: groups), and factors of tensors (NULL: none). */
 struct table_from {
     const struct zc_classes *classes;
+    const struct zc_group *groups; /* without classes */
     const double *factors;
     double scale;    /* of the step */
     uint32_t tensor; /* the next trainable one */
@@ -82,6 +83,31 @@ static double table_scale(const struct table_from *from, uint32_t class)
 
 /* Makes segments of consecutive elements of one class; with factors, of each tensor. Elements without
  * a class are left out. */
+static struct zk_params table_params(const struct table_from *from, uint32_t class)
+{
+    struct zk_params params = zcz_params(
+        from->classes ? &from->classes->classes[class].group : &from->groups[class], from->scale);
+
+    if (from->classes)
+        params.scale *= from->classes->classes[class].factor;
+    return params;
+}
+
+static void table_matrix(struct zcz_own_table *t, const struct zc_tensor *tensor,
+                         const struct table_from *from, uint32_t class)
+{
+    const struct zk_params p = table_params(from, class);
+
+    t->matrices[t->nmatrices++] = (struct zk_matrix){
+        .first = tensor->first,
+        .count = zcz_tensor_elems(tensor),
+        .rows = tensor->dims[0],
+        .cols = tensor->dims[1],
+        .step_size = (float)(p.lr * zk_muon_factor((enum zk_muon_scale)p.muon_scale,
+                                                   tensor->dims[0], tensor->dims[1])),
+    };
+}
+
 static void table_unit(struct zcz_own_table *t, const struct zcz_unit *u, struct table_from *from)
 {
     uint32_t first = t->nsegments;
@@ -90,7 +116,7 @@ static void table_unit(struct zcz_own_table *t, const struct zcz_unit *u, struct
         struct zk_segment *last =
             t->nsegments > first && !from->factors ? &t->segments[t->nsegments - 1] : NULL;
         uint64_t at = u->def.tensors[i].first, count = zcz_tensor_elems(&u->def.tensors[i]);
-        uint32_t class = u->def.tensors[i].group, tensor;
+        uint32_t class = u->def.tensors[i].group, group, tensor;
 
         if (!zcz_tensor_trained(u, i))
             continue;
@@ -99,12 +125,17 @@ static void table_unit(struct zcz_own_table *t, const struct zcz_unit *u, struct
             class = from->classes->class_of[tensor];
         if (class == ZC_CLASS_NONE || count == 0)
             continue;
-        if (last && last->group == class && last->first + last->count == at) {
+        if (u->def.tensors[i].muon) {
+            table_matrix(t, &u->def.tensors[i], from, class);
+            last = NULL;
+        }
+        group = class + (u->def.tensors[i].muon ? t->nscalars / 2 : 0);
+        if (last && last->group == group && last->first + last->count == at) {
             last->count += count;
             continue;
         }
         t->segments[t->nsegments] =
-            (struct zk_segment){ .first = at, .count = count, .group = class };
+            (struct zk_segment){ .first = at, .count = count, .group = group };
         if (from->factors)
             t->segments[t->nsegments].scale =
                 zk_segment_scale(table_scale(from, class) * from->factors[tensor]);
@@ -120,9 +151,13 @@ static int table_room(struct zcz_own *o, uint32_t nscalars, uint32_t nsegments)
     if (zb_grow(&t->scalars, &t->scalars_room, 0, nscalars) < 0 ||
         (nsegments > 0 && zb_grow(&t->segments, &t->segments_room, 0, nsegments) < 0))
         return -ENOMEM;
+    if (z->options.optimizer == ZC_MUON && zb_grow(&t->matrices, &t->matrices_room, 0, t->most) < 0)
+        return -ENOMEM;
     if (!t->at)
         t->at = calloc(z->nunits + 1, sizeof(*t->at));
-    return t->at ? 0 : -ENOMEM;
+    if (!t->matrix_at)
+        t->matrix_at = calloc(z->nunits + 1, sizeof(*t->matrix_at));
+    return t->at && t->matrix_at ? 0 : -ENOMEM;
 }
 
 int zcz_own_table(struct zcz_own *o, const struct zc_step *step, const struct zc_classes *classes)
@@ -130,33 +165,37 @@ int zcz_own_table(struct zcz_own *o, const struct zc_step *step, const struct zc
     struct zc_zero *z = o->base.z;
     struct zcz_own_table *t = &o->table;
     enum zb_optimizer optimizer = (enum zb_optimizer)z->options.optimizer;
+    bool muon = optimizer == ZB_MUON;
     struct table_from from = { .classes = classes,
+                               .groups = step->groups,
                                .factors = step->factors ? o->factors : NULL,
                                .scale = step->scale };
     uint32_t n = classes ? classes->nclasses : step->ngroups;
 
-    t->apart = classes || from.factors;
+    t->apart = classes || from.factors || muon;
     t->most = 0;
     for (uint32_t i = 0; i < z->nunits; i++)
         for (uint32_t j = 0; j < z->units[i].def.ntensors; j++)
             t->most += zcz_tensor_trained(&z->units[i], j);
-    if (table_room(o, n + 1, t->apart ? t->most : 0) < 0)
+    if (table_room(o, 2 * n + 1, t->apart ? t->most : 0) < 0)
         return zcz_refuse(z, -ENOMEM, "no memory for the scalars of a step");
-    t->nscalars = n;
-    t->nsegments = 0;
+    t->nscalars = muon ? 2 * n : n;
+    t->nsegments = t->nmatrices = 0;
     for (uint32_t i = 0; i < n; i++) {
-        const struct zc_class *c = classes ? &classes->classes[i] : NULL;
-        struct zk_params params = zcz_params(c ? &c->group : &step->groups[i], step->scale);
+        const struct zk_params params = table_params(&from, i);
+        uint64_t number = classes ? classes->classes[i].t : z->applied + 1;
 
-        if (c)
-            params.scale *= c->factor;
-        t->scalars[i] = zk_prepare(optimizer, &params, c ? c->t : z->applied + 1);
+        t->scalars[i] = zk_prepare(muon ? ZB_ADAMW : optimizer, &params, number);
+        if (muon)
+            t->scalars[n + i] = zk_prepare(ZB_MUON, &params, number);
     }
     for (uint32_t i = 0; i < z->nunits && t->apart; i++) {
         t->at[i] = t->nsegments;
+        t->matrix_at[i] = t->nmatrices;
         table_unit(t, &z->units[i], &from);
     }
     t->at[z->nunits] = t->nsegments;
+    t->matrix_at[z->nunits] = t->nmatrices;
     return 0;
 }
 
@@ -263,6 +302,8 @@ void zcz_own_done(struct zcz_own *o)
     free(o->table.scalars);
     free(o->table.segments);
     free(o->table.at);
+    free(o->table.matrices);
+    free(o->table.matrix_at);
     free(o->piece);
     free(o->base.node_ranks);
 }

@@ -23,6 +23,11 @@ struct zcz_own_table {
     uint32_t nsegments;
     uint32_t *at;  /* [nunits + 1]: where each unit's segments begin */
     uint32_t most; /* number of segments that there is room for: that of trainable tensors */
+    /* Muon: its matrices. Scalars [0, n) are AdamW's, [n, 2 n) Muon's of the same groups or classes */
+    struct zk_matrix *matrices;
+    size_t matrices_room;
+    uint32_t nmatrices;
+    uint32_t *matrix_at; /* [nunits + 1] */
 };
 
 /* Common to these stores; the first member of each. */

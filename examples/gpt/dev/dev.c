@@ -45,7 +45,7 @@ static bool name_is(const char *name, const char *kind)
 {
     size_t n = strlen(kind);
 
-    return strncmp(name, kind, n) == 0 && (name[n] == '\0' || strchr(":@*,", name[n]));
+    return strncmp(name, kind, n) == 0 && (name[n] == '\0' || strchr(":@*,/", name[n]));
 }
 
 bool gpt_dev_named(const char *name)

@@ -202,6 +202,10 @@ def _settings(raw: dict[str, Any], c: Any, world: int) -> Settings:
     made.dtype = _DTYPES[c.dtype]
     made.clip, made.clip_given = float(o.clip), "gradient_clipping" in raw
     if not left("optimizer"):
+        if o.optimizer not in _KINDS:
+            raise NotImplementedError(
+                "optimizer.type: Muon is not available for PyTorch yet; zgpt and zshard's C and Python engines have it"
+            )
         made.optimizer = _KINDS[o.optimizer]
         made.optimizer_args = _optimizer_args(made.optimizer, o, c)
     block = raw.get("scheduler") or {}

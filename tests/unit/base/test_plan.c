@@ -22,6 +22,8 @@ static void plan_layouts(void **state)
         { ZB_BF16, ZB_F32, ZB_ADAMW, ZB_MOMENTS_BF16, 2 * 4096, 4 * 4096, 6 * 4096, 49152 },
         { ZB_BF16, ZB_F32, ZB_ADAMW, ZB_MOMENTS_Q8, 2 * 4096, 4 * 4096, 2 * 4096 + 2 * 4160,
           49536 },
+        { ZB_BF16, ZB_F32, ZB_MUON, ZB_MOMENTS_F32, 2 * 4096, 4 * 4096, 6 * 4096, 49152 },
+        { ZB_BF16, ZB_F32, ZB_MUON, ZB_MOMENTS_Q8, 2 * 4096, 4 * 4096, 2 * 4096 + 4160, 61760 },
         { ZB_F32, ZB_F32, ZB_LION, ZB_MOMENTS_Q8, 4 * 4096, 4 * 4096, 4160, 15 * 4160 },
     };
     struct zb_layout l;
@@ -41,7 +43,8 @@ static void plan_layouts(void **state)
     assert_int_equal(l.block_bytes[ZB_GRAD], 0);
     assert_int_equal(zb_layout_of(9, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, false, &l, NULL), -EINVAL);
     assert_int_equal(zb_layout_of(ZB_F32, 9, ZB_ADAMW, ZB_MOMENTS_F32, false, &l, NULL), -EINVAL);
-    assert_int_equal(zb_layout_of(ZB_F32, ZB_F32, 6, ZB_MOMENTS_F32, false, &l, NULL), -EINVAL);
+    assert_int_equal(
+        zb_layout_of(ZB_F32, ZB_F32, ZB_OPTIMIZER_END, ZB_MOMENTS_F32, false, &l, NULL), -EINVAL);
     assert_int_equal(zb_layout_of(ZB_F32, ZB_F32, 0, ZB_MOMENTS_F32, true, &l, NULL), -EINVAL);
     assert_int_equal(zb_layout_of(ZB_F32, ZB_F32, ZB_ADAMW, 4, false, &l, NULL), -EINVAL);
 }

@@ -1,6 +1,7 @@
 #include "tests/ztest.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "base/size.h"
 #include "base/util.h"
@@ -55,6 +56,45 @@ static void size_table(void **state)
     }
 }
 
+static void lists_of_sizes(void **state)
+{
+    static const struct {
+        const char *text;
+        int rc;
+        const char *again;
+    } lists[] = {
+        { "8M", 1, "8M" },
+        { "0", 1, "0" },
+        { "8M,4096K", 2, "8M,4M" },
+        { " 1G , 1G ,1024M", 3, "1G" },
+        { "4097,1.5G", 2, "4097,1536M" },
+        { "1,2,3,4", 4, "1,2,3,4" },
+        { "1,2,3,4,5", -EINVAL, NULL },
+        { "", -EINVAL, NULL },
+        { "8M,", -EINVAL, NULL },
+        { ",8M", -EINVAL, NULL },
+        { "8M 8M", -EINVAL, NULL },
+        { "8M,x", -EINVAL, NULL },
+        { "8192P,1", -ERANGE, NULL },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(lists); i++) {
+        struct zb_err err = { 0 };
+        uint64_t sizes[4];
+        char text[64];
+        int rc = zb_sizes_parse(lists[i].text, sizes, ZB_COUNT(sizes), &err);
+
+        if (rc != lists[i].rc || (rc < 0) != (err.text[0] != '\0'))
+            fail_msg("'%s': got %d, '%s'", lists[i].text, rc, err.text);
+        if (rc < 0)
+            continue;
+        assert_true(zb_sizes_text(sizes, (unsigned)rc, text, sizeof(text)));
+        assert_string_equal(text, lists[i].again);
+        assert_false(zb_sizes_text(sizes, (unsigned)rc, text, strlen(lists[i].again)));
+    }
+}
+
 static void size_text(void **state)
 {
     (void)state;
@@ -69,6 +109,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(size_table),
+        cmocka_unit_test(lists_of_sizes),
         cmocka_unit_test(size_text),
     };
 

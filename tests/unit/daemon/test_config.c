@@ -439,6 +439,52 @@ static void help_lists_each_row(void **state)
             fail_msg("a line of --help is longer than 80: %.90s", line);
 }
 
+/** Budgets of GPUs: one for all, or one for each. */
+static void budgets_of_gpus(void **state)
+{
+    static const struct {
+        const char *bytes, *gpus;
+        int n; /* or -EINVAL */
+        const char *text;
+    } rows[] = {
+        { "0", "all", 0, "0" },
+        { "64M", "all", 1, "64M" },
+        { "64M,32768K", "all", 2, "64M,32M" }, /* the devices are counted later */
+        { "64M,32M", "0,1", 2, "64M,32M" },
+        { "64M,32M,64M", "emulated*2,cuda:1", 3, "64M,32M,64M" },
+        { "64M,64M", "0,1", 2, "64M" },
+        { "64M,32M", "0,1,2", -EINVAL, "2 sizes, and there are 3 GPUs" },
+        { "64M,32M", "emulated*8", -EINVAL, "2 sizes, and there are 8 GPUs" },
+        { "64M,0", "0,1", -EINVAL, "left out of gpus" },
+        { "64M,64K", "0,1", -EINVAL, "1M to 1P" },
+        { "512K", "0", -EINVAL, "1M to 1P, or 0" },
+        { "64M,", "0,1", -EINVAL, "not a size" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(rows); i++) {
+        struct zsd_config c;
+        struct zb_err err;
+        int rc = LOAD(&c, &err, "--gpu-bytes", rows[i].bytes, "--gpus", rows[i].gpus);
+
+        if (rows[i].n < 0) {
+            assert_int_equal(rc, -EINVAL);
+            if (!strstr(err.text, rows[i].text))
+                fail_msg("'%s': '%s'", rows[i].bytes, err.text);
+            continue;
+        }
+        assert_int_equal(rc, 0);
+        assert_int_equal(c.gpu_budgets.n, rows[i].n);
+        assert_string_equal(c.gpu_bytes, rows[i].text);
+        for (unsigned g = 0; g < 3 && rows[i].n != 0; g++)
+            if (rows[i].n == 1 || g < (unsigned)rows[i].n)
+                assert_int_equal(zsd_gpu_budget(&c, g),
+                                 g == 1 && rows[i].n > 1 && strcmp(rows[i].text, "64M") != 0
+                                     ? 32 * ZB_MIB
+                                     : 64 * ZB_MIB);
+    }
+}
+
 /** zb_opt_text(): what it writes is read as the same value. */
 static void texts_are_read_back(void **state)
 {
@@ -584,6 +630,7 @@ int main(void)
         cmocka_unit_test(line_refused),
         cmocka_unit_test(words),
         cmocka_unit_test(help_lists_each_row),
+        cmocka_unit_test(budgets_of_gpus),
         cmocka_unit_test(texts_are_read_back),
         cmocka_unit_test(example_agrees),
         cmocka_unit_test(example_with_damage),

@@ -6,9 +6,12 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#include "kernels/gpu.h"
+#include "kernels/gpu/gpu_priv.h"
 
 /* The names, joined by blanks. */
 static const char *list_of(const char *text)
@@ -40,14 +43,26 @@ static void names(void **state)
     assert_string_equal(list_of("emulated*3:16M"), "emulated:16M emulated@1:16M emulated@2:16M");
     assert_string_equal(list_of("emulated*2,emulated:1M,emulated@7"),
                         "emulated emulated@1 emulated@2:1M emulated@7");
+    assert_string_equal(list_of("emulated*4/2:1M,emulated/5,emulated@9/1"),
+                        "emulated/0:1M emulated@1/0:1M emulated@2/1:1M emulated@3/1:1M "
+                        "emulated@4/5 emulated@9/1");
 }
 
 static void those_that_are_none(void **state)
 {
-    static const char *const texts[] = {
-        "",           ",",           "cuda,",       "emulated*",
-        "emulated*0", "emulated*17", "emulated*2x", "emulated*9,emulated*8"
-    };
+    static const char *const texts[] = { "",
+                                         ",",
+                                         "cuda,",
+                                         "emulated*",
+                                         "emulated*0",
+                                         "emulated*17",
+                                         "emulated*2x",
+                                         "emulated*9,emulated*8",
+                                         "emulated*2/",
+                                         "emulated*2/0",
+                                         "emulated*2/3",
+                                         "emulated*2/1x",
+                                         "emulated*/2" };
 
     (void)state;
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
@@ -83,6 +98,65 @@ static void emulated_devices(void **state)
     assert_string_equal(id_of("emulated@x"), "invalid");
     assert_string_equal(id_of("emulated@1x"), "invalid");
     assert_string_equal(id_of("emulated*2"), "invalid"); /* a list */
+}
+
+static int node_of(const char *name)
+{
+    struct zb_err err = { 0 };
+    struct zk_gpu *g = NULL;
+    int node;
+
+    if (zk_gpu_open(name, 0, &g, &err) < 0)
+        return err.code;
+    node = zk_gpu_info(g)->node;
+    zk_gpu_close(g);
+    return node;
+}
+
+/* The kernel's description of a device, as a folder of files. */
+static int pci_says(const char *text)
+{
+    char folder[160], device[200], path[240];
+    FILE *f;
+    int node;
+
+    (void)snprintf(folder, sizeof(folder), "%s/ztest-pci-%d", ztest_folder(), (int)getpid());
+    (void)snprintf(device, sizeof(device), "%s/0000:17:00.0", folder);
+    (void)snprintf(path, sizeof(path), "%s/numa_node", device);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    assert_int_equal(mkdir(device, 0700), 0);
+    if (text) {
+        f = fopen(path, "we");
+        assert_non_null(f);
+        assert_true(fputs(text, f) >= 0);
+        assert_int_equal(fclose(f), 0);
+    }
+    node = zk_gpu_near_pci(folder, "0000:17:00.0");
+    assert_int_equal(zk_gpu_near_pci(folder, "0000:18:00.0"), -1);
+    assert_int_equal(zk_gpu_near_pci(folder, ""), -1);
+    (void)unlink(path);
+    assert_int_equal(rmdir(device), 0);
+    assert_int_equal(rmdir(folder), 0);
+    return node;
+}
+
+static void nodes(void **state)
+{
+    (void)state;
+    assert_int_equal(node_of("emulated"), -1);
+    assert_int_equal(node_of("emulated@3:4M"), -1);
+    assert_int_equal(node_of("emulated/0"), 0);
+    assert_int_equal(node_of("emulated@3/12:4M"), 12);
+    assert_int_equal(node_of("emulated/"), -EINVAL);
+    assert_int_equal(node_of("emulated/x"), -EINVAL);
+    assert_int_equal(node_of("emulated/1x"), -EINVAL);
+    assert_int_equal(node_of("emulated/1@3"), -EINVAL);
+    assert_int_equal(pci_says("1\n"), 1);
+    assert_int_equal(pci_says("0\n"), 0);
+    assert_int_equal(pci_says("-1\n"), -1);
+    assert_int_equal(pci_says("\n"), -1);
+    assert_int_equal(pci_says("99999\n"), -1);
+    assert_int_equal(pci_says(NULL), -1);
 }
 
 static const char *local_of(const char *name)
@@ -152,6 +226,7 @@ int main(void)
         cmocka_unit_test(names),
         cmocka_unit_test(those_that_are_none),
         cmocka_unit_test(emulated_devices),
+        cmocka_unit_test(nodes),
         cmocka_unit_test(by_local_rank),
 #ifdef DOUBLE
         cmocka_unit_test(cuda_devices),

@@ -67,7 +67,7 @@ static void step_run(enum zb_optimizer optimizer, enum zb_dtype dtype, enum zb_d
     planes_copy(&w.step.layout, a, n, false);
     plane_copy(grad, w.step.layout.block_bytes[ZB_GRAD], zb_dtype_bytes(grad_dtype),
                (void *)(uintptr_t)a->grad, n, false);
-    w.step.page = (struct zk_page){ param, state, grad, ZB_BLOCK_ELEMS, ELEMS };
+    w.step.page = (struct zk_page){ param, state, grad, ZB_BLOCK_ELEMS, ELEMS, NULL, 0 };
     w.step.segments = &segment;
     w.step.nsegments = 1;
     w.step.by_group = s;

@@ -271,6 +271,7 @@ static struct zk_scalars scalars_of(size_t i)
                                 .rsqrt_c2 = scalars[i].rsqrt_c2,
                                 .momentum = scalars[i].momentum,
                                 .one_minus_dampening = scalars[i].undamped,
+                                .one_minus_momentum = scalars[i].undamped,
                                 .fresh = scalars[i].fresh,
                                 .nesterov = scalars[i].nesterov,
                                 .rounding = (uint32_t)i * 77777777 };

@@ -728,8 +728,8 @@ static void nan_stays(void **state)
                                        .momentum = 0.9 };
                 struct zk_scalars s = zk_prepare(o, &k, 2);
 
-                if (plane == 2 && planes == 2)
-                    continue;
+                if ((plane == 2 && planes == 2) || (plane == 0 && o == ZB_MUON))
+                    continue; /* it has no such plane, or does not read it */
                 for (size_t i = 0; i < 64; i++)
                     for (size_t y = 0; y < 4; y++)
                         x[y][i] = y == 2 || (y == 1 && o == ZB_ADAGRAD)

@@ -278,7 +278,7 @@ static void page_trains(void **state)
 
     (void)state;
     for (size_t i = 0; i < count; i++)
-        for (enum zb_optimizer o = ZB_ADAMW; all[i]->supported() && o < ZB_OPTIMIZER_END; o++)
+        for (enum zb_optimizer o = ZB_ADAMW; all[i]->supported() && o < ZB_MUON; o++)
             for (enum zb_dtype dtype = ZB_F32; dtype < ZB_DTYPE_END; dtype++)
                 for (enum zb_dtype grad = ZB_F32; grad < ZB_DTYPE_END; grad++) {
                     struct fixture x = fixture_new(all[i], dtype, grad, o, ZB_MOMENTS_F32, false);
@@ -359,7 +359,7 @@ static void page_reduced_moments(void **state)
 
     (void)state;
     for (size_t i = 0; i < count; i++)
-        for (enum zb_optimizer o = ZB_ADAMW; all[i]->supported() && o < ZB_OPTIMIZER_END; o++)
+        for (enum zb_optimizer o = ZB_ADAMW; all[i]->supported() && o < ZB_MUON; o++)
             for (enum zb_dtype dtype = ZB_F32; dtype < ZB_DTYPE_END; dtype++)
                 for (enum zb_moments m = ZB_MOMENTS_BF16; m < ZB_MOMENTS_END; m++) {
                     struct fixture x = fixture_new(all[i], dtype, ZB_F32, o, m, false);
@@ -367,6 +367,154 @@ static void page_reduced_moments(void **state)
                     fixture_train_reduced(&x);
                     fixture_free(&x);
                 }
+}
+
+/* ---- Muon: two matrices, of which the first begins before the page, and AdamW between and after them */
+
+static const struct zk_segment muon_segments[] = {
+    { FIRST - 60, 300, 1, 0 },
+    { FIRST + 300, 3001, 0, 0 },
+    { FIRST + 4000, 5000, 1, -2 },
+    { FIRST + 9000, 2000, 0, 0 },
+};
+static float first_u[300], second_u[5000];
+static const struct zk_matrix matrices[] = {
+    { FIRST - 60, 300, 30, 10, first_u, 0.5F },
+    { FIRST + 4000, 5000, 50, 100, second_u, 0.25F },
+};
+
+/* The place of element i of the page in its matrix, or NULL. */
+static float *matrix_at(size_t i)
+{
+    for (size_t k = 0; k < 2; k++)
+        if (FIRST + i >= matrices[k].first && FIRST + i < matrices[k].first + matrices[k].count)
+            return matrices[k].at + (FIRST + i - matrices[k].first);
+    return NULL;
+}
+
+/* The page in two parts, if `cut`. */
+static void muon_pass(const struct fixture *x, const struct zk_scalars *by_group, bool cut,
+                      void (*pass)(const struct zk_ops *, const struct zb_layout *,
+                                   const struct zk_page *, const struct zk_segment *, size_t,
+                                   const struct zk_scalars *))
+{
+    for (uint64_t at = 0, n; at < ELEMS; at += n) {
+        struct zk_page part = x->page;
+
+        n = !cut ? ELEMS : at == 0 ? ZB_BLOCK_ELEMS : ELEMS - ZB_BLOCK_ELEMS;
+        part.first += at;
+        part.count = n;
+        part.param = (char *)part.param + zb_blocks_bytes(x->layout.block_bytes[ZB_PARAM], at);
+        part.state = (char *)part.state + zb_blocks_bytes(x->layout.block_bytes[ZB_STATE], at);
+        part.grad = (char *)part.grad + zb_blocks_bytes(x->layout.block_bytes[ZB_GRAD], at);
+        part.matrices = matrices;
+        part.nmatrices = 2;
+        pass(x->ops, &x->layout, &part, muon_segments, 4, by_group);
+    }
+}
+
+static void muon_check(struct fixture *x, const struct zk_scalars *by_group, bool cut)
+{
+    float *m = malloc(ELEMS * sizeof(float)), *to = malloc(ELEMS * sizeof(float));
+    float *master = malloc(ELEMS * sizeof(float));
+    bool reduced = x->layout.moments != ZB_MOMENTS_F32;
+
+    zk_page_read(x->ops, &x->layout, &x->page, ZK_EXP_AVG, m);
+    zk_page_read(x->ops, &x->layout, &x->page, ZK_MASTER, master);
+    muon_pass(x, by_group, cut, zk_page_step);
+    zk_page_read(x->ops, &x->layout, &x->page, ZK_EXP_AVG, to);
+    for (size_t i = 0; i < ELEMS; i++) {
+        struct zk_scalars scalars = by_group[1];
+        float u = 0, new_m = m[i];
+        const struct zk_step_arrays a = { .param = &u, .m = &new_m, .grad = &x->flat->grad[i] };
+
+        if (!matrix_at(i))
+            continue;
+        scalars.scale = i < 300 ? scalars.scale : -2;
+        x->ops->step[ZB_MUON][ZB_F32][ZB_F32](&scalars, &a, 1);
+        assert_memory_equal(matrix_at(i), &u, sizeof(u));
+        assert_true(fabsf(to[i] - new_m) <= (reduced ? 0.125F * fabsf(new_m) + 5e-5F : 0));
+        *matrix_at(i) = u * 3 - 1; /* "orthogonalized" */
+    }
+    muon_pass(x, by_group, cut, zk_page_weight);
+    zk_page_read(x->ops, &x->layout, &x->page, ZK_MASTER, to);
+    for (size_t i = 0; i < ELEMS; i++) {
+        struct zk_scalars scalars = by_group[1];
+
+        if (!matrix_at(i))
+            continue;
+        scalars.step_size = i < 300 ? 0.5F : 0.25F;
+        x->ops->weight_f32(&scalars, &master[i], matrix_at(i), 1);
+        assert_memory_equal(&to[i], &master[i], sizeof(float));
+    }
+    free(m);
+    free(to);
+    free(master);
+}
+
+/* What AdamW steps in the page is as if there were no matrices. A group of 8 bits may be shared with one. */
+static void muon_others(const struct fixture *x, const struct fixture *alone)
+{
+    float *got = malloc(ELEMS * sizeof(float)), *want = malloc(ELEMS * sizeof(float));
+
+    for (enum zk_what what = ZK_MASTER; what <= ZK_EXP_AVG_SQ; what++) {
+        zk_page_read(x->ops, &x->layout, &x->page, what, got);
+        zk_page_read(x->ops, &x->layout, &alone->page, what, want);
+        for (size_t i = 0; i < ELEMS; i++)
+            if (!matrix_at(i) && memcmp(&got[i], &want[i], sizeof(float)) != 0)
+                fail_msg("element %zu of what %d: %g, not %g", i, (int)what, (double)got[i],
+                         (double)want[i]);
+    }
+    free(got);
+    free(want);
+}
+
+static void muon_train(const struct zk_ops *ops, enum zb_dtype dtype, enum zb_moments moments)
+{
+    static const struct zk_segment others[] = { { FIRST + 300, 3001, 0, 0 },
+                                                { FIRST + 9000, 2000, 0, 0 } };
+    const struct zk_params params = { .lr = 1e-2,
+                                      .beta1 = 0.9,
+                                      .beta2 = 0.95,
+                                      .eps = 1e-8,
+                                      .weight_decay = 0.1,
+                                      .scale = 0.5,
+                                      .momentum = 0.9,
+                                      .nesterov = 1 };
+    struct fixture x[3]; /* whole, cut, and AdamW alone */
+
+    for (int f = 0; f < 3; f++)
+        x[f] = fixture_new(ops, dtype, ZB_F32, ZB_ADAMW, moments, false);
+    for (uint64_t t = 1; t <= 3; t++) {
+        const struct zk_scalars by_group[] = { zk_prepare(ZB_ADAMW, &params, t),
+                                               zk_prepare(ZB_MUON, &params, t) };
+
+        for (int f = 0; f < 3; f++)
+            fixture_ingest(&x[f], ZB_F32, false, t, false);
+        muon_check(&x[0], by_group, false);
+        muon_check(&x[1], by_group, true);
+        assert_memory_equal(x[0].page.state, x[1].page.state,
+                            zb_page_bytes(x[0].layout.block_bytes[ZB_STATE], ELEMS));
+        assert_memory_equal(x[0].page.param, x[1].page.param,
+                            zb_page_bytes(x[0].layout.block_bytes[ZB_PARAM], ELEMS));
+        zk_page_step(ops, &x[2].layout, &x[2].page, others, 2, by_group);
+        if (moments != ZB_MOMENTS_Q8)
+            muon_others(&x[0], &x[2]);
+    }
+    for (int f = 0; f < 3; f++)
+        fixture_free(&x[f]);
+}
+
+static void page_muon(void **state)
+{
+    size_t count;
+    const struct zk_ops *const *all = zk_all(&count);
+
+    (void)state;
+    for (size_t i = 0; i < count; i++)
+        for (enum zb_dtype dtype = ZB_F32; all[i]->supported() && dtype < ZB_DTYPE_END; dtype++)
+            for (enum zb_moments m = ZB_MOMENTS_F32; m < ZB_MOMENTS_END; m++)
+                muon_train(all[i], dtype, m);
 }
 
 static void page_frozen(void **state)
@@ -425,9 +573,8 @@ static void page_quantized(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(page_trains),
-        cmocka_unit_test(page_reduced_moments),
-        cmocka_unit_test(page_frozen),
+        cmocka_unit_test(page_trains),    cmocka_unit_test(page_reduced_moments),
+        cmocka_unit_test(page_muon),      cmocka_unit_test(page_frozen),
         cmocka_unit_test(page_quantized),
     };
 

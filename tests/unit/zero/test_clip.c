@@ -32,10 +32,11 @@
 
 /* ---- the model: a tensor that crosses blocks, a frozen one between others, many small ones */
 
-static struct zc_tensor dense[] = { { "w", 0, 1, { 9000 }, 0 },
-                                    { "f", 9000, 1, { 50 }, ZC_GROUP_FROZEN },
-                                    { "b", 9050, 1, { 100 }, 1 } };
-static struct zc_tensor pair[] = { { "p", 0, 1, { 1500 }, 0 }, { "q", 1500, 1, { 2500 }, 0 } };
+static struct zc_tensor dense[] = { { "w", 0, 1, { 9000 }, 0, false },
+                                    { "f", 9000, 1, { 50 }, ZC_GROUP_FROZEN, false },
+                                    { "b", 9050, 1, { 100 }, 1, false } };
+static struct zc_tensor pair[] = { { "p", 0, 1, { 1500 }, 0, false },
+                                   { "q", 1500, 1, { 2500 }, 0, false } };
 static struct zc_tensor many[SMALL];
 static struct zc_unit units[] = {
     { .name = "dense", .elems = 9150, .dtype = ZC_F32, .tensors = dense, .ntensors = 3 },
@@ -561,6 +562,6 @@ int main(void)
     };
 
     for (uint32_t i = 0; i < SMALL; i++)
-        many[i] = (struct zc_tensor){ "t", (uint64_t)i * 7, 1, { 7 }, 0 };
+        many[i] = (struct zc_tensor){ "t", (uint64_t)i * 7, 1, { 7 }, 0, false };
     return cmocka_run_group_tests(tests, real_daemon_setup, real_daemon_teardown);
 }

@@ -24,9 +24,12 @@
 #define MORE    12u    /* units like "block": more than a small host budget can hold */
 #define TENSORS (6u + 2 * MORE)
 
-static struct zc_tensor dense[] = { { "w", 0, 1, { 6000 }, 0 }, { "b", 6000, 1, { 100 }, 0 } };
-static struct zc_tensor block[] = { { "w", 0, 1, { 19000 }, 0 }, { "b", 19000, 1, { 1000 }, 0 } };
-static struct zc_tensor head[] = { { "w", 0, 1, { 900 }, 0 }, { "b", 900, 1, { 100 }, 0 } };
+static struct zc_tensor dense[] = { { "w", 0, 1, { 6000 }, 0, false },
+                                    { "b", 6000, 1, { 100 }, 0, false } };
+static struct zc_tensor block[] = { { "w", 0, 1, { 19000 }, 0, false },
+                                    { "b", 19000, 1, { 1000 }, 0, false } };
+static struct zc_tensor head[] = { { "w", 0, 1, { 900 }, 0, false },
+                                   { "b", 900, 1, { 100 }, 0, false } };
 static struct zc_unit units[4 + MORE] = {
     { .name = "dense", .elems = 6100, .tensors = dense, .ntensors = 2 },
     { .name = "table", .index = 1, .elems = 50, .frozen = true },
@@ -353,6 +356,80 @@ static void as_without_gradients(void **state)
     real_daemon_stop(&tiny);
 }
 
+/* ---- what a frozen unit moves */
+
+/* A step in which only the units of `trained` (bits) are trained, and nothing is gathered. Adds what
+ * the daemon reads and writes meanwhile. */
+static int step_of(struct zc_zero *z, uint32_t trained, uint64_t step, uint64_t moved[2])
+{
+    struct zc_zero_stepped stepped;
+    struct zc_zero_stats before, after;
+    int rc = zc_zero_stats(z, &before);
+
+    for (uint32_t u = 0; u < UNITS && rc == 0; u++)
+        if (!units[u].frozen)
+            rc = zc_zero_freeze(z, u, !(trained >> u & 1));
+    if (rc == 0)
+        rc = zc_zero_micro(z, true);
+    for (uint32_t u = UNITS; u-- > 0 && rc == 0;)
+        if (!units[u].frozen && (trained >> u & 1) && (rc = grad_add(z, u, step, 0, 0)) == 0)
+            rc = zc_zero_reduce(z, u);
+    if (rc == 0)
+        rc = zc_zero_micro_end(z);
+    if (rc == 0)
+        rc = zc_zero_step(z, 0.01, &stepped);
+    if (rc == 0)
+        rc = zc_zero_stats(z, &after);
+    moved[0] = after.nvme_read_bytes - before.nvme_read_bytes;
+    moved[1] = after.nvme_written_bytes - before.nvme_written_bytes;
+    return rc;
+}
+
+/* Steps move the bytes of what they train, and no others: those of two halves are those of the whole.
+ * -EDOM: it held. */
+static int steps_of_halves(struct zc_zero *z, uint32_t rank)
+{
+    const uint32_t all = (1u << UNITS) - 1, small = 1u << 3;
+    uint64_t whole[2], one[2], rest[2];
+    int rc = step_of(z, all, 1, whole);
+
+    (void)rank;
+    if (rc == 0)
+        rc = step_of(z, all, 2, whole); /* the first one also reads nothing that is absent */
+    if (rc == 0)
+        rc = step_of(z, small, 3, one);
+    if (rc == 0)
+        rc = step_of(z, all & ~small, 4, rest);
+    for (int i = 0; i < 2 && rc == 0; i++) {
+        if (one[i] == 0 || one[i] > whole[i] / 20 || one[i] + rest[i] != whole[i]) {
+            print_error("%s: all %llu, head %llu, the rest %llu bytes\n",
+                        i == 0 ? "read" : "written", (unsigned long long)whole[i],
+                        (unsigned long long)one[i], (unsigned long long)rest[i]);
+            return -EPROTO;
+        }
+    }
+    return rc < 0 ? rc : -EDOM;
+}
+
+static void a_frozen_unit_moves_no_byte(void **state)
+{
+    static const struct place place = { ZC_ZERO_NVME, ZC_STAGE_3, NULL,   true, false,
+                                        false,        false,      ZC_F32, 0 };
+    struct real_daemon tiny;
+    struct party p;
+
+    (void)state;
+    real_daemon_start(&tiny, "--host-bytes", "1500K");
+    party_new(&p, 1, &place, tiny.socket, true);
+    p.ranks[0].instead = steps_of_halves;
+    p.ranks[0].until = 0;
+    party_run(&p);
+    if (p.ranks[0].rc != -EDOM)
+        fail_msg("%s", p.ranks[0].error);
+    party_done(&p);
+    real_daemon_stop(&tiny);
+}
+
 /* The declaration is kept, and the step counts. */
 static void a_resumed_job_freezes_again(void **state)
 {
@@ -519,6 +596,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(as_without_gradients),
+        cmocka_unit_test(a_frozen_unit_moves_no_byte),
         cmocka_unit_test(a_resumed_job_freezes_again),
         cmocka_unit_test(refused_on_all),
     };

@@ -6,10 +6,13 @@
 #include "tests/ztest.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/util.h"
+#include "client/zero/core/zero.h"
+#include "client/zero/store/daemon_priv.h"
 #include "comm_threads.h"
 #include "model.h"
 #include "real_daemon.h"
@@ -174,11 +177,86 @@ static void a_rank_that_dies(void **state)
         }
 }
 
+/* ---- pins */
+
+struct pinned {
+    struct zc_zero_options options;
+    struct zc_placement placement;
+    uint64_t bytes; /* of host memory, before any gather: nothing but the daemon's */
+    int rc;
+};
+
+/* A rank that starts, and leaves. */
+static void *pinned_rank(void *arg)
+{
+    struct pinned *p = arg;
+    struct zc_zero *z;
+
+    p->rc = zc_zero_open(&z, &p->options);
+    if (p->rc == 0)
+        p->rc = model_declare(z, ZC_BF16, false);
+    if (p->rc == 0)
+        p->rc = zc_zero_start(z, model_init_fn, NULL);
+    if (p->rc == 0) {
+        p->placement = zcz_daemon_of(z->store)->placement;
+        p->bytes = zk_gpu_pinned_bytes(z->device.gpu);
+    }
+    zc_zero_close(z, p->rc == 0); /* asserts that nothing is pinned */
+    return NULL;
+}
+
+/* -ENOSPC: that is not enough memory. */
+static int ranks_pin(uint32_t kib, enum zc_node_gather gather, struct pinned ranks[2])
+{
+    const struct setting s = { "pins", 2, 1, 0, ZC_BF16, false, 0, 1, "emulated:64M" };
+    pthread_t threads[2];
+    struct party p;
+
+    party_new(&p, &s, gather, kib);
+    for (uint32_t r = 0; r < 2; r++) {
+        ranks[r] = (struct pinned){ .options = p.runs[r].options };
+        ranks[r].options.device = r == 0 ? "emulated:64M" : "emulated@1:64M";
+        assert_int_equal(pthread_create(&threads[r], NULL, pinned_rank, &ranks[r]), 0);
+    }
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_int_equal(pthread_join(threads[r], NULL), 0);
+        assert_true(ranks[r].rc == 0 || ranks[r].rc == -ENOSPC || r > 0);
+    }
+    party_done(&p, &s);
+    return ranks[0].rc;
+}
+
+/* A rank pins the slices that it reads: its own, and what streamed ones pass through; all of them, if
+ * ranks read each other's. */
+static void ranks_pin_what_they_read(void **state)
+{
+    (void)state;
+    for (int streamed = 0; streamed < 2; streamed++) {
+        uint32_t kib = streamed ? KIB_LEAST : KIB_ALL;
+        struct pinned own[2], all[2];
+        uint64_t ring, arena;
+
+        while (ranks_pin(kib, ZC_NODE_GATHER_COMM, own) == -ENOSPC)
+            kib += KIB_STEP;
+        assert_int_equal(ranks_pin(kib, ZC_NODE_GATHER_HOST, all), 0);
+        arena = own[0].placement.arena_bytes;
+        ring = own[0].placement.ring_bytes;
+        assert_true((ring > 0) == (streamed != 0) && arena > 0);
+        assert_int_equal(own[0].placement.own_bytes + own[1].placement.own_bytes + ring, arena);
+        for (uint32_t r = 0; r < 2; r++) {
+            assert_int_equal(own[r].bytes, own[r].placement.own_bytes + ring);
+            assert_int_equal(all[r].bytes, arena);
+            assert_true(streamed || own[r].placement.own_bytes > 0);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bits_are_those_of_collectives),
         cmocka_unit_test(a_rank_that_dies),
+        cmocka_unit_test(ranks_pin_what_they_read),
     };
 
     return cmocka_run_group_tests(tests, real_daemon_setup, real_daemon_teardown);

@@ -28,7 +28,7 @@ static const bool asan = true;
 static const bool asan = false;
 #endif
 
-static struct zc_tensor tensor = { "w", 0, 1, { ELEMS }, 0 };
+static struct zc_tensor tensor = { "w", 0, 1, { ELEMS }, 0, false };
 
 struct rank {
     struct zc_comm *comm;

@@ -27,9 +27,9 @@
 #define TENSORS 3u    /* the second one has no gradient in steps 3 and 4 */
 #define UNUSED  1u
 
-static struct zc_tensor first[] = { { "a", 0, 1, { 4000 }, 0 },
-                                    { "unused", 4000, 1, { 5000 }, 0 } };
-static struct zc_tensor second[] = { { "b", 0, 1, { ELEMS }, 0 } };
+static struct zc_tensor first[] = { { "a", 0, 1, { 4000 }, 0, false },
+                                    { "unused", 4000, 1, { 5000 }, 0, false } };
+static struct zc_tensor second[] = { { "b", 0, 1, { ELEMS }, 0, false } };
 static const struct zc_unit units[] = {
     { .name = "first", .elems = ELEMS, .dtype = ZC_BF16, .tensors = first, .ntensors = 2 },
     { .name = "second",

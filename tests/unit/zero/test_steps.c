@@ -34,10 +34,11 @@
 
 /* ---- the model: units with consecutive tensors, the second one frozen */
 
-static struct zc_tensor dense[] = { { "w", 0, 1, { 3000 }, 0 }, { "b", 3000, 1, { 100 }, 1 } };
-static struct zc_tensor experts[] = { { "e0", 0, 1, { 2000 }, 0 },
-                                      { "e1", 2000, 1, { 2000 }, 0 },
-                                      { "e2", 4000, 1, { 5000 }, 0 } };
+static struct zc_tensor dense[] = { { "w", 0, 1, { 3000 }, 0, false },
+                                    { "b", 3000, 1, { 100 }, 1, false } };
+static struct zc_tensor experts[] = { { "e0", 0, 1, { 2000 }, 0, false },
+                                      { "e1", 2000, 1, { 2000 }, 0, false },
+                                      { "e2", 4000, 1, { 5000 }, 0, false } };
 static struct zc_tensor many[MANY];
 static struct zc_unit units[] = {
     { .name = "dense", .elems = 3100, .dtype = ZC_F32, .tensors = dense, .ntensors = 2 },
@@ -822,7 +823,7 @@ static void ranks_that_differ(void **state)
 static int setup(void **state)
 {
     for (uint32_t t = 0; t < MANY; t++)
-        many[t] = (struct zc_tensor){ "t", EACH * t, 1, { EACH }, 1 };
+        many[t] = (struct zc_tensor){ "t", EACH * t, 1, { EACH }, 1, false };
     return real_daemon_setup(state);
 }
 

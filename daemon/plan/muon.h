@@ -1,0 +1,22 @@
+/*
+ * muon.h - memory of a job with Muon, in addition to its planes: plan/muon.c has the model. Loop thread.
+ */
+#ifndef ZSD_PLAN_MUON_H
+#define ZSD_PLAN_MUON_H
+
+#include "daemon/job/shard.h"
+
+/** Whether Muon steps this tensor. */
+static inline bool zsd_tensor_muon(const struct zsd_unit *unit, uint32_t tensor)
+{
+    return !unit->layout.frozen && unit->tensors[tensor].muon;
+}
+
+/** Computes how much the job needs. Zeros for any other optimizer. */
+void zsd_muon_size(struct zsd_job *job);
+/** Whether the job has all elements of all matrices on this node. 0 or -ENOTSUP. */
+int zsd_muon_whole(const struct zsd_job *job, struct zb_err *err);
+/** Page buffers that may be in use for the job at one time: the daemon's, or the job's own. */
+uint32_t zsd_muon_buffers(const struct zsd_job *job);
+
+#endif
