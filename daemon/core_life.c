@@ -28,6 +28,7 @@
 #include "daemon/show/scans.h"
 #include "daemon/show/scrub.h"
 #include "daemon/show/top.h"
+#include "daemon/store/drain.h"
 #include "daemon/store/store.h"
 
 /* The structs of all rooms, in one allocation. */
@@ -53,6 +54,7 @@ bool zsd_core_turn(struct zsd *daemon)
 void zsd_core_tick(struct zsd *daemon, uint64_t now_ns)
 {
     zsd_scrub_tick(daemon->core, now_ns);
+    zsd_drain_tick(daemon->core, zb_now_ns());
     zsd_drives_tick(daemon->core, zb_now_ns()); /* now_ns may be the end of time, in tests */
     zsd_timed_expire(daemon->core, now_ns);
 }
@@ -148,8 +150,10 @@ void zsd_core_free(struct zsd *daemon)
     zsd_jobs_end_all(core);
     zsd_readers_end(core);
     zsd_scrub_end(core);
+    zsd_drain_end(core);
     zsd_core_settle(daemon);
     zsd_scrub_free(core);
+    zsd_drain_free(core);
     zsd_df_free(core);
     zsd_jobs_forget_all(core);
     zsd_leaving_all(core); /* places of jobs; zsd_store_close() frees those of the store */
@@ -181,7 +185,7 @@ unsigned zsd_core_jobs(const struct zsd *daemon)
 bool zsd_core_ticks(const struct zsd *daemon)
 {
     return zsd_core_busy(daemon) > 0 || zsd_scrub_running(daemon->core) ||
-           !zb_list_empty(&daemon->core->planner->strands) ||
+           zsd_drain_wanted(daemon->core) || !zb_list_empty(&daemon->core->planner->strands) ||
            (daemon->core->store && daemon->core->store->images > 0); /* they have a deadline */
 }
 

@@ -26,6 +26,7 @@ static const struct event {
     { "drive-drained", "5b70680ee35e4bf9b1b2062875784771" },
     { "drive-empty", "fc1f2eac68bf4f37bcf4119e3b2b81ab" },
     { "drive-error", "6a949e128e92490c984fae3a14b8a3c2" },
+    { "drive-moved", "8e2f0bc9cd9a4904ab56906a11f0c4e2" },
     { "drive-stalled", "100d7d21149b424ea20433351a0a5060" },
     { "drive-used", "eade6d09bfe141cb82da7c763974e510" },
     { "end", "f002cd925ac4497391cb0270232fd978" },

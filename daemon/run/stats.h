@@ -55,6 +55,8 @@
     X(commits)            /* of jobs, prepared ones too */                          \
     X(commits_failed)     /* refusals of wrong requests excluded */                 \
     X(drives_drained)     /* on request, or because they fail, are slow or stall */ \
+    X(drained_pages)      /* moved off a drained drive, other than by a step */     \
+    X(drained_bytes)      /* of these */                                            \
     X(pages_elsewhere)    /* written to another drive, after a write had failed */  \
     X(catalog_changes)    /* made durable */                                        \
     X(catalog_failed)     /* the catalog or a slot was not written */               \

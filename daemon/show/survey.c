@@ -21,6 +21,7 @@
 #include "daemon/op/reader.h"
 #include "daemon/page/held.h"
 #include "daemon/show/scans.h"
+#include "daemon/store/drain.h"
 
 /* ---- jobs and versions */
 
@@ -160,6 +161,8 @@ static int take_begin(struct zsd_core *core, struct zsd_survey *s)
         rc = zsd_places_copy_begin(core, &s->places);
     if (rc == 0)
         rc = zsd_readers_promised(core, &s->readers, &s->readers_held);
+    if (rc == 0)
+        rc = zsd_drain_promised(core, &s->readers, &s->readers_held);
     zb_list_each(pos, &core->store->saved)
     {
         if (rc == 0)

@@ -32,6 +32,7 @@ struct zsd_store {
     struct zsd_core *core;
     struct zn_catalog *catalog; /* used by the catalog's thread only, once the loop runs */
     struct zsd_copies *copies;  /* of the catalog: copies.h; NULL: none */
+    struct zsd_drainer *drain;  /* drain.h; NULL: no drive was drained yet */
     struct zb_list saved;       /* by number */
     struct zb_list line;        /* queue of struct zsd_change: the first runs */
     struct zb_list rows;        /* all rows that have places */

@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "daemon/disk/drives.h"
+#include "daemon/store/drain.h"
 
 #define TURNS_MAX   200000u /* nothing takes as many */
 #define IDLE_TURNS  64u     /* this many in a row without progress: there will be none */
@@ -122,6 +123,7 @@ static void world_drains(struct zs_world *w, uint64_t draw)
         (void)zsd_drive_use(core, path, NULL);
     else
         (void)zsd_drive_drain(core, path, ZSD_DRAIN_ASKED, "", NULL);
+    zsd_drain_start(core);
 }
 
 /* Draws the next source of work. Returns how much was done. */
