@@ -11,7 +11,8 @@
  *
  * PLACES of a rank's slices in host memory:
  *
- *     near    on the socket of its GPU
+ *     near    on the socket of its GPU: where the daemon has asked for them (near = on), or the bench
+ *             fails
  *     off     spread evenly over both sockets, as memory that is interleaved
  *     far     on the other socket
  *
@@ -284,13 +285,15 @@ static int rank_define(struct node_rank *r)
 static int rank_open(struct node_rank *r)
 {
     const struct zc_options options = { .socket = r->b->rig.daemon.socket, .program = "zbench" };
+    const uint32_t socket = r->b->sockets.flows[r->rank].socket;
     const struct zc_job_options job = { .name = "bench",
                                         .rank = r->rank,
                                         .world = r->b->gpus,
                                         .groups = 1,
                                         .staging_bytes = NODE_STAGING,
                                         .offload_param = ZC_HOST,
-                                        .offload_optimizer = ZC_HOST };
+                                        .offload_optimizer = ZC_HOST,
+                                        .device_node = 1 + socket };
     struct zc_placement placement;
     int rc = zc_open(&r->c, &options);
 
@@ -300,6 +303,9 @@ static int rank_open(struct node_rank *r)
         rc = rank_define(r);
     if (rc == 0)
         rc = zc_ready_wait(r->c, r->job.id, NULL, 0, &placement);
+    if (rc == 0 && placement.node != 1 + socket)
+        return zb_fail(&r->err, -EBADMSG, "rank %u: the daemon has not placed it near its GPU",
+                       r->rank);
     for (uint64_t i = 0; rc == 0 && i < NODE_STAGING / sizeof(float); i++)
         ((float *)r->job.staging)[i] = 1 + (float)r->rank / 128;
     for (uint32_t u = 0; u < NODE_UNITS && rc == 0; u++)
@@ -333,7 +339,8 @@ static void rank_end(struct node_rank *r)
 static int node_start(struct node_bench *b)
 {
     int rc = zbench_rig_start(&b->rig, b->z, "/tmp",
-                              "--host-bytes %" PRIu64 " --nvme-bytes 0 --log-level error",
+                              "--host-bytes %" PRIu64
+                              " --nvme-bytes 0 --log-level error --numa off --near on",
                               2 * b->gpus * (b->size + NODE_STAGING) + 64 * ZB_MIB);
 
     if (rc == 0)

@@ -92,11 +92,12 @@ int zk_gpu_list(const char *text, struct zk_gpu_list *ret, struct zb_err *err);
 /**
  * Chooses one device for this process, which is one of several on its machine: of "cuda", "all" or
  * another list, the one of its local rank (LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, SLURM_LOCALID or
- * MPI_LOCALRANKID; 0 without these), modulo the number of devices. Any other name stays as it is.
+ * MPI_LOCALRANKID; `place` without these), modulo the number of devices. Any other name stays as it
+ * is.
  *
  * @return 0; as zk_gpu_list()
  */
-int zk_gpu_local(const char *name, char ret[ZK_GPU_NAME_MAX], struct zb_err *err);
+int zk_gpu_local(const char *name, unsigned place, char ret[ZK_GPU_NAME_MAX], struct zb_err *err);
 
 /**
  * Opens a device; may take a second (it makes a context).

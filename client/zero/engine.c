@@ -41,17 +41,60 @@ static int open_copy(struct zc_zero *z, const struct zc_zero_options *options)
     return 0;
 }
 
-/* Opens what a rank can check by itself. */
+static uint64_t hash_text(uint64_t hash, const char *text)
+{
+    for (; *text; text++)
+        hash = (hash ^ (unsigned char)*text) * UINT64_C(0x100000001b3); /* FNV-1a */
+    return hash;
+}
+
+/* The machine, as its processes see it: containers with names of their own are several. */
+static uint64_t open_machine(void)
+{
+    char name[256] = "", boot[64] = "";
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+
+    if (f) {
+        if (!fgets(boot, sizeof(boot), f))
+            boot[0] = '\0';
+        (void)fclose(f);
+    }
+    (void)gethostname(name, sizeof(name) - 1);
+    return hash_text(hash_text(UINT64_C(0xcbf29ce484222325), name), boot);
+}
+
+/* The place of this rank among the ranks of its machine, by their numbers, for the choice of a GPU.
+ * Collective, before anything else is. 0 or the failure. */
+static int open_place(struct zc_zero *z, unsigned *ret)
+{
+    uint64_t mine = open_machine();
+    const uint64_t *all;
+    struct zcz_buf *buf;
+    int rc;
+
+    *ret = 0;
+    if (z->world == 1)
+        return 0;
+    rc = zcz_share(z, &mine, sizeof(mine), ZCZ_CALL_PLACES, 0, &buf);
+    if (rc < 0)
+        return rc;
+    all = buf->data;
+    for (uint32_t r = 0; r < z->rank; r++)
+        *ret += all[r] == mine;
+    zcz_buf_put(&z->small, buf);
+    return 0;
+}
+
 /* Opens the one device of options.device that this process uses; its name is in the options then. A
  * stream is of the device that its owner has chosen. */
-static int open_device(struct zc_zero *z)
+static int open_device(struct zc_zero *z, unsigned place)
 {
     char name[ZK_GPU_NAME_MAX], *copy;
     struct zb_err err = { 0 };
 
     if (!z->options.device || z->options.stream)
         return zcz_device_open(z);
-    if (zk_gpu_local(z->options.device, name, &err) < 0)
+    if (zk_gpu_local(z->options.device, place, name, &err) < 0)
         return zcz_refuse(z, err.code, "device '%s': %s", z->options.device, err.text);
     copy = strdup(name);
     if (!copy)
@@ -61,7 +104,8 @@ static int open_device(struct zc_zero *z)
     return zcz_device_open(z);
 }
 
-static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
+/* Opens what a rank can check by itself. place: of this rank on its machine. */
+static int open_alone(struct zc_zero *z, const struct zc_zero_options *options, unsigned place)
 {
     struct zb_err err = { 0 };
     int rc = open_copy(z, options);
@@ -79,7 +123,7 @@ static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
     rc = zk_select(options->kernels, &z->kernels, &err);
     if (rc < 0)
         return zcz_refuse(z, rc, "%s", err.text);
-    rc = open_device(z);
+    rc = open_device(z, place);
     if (rc < 0)
         return rc;
     if (z->options.offload_optimizer != ZC_ZERO_NONE)
@@ -236,6 +280,7 @@ static int open_engine(struct zc_zero **ret, const struct zc_zero_options *optio
     struct engine *e = calloc(1, sizeof(*e));
     struct zc_zero *z;
     bool on_device = options->device && *options->device;
+    unsigned place;
     int rc;
 
     *ret = NULL;
@@ -262,7 +307,10 @@ static int open_engine(struct zc_zero **ret, const struct zc_zero_options *optio
     z->comm = options->comm;
     z->rank = comm->rank;
     z->world = comm->world;
-    rc = open_alone(z, options);
+    rc = open_place(z, &place);
+    if (rc < 0)
+        return rc;
+    rc = open_alone(z, options, place);
     rc = zcz_vote(z, rc, zcz_digest(z), ZCZ_CALL_OPTIONS);
     if (rc == 0)
         rc = zcz_split(z);

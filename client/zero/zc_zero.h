@@ -356,8 +356,9 @@ struct zc_zero_options {
     const char *kernels;
     /* NULL or "": parameters and gradients are handed out in host memory. Else the GPU on which
      * they are handed out: "cuda:N", or "cuda": the one of this process's local rank (LOCAL_RANK,
-     * OMPI_COMM_WORLD_LOCAL_RANK, SLURM_LOCALID, MPI_LOCALRANKID), else the first. Too little memory is -ENOSPC; the error message has
-     * the bytes needed and the bytes free */
+     * OMPI_COMM_WORLD_LOCAL_RANK, SLURM_LOCALID, MPI_LOCALRANKID), else by its place among the
+     * ranks of its machine. zc_zero_device() is the one that was chosen. Too little memory is
+     * -ENOSPC; the error message has the bytes needed and the bytes free */
     const char *device;
     /* ZC_ZERO_HOST: a job whose gradients do not fit in memory is rejected (-ENOSPC). 0: gradients
      * that do not fit go to NVMe, if state and parameters may go there too */
@@ -561,6 +562,9 @@ ZC_EXPORT int zc_zero_park(struct zc_zero *z);
  * options.stream, or the engine's own, which lives as long as the engine.
  */
 ZC_EXPORT void *zc_zero_stream(struct zc_zero *z);
+/** The name of the one device that this rank uses: of a list in options.device, the one that was
+ * chosen. Valid until the engine is closed. NULL: it has none. */
+ZC_EXPORT const char *zc_zero_device(struct zc_zero *z);
 
 /**
  * Returns the device bytes that this engine has allocated now: gathered units, gradients, unused

@@ -205,7 +205,7 @@ static int passes_new(struct train *t)
         .model = &t->model,
         .hold = hold_of(t),
         .dtype = t->args->dtype,
-        .device = t->args->device,
+        .device = t->args->device ? zc_zero_device(t->zero) : NULL,
         .stream = t->args->device ? zc_zero_stream(t->zero) : NULL,
         .tick = engine_tick,
         .tick_arg = t,

@@ -139,13 +139,14 @@ static bool local_rank(unsigned *ret)
     return false;
 }
 
-int zk_gpu_local(const char *name, char ret[ZK_GPU_NAME_MAX], struct zb_err *err)
+int zk_gpu_local(const char *name, unsigned place, char ret[ZK_GPU_NAME_MAX], struct zb_err *err)
 {
     struct zk_gpu_list list;
-    unsigned rank = 0;
+    unsigned rank = place;
     bool known = local_rank(&rank);
-    /* without a local rank, "cuda" is its first device, as the runtime chooses it */
-    int rc = zk_gpu_list(known && strcmp(name, "cuda") == 0 ? "all" : name, &list, err);
+    /* the first process uses the first device of "cuda", as the runtime chooses it */
+    int rc =
+        zk_gpu_list((known || place > 0) && strcmp(name, "cuda") == 0 ? "all" : name, &list, err);
 
     if (rc < 0)
         return rc;

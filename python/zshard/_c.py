@@ -360,6 +360,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_zero_note_put": (c_int, (HANDLE, c_bool, c_void_p, c_size_t)),
     "zc_zero_note_get": (c_int, (HANDLE, c_bool, c_void_p, P(c_size_t))),
     "zc_zero_stream": (c_void_p, (HANDLE,)),
+    "zc_zero_device": (c_char_p, (HANDLE,)),
     "zc_zero_device_bytes": (c_uint64, (HANDLE,)),
     "zc_zero_sum": (c_int, (HANDLE, P(c_double), c_uint32)),
     "zc_zero_poll": (c_int, (HANDLE,)),

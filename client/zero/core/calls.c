@@ -50,6 +50,7 @@ static const struct {
     [ZCZ_CALL_OPTIMIZER] = { "the optimizer", "sets the optimizer" },
     [ZCZ_CALL_COUNTS] = { "the step counts of tensors", "sets step counts of tensors" },
     [ZCZ_CALL_FREEZE] = { "the freezing of a unit", "freezes a unit, or unfreezes one" },
+    [ZCZ_CALL_PLACES] = { "the places of the ranks", "opens an engine" },
     [ZCZ_CALL_OPTIONS] = { "the options of the engine", "opens an engine" },
     [ZCZ_CALL_ABANDON] = { "the end of a step that is abandoned", "abandons a step" },
     [ZCZ_CALL_DEVICES] = { "collectives between devices", "opens a device" },

@@ -22,6 +22,7 @@ enum zcz_call {
     ZCZ_CALL_OPTIMIZER,
     ZCZ_CALL_COUNTS,
     ZCZ_CALL_FREEZE,
+    ZCZ_CALL_PLACES,  /* of the ranks on their machines */
     ZCZ_CALL_OPTIONS, /* of the start */
     ZCZ_CALL_DEVICES,
     ZCZ_CALL_MEET,

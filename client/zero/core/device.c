@@ -213,6 +213,12 @@ void zcz_device_close(struct zc_zero *z)
     z->device.adopted = NULL;
 }
 
+const char *zc_zero_device(struct zc_zero *z)
+{
+    ZCZ_GUARD(z);
+    return z->device.gpu ? z->options.device : NULL;
+}
+
 void *zc_zero_stream(struct zc_zero *z)
 {
     ZCZ_GUARD(z);

@@ -72,7 +72,6 @@ static int cuda_open(struct gpt_dev *d)
 int gpt_dev_open(struct gpt_dev **ret, const char *name, void *stream, struct zb_err *err)
 {
     struct gpt_dev *d = calloc(1, sizeof(*d));
-    char local[ZK_GPU_NAME_MAX];
     int rc;
 
     assert(gpt_dev_named(name));
@@ -80,9 +79,7 @@ int gpt_dev_open(struct gpt_dev **ret, const char *name, void *stream, struct zb
         return zb_fail(err, -ENOMEM, "--device %s: %m", name);
     d->emulated = name_is(name, "emulated");
     d->native = stream;
-    rc = zk_gpu_local(name, local, &d->err); /* as the engine, which made the stream */
-    if (rc == 0)
-        rc = zk_gpu_adopt(local, stream, &d->gpu, &d->stream, &d->err);
+    rc = zk_gpu_adopt(name, stream, &d->gpu, &d->stream, &d->err);
     for (unsigned i = 0; i < GPT_DEV_MARKS && rc == 0; i++)
         rc = zk_gpu_event_new(d->gpu, &d->marks[i], &d->err);
     if (rc == 0 && !d->emulated)

@@ -31,7 +31,7 @@ struct gpt_matmul;
 bool gpt_dev_named(const char *name);
 
 /**
- * @param name    as the engine was given it
+ * @param name    zc_zero_device()
  * @param stream  zc_zero_stream(): stays open until gpt_dev_close()
  * @return 0; -ENODEV no such device, no driver, no plugin for CUDA, or no cuBLASLt; -ENOMEM, -EIO
  */

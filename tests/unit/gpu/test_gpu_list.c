@@ -159,14 +159,19 @@ static void nodes(void **state)
     assert_int_equal(pci_says(NULL), -1);
 }
 
-static const char *local_of(const char *name)
+static const char *local_at(const char *name, unsigned place)
 {
     static char local[ZK_GPU_NAME_MAX];
     struct zb_err err = { 0 };
 
-    if (zk_gpu_local(name, local, &err) < 0)
+    if (zk_gpu_local(name, place, local, &err) < 0)
         fail_msg("'%s': %s", name, err.text);
     return local;
+}
+
+static const char *local_of(const char *name)
+{
+    return local_at(name, 0);
 }
 
 /* Launchers say which of its machine's processes this one is. */
@@ -180,6 +185,9 @@ static void by_local_rank(void **state)
         assert_int_equal(unsetenv(names[i]), 0);
     assert_string_equal(local_of("cuda"), "cuda");
     assert_string_equal(local_of("emulated*4:1M"), "emulated:1M");
+    assert_string_equal(local_at("emulated*4:1M", 3), "emulated@3:1M"); /* no launcher says it */
+    assert_string_equal(local_at("emulated*4:1M", 6), "emulated@2:1M");
+    assert_string_equal(local_at("emulated:1M", 6), "emulated:1M");
     for (unsigned i = 4; i-- > 0;) { /* those before it in the table come first */
         char number[4];
 
@@ -190,7 +198,8 @@ static void by_local_rank(void **state)
     }
     assert_int_equal(setenv("LOCAL_RANK", "5", 1), 0);
     assert_string_equal(local_of("emulated*4:1M"), "emulated@1:1M");
-    assert_string_equal(local_of("emulated:1M"), "emulated:1M"); /* one is one */
+    assert_string_equal(local_at("emulated*4:1M", 3), "emulated@1:1M"); /* the launcher says it */
+    assert_string_equal(local_of("emulated:1M"), "emulated:1M");        /* one is one */
     assert_string_equal(local_of("cuda:0"), "cuda:0");
     assert_int_equal(setenv("LOCAL_RANK", "-1", 1), 0); /* not a number: the next one counts */
     assert_string_equal(local_of("emulated*4:1M"), "emulated@2:1M");

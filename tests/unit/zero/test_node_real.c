@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/util.h"
@@ -183,6 +184,7 @@ struct pinned {
     struct zc_zero_options options;
     struct zc_placement placement;
     uint64_t bytes; /* of host memory, before any gather: nothing but the daemon's */
+    char device[32];
     int rc;
 };
 
@@ -200,6 +202,7 @@ static void *pinned_rank(void *arg)
     if (p->rc == 0) {
         p->placement = zcz_daemon_of(z->store)->placement;
         p->bytes = zk_gpu_pinned_bytes(z->device.gpu);
+        (void)snprintf(p->device, sizeof(p->device), "%s", zc_zero_device(z));
     }
     zc_zero_close(z, p->rc == 0); /* asserts that nothing is pinned */
     return NULL;
@@ -208,14 +211,13 @@ static void *pinned_rank(void *arg)
 /* -ENOSPC: that is not enough memory. */
 static int ranks_pin(uint32_t kib, enum zc_node_gather gather, struct pinned ranks[2])
 {
-    const struct setting s = { "pins", 2, 1, 0, ZC_BF16, false, 0, 1, "emulated:64M" };
+    const struct setting s = { "pins", 2, 1, 0, ZC_BF16, false, 0, 1, "emulated*2:64M" };
     pthread_t threads[2];
     struct party p;
 
     party_new(&p, &s, gather, kib);
     for (uint32_t r = 0; r < 2; r++) {
         ranks[r] = (struct pinned){ .options = p.runs[r].options };
-        ranks[r].options.device = r == 0 ? "emulated:64M" : "emulated@1:64M";
         assert_int_equal(pthread_create(&threads[r], NULL, pinned_rank, &ranks[r]), 0);
     }
     for (uint32_t r = 0; r < 2; r++) {
@@ -230,7 +232,12 @@ static int ranks_pin(uint32_t kib, enum zc_node_gather gather, struct pinned ran
  * ranks read each other's. */
 static void ranks_pin_what_they_read(void **state)
 {
+    static const char *const launchers[] = { "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                             "SLURM_LOCALID", "MPI_LOCALRANKID" };
+
     (void)state;
+    for (size_t i = 0; i < ZB_COUNT(launchers); i++)
+        assert_int_equal(unsetenv(launchers[i]), 0); /* each rank has a device by its place */
     for (int streamed = 0; streamed < 2; streamed++) {
         uint32_t kib = streamed ? KIB_LEAST : KIB_ALL;
         struct pinned own[2], all[2];
@@ -244,6 +251,7 @@ static void ranks_pin_what_they_read(void **state)
         assert_true((ring > 0) == (streamed != 0) && arena > 0);
         assert_int_equal(own[0].placement.own_bytes + own[1].placement.own_bytes + ring, arena);
         for (uint32_t r = 0; r < 2; r++) {
+            assert_string_equal(own[r].device, r == 0 ? "emulated:64M" : "emulated@1:64M");
             assert_int_equal(own[r].bytes, own[r].placement.own_bytes + ring);
             assert_int_equal(all[r].bytes, arena);
             assert_true(streamed || own[r].placement.own_bytes > 0);
