@@ -1,65 +1,48 @@
 /*
- * box.c - see box.h. Rates are max-min fair: the resource that gives its flows the least is filled
- * first, these flows get their share, and so on with what is left.
+ * box.c - see box.h.
  */
 #include "bench/box.h"
 
 #include <math.h>
 
+#include "bench/fair.h"
+
 /* Resources: a direction of each link, then the host memory. */
 enum { BOX_HOST = 2 * ZBENCH_BOX_MAX, BOX_ALL };
 
-static uint32_t box_link(const struct zbench_flow *f)
+/* Flows that are in progress, for bench/fair.h. */
+struct box_flows {
+    const struct zbench_box *box;
+    const struct zbench_flow *flows;
+};
+
+static double box_takes(const void *arg, uint32_t flow, uint32_t resource)
 {
-    return 2 * f->gpu + (f->up ? 1 : 0);
+    const struct zbench_flow *f = &((const struct box_flows *)arg)->flows[flow];
+
+    return f->lasts && (resource == BOX_HOST || resource == 2 * f->gpu + (f->up ? 1 : 0)) ? 1 : 0;
 }
 
-static bool box_uses(const struct zbench_flow *f, uint32_t resource)
+static double box_limit(const void *arg, uint32_t resource)
 {
-    return resource == BOX_HOST || resource == box_link(f);
-}
+    const struct zbench_box *box = ((const struct box_flows *)arg)->box;
 
-/* What the resource still gives to each of its flows that have no rate yet; INFINITY: there are
- * none. */
-static double box_share(const struct zbench_box *box, const struct zbench_flow *flows, uint32_t n,
-                        uint32_t resource)
-{
-    double left = resource == BOX_HOST ? box->host : box->link;
-    uint32_t waiting = 0;
-
-    if (resource == BOX_HOST && box->host <= 0)
-        return INFINITY;
-    for (uint32_t i = 0; i < n; i++) {
-        if (!flows[i].lasts || !box_uses(&flows[i], resource))
-            continue;
-        left -= flows[i].rate;
-        waiting += flows[i].rate <= 0;
-    }
-    return waiting > 0 ? left / waiting : INFINITY;
+    if (resource != BOX_HOST)
+        return box->link;
+    return box->host > 0 ? box->host : INFINITY;
 }
 
 static void box_rates(const struct zbench_box *box, struct zbench_flow *flows, uint32_t n)
 {
+    const struct box_flows all = { box, flows };
+    const struct zbench_fair fair = {
+        .flows = n, .resources = BOX_ALL, .takes = box_takes, .limit = box_limit, .arg = &all
+    };
+    double rates[2 * ZBENCH_BOX_MAX];
+
+    zbench_fair_rates(&fair, rates);
     for (uint32_t i = 0; i < n; i++)
-        flows[i].rate = 0;
-    for (;;) {
-        uint32_t least = BOX_ALL;
-        double share = INFINITY;
-
-        for (uint32_t r = 0; r < BOX_ALL; r++) {
-            double s = box_share(box, flows, n, r);
-
-            if (s < share) {
-                share = s;
-                least = r;
-            }
-        }
-        if (least == BOX_ALL)
-            return;
-        for (uint32_t i = 0; i < n; i++)
-            if (flows[i].lasts && flows[i].rate <= 0 && box_uses(&flows[i], least))
-                flows[i].rate = share;
-    }
+        flows[i].rate = rates[i];
 }
 
 void zbench_box_move(struct zbench_box *box, struct zbench_flow *flows, uint32_t n)

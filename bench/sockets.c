@@ -1,6 +1,5 @@
 /*
- * sockets.c - see sockets.h. Rates are max-min fair: the rates of all flows rise together, until a
- * resource is full. Its flows keep that rate, and the others rise further.
+ * sockets.c - see sockets.h.
  */
 #include "bench/sockets.h"
 
@@ -10,6 +9,7 @@
 #include <time.h>
 
 #include "base/util.h"
+#include "bench/fair.h"
 
 /* Resources: the link of each GPU, the memory of each socket, the way to each socket from the other
  * one. */
@@ -24,6 +24,11 @@ enum {
 static double sockets_seconds(void)
 {
     return (double)zb_now_ns() * 1e-9;
+}
+
+static bool flow_runs(const struct zbench_flows *f)
+{
+    return f->done < f->queued;
 }
 
 /* How much of the resource a byte of the GPU's flow takes. */
@@ -45,47 +50,30 @@ static double sockets_limit(const struct zbench_sockets *s, unsigned resource)
                                       : s->rates.cross;
 }
 
-static bool flow_runs(const struct zbench_flows *f)
+static double fair_takes(const void *arg, uint32_t flow, uint32_t resource)
 {
-    return f->done < f->queued;
+    const struct zbench_sockets *s = arg;
+
+    return flow_runs(&s->flows[flow]) ? sockets_takes(s, flow, resource) : 0;
 }
 
-/* The rate at which the resource is full, if its flows without a rate all have that one. */
-static double sockets_fills(const struct zbench_sockets *s, unsigned resource)
+static double fair_limit(const void *arg, uint32_t resource)
 {
-    double left = sockets_limit(s, resource), waiting = 0;
-
-    for (uint32_t g = 0; g < s->gpus; g++) {
-        double takes = flow_runs(&s->flows[g]) ? sockets_takes(s, g, resource) : 0;
-
-        left -= takes * s->flows[g].rate;
-        waiting += s->flows[g].rate <= 0 ? takes : 0;
-    }
-    return waiting > 0 ? left / waiting : INFINITY;
+    return sockets_limit(arg, resource);
 }
 
 static void sockets_rates(struct zbench_sockets *s)
 {
+    const struct zbench_fair fair = { .flows = s->gpus,
+                                      .resources = SOCKETS_ALL,
+                                      .takes = fair_takes,
+                                      .limit = fair_limit,
+                                      .arg = s };
+    double rates[ZBENCH_SOCKETS_GPUS];
+
+    zbench_fair_rates(&fair, rates);
     for (uint32_t g = 0; g < s->gpus; g++)
-        s->flows[g].rate = 0;
-    for (;;) {
-        unsigned first = SOCKETS_ALL;
-        double rate = INFINITY;
-
-        for (unsigned r = 0; r < SOCKETS_ALL; r++) {
-            double fills = sockets_fills(s, r);
-
-            if (fills < rate) {
-                rate = fills;
-                first = r;
-            }
-        }
-        if (first == SOCKETS_ALL)
-            return;
-        for (uint32_t g = 0; g < s->gpus; g++)
-            if (flow_runs(&s->flows[g]) && s->flows[g].rate <= 0 && sockets_takes(s, g, first) > 0)
-                s->flows[g].rate = rate;
-    }
+        s->flows[g].rate = rates[g];
 }
 
 static double *flow_left(struct zbench_flows *f)
