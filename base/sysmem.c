@@ -20,6 +20,7 @@
 #include "base/util.h"
 
 #define LINE_BYTES 4096
+#define NODES_MAX  1024 /* of Linux */
 
 /* The names of files and values in one version of cgroups. */
 struct cgroup_names {
@@ -232,4 +233,22 @@ uint64_t zb_sysmem_resident(int pid)
     if (f)
         (void)fclose(f);
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+int zb_numa_node(const char *folder)
+{
+    char path[PATH_MAX], text[16] = "", *end;
+    long node;
+    FILE *f;
+
+    if ((size_t)snprintf(path, sizeof(path), "%s/numa_node", folder) >= sizeof(path))
+        return -1;
+    f = fopen(path, "re");
+    if (!f)
+        return -1;
+    if (!fgets(text, sizeof(text), f))
+        text[0] = '\0';
+    (void)fclose(f);
+    node = strtol(text, &end, 10);
+    return end != text && node >= 0 && node < NODES_MAX ? (int)node : -1;
 }

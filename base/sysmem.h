@@ -1,6 +1,6 @@
 /*
- * sysmem.h - the memory that is still available to this process. The default of host_bytes is a
- * quarter of it.
+ * sysmem.h - the memory that is still available to this process, and the NUMA node of a device. The
+ * default of host_bytes is a quarter of that memory.
  */
 #ifndef ZB_SYSMEM_H
 #define ZB_SYSMEM_H
@@ -28,5 +28,9 @@ uint64_t zb_sysmem_limit(const char *root, int pid);
 
 /** Resident memory of a process, shared pages and files included; 0: unknown. */
 uint64_t zb_sysmem_resident(int pid);
+
+/** The NUMA node, below 1024, that the kernel writes into the file numa_node of a device's folder in
+ * sysfs. -1: there is no such file, the machine has one node, or the firmware does not say. Blocks. */
+int zb_numa_node(const char *folder);
 
 #endif

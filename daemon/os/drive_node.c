@@ -11,22 +11,7 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 
-/* The number in the file numa_node of a folder; ZSD_NO_NODE: none. */
-static int node_in(const char *folder)
-{
-    char path[PATH_MAX + sizeof("/numa_node")];
-    int node = ZSD_NO_NODE;
-    FILE *file;
-
-    (void)snprintf(path, sizeof(path), "%s/numa_node", folder);
-    file = fopen(path, "re");
-    if (!file)
-        return ZSD_NO_NODE;
-    if (fscanf(file, "%d", &node) != 1 || node < 0)
-        node = ZSD_NO_NODE;
-    (void)fclose(file);
-    return node;
-}
+#include "base/sysmem.h"
 
 int zsd_drive_node(uint64_t device, const char *sys)
 {
@@ -37,7 +22,7 @@ int zsd_drive_node(uint64_t device, const char *sys)
     if (device == 0 || !realpath(link, folder) || !realpath(sys, root))
         return ZSD_NO_NODE;
     while (node == ZSD_NO_NODE && strlen(folder) > strlen(root)) {
-        node = node_in(folder);
+        node = zb_numa_node(folder);
         slash = strrchr(folder, '/');
         if (!slash)
             break;
