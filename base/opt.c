@@ -110,14 +110,10 @@ static double limit_max(const struct zb_opt *o)
 
 static void limit_add(struct text *t, const struct zb_opt *o, double limit)
 {
-    static const char units[] = "KMGTP";
     uint64_t n = limit < 0x1p64 ? (uint64_t)limit : UINT64_MAX;
-    unsigned unit = 0;
 
-    for (; o->type == ZB_OPT_SIZE && n > 0 && n % 1024 == 0 && units[unit]; unit++)
-        n /= 1024;
     if (o->type == ZB_OPT_SIZE)
-        text_add(t, "%llu%.*s", (unsigned long long)n, unit > 0, &units[unit - (unit > 0)]);
+        text_add(t, "%s", zb_size_exact(n).s);
     else if (o->type == ZB_OPT_COUNT)
         text_add(t, "%llu", (unsigned long long)n);
     else
@@ -292,9 +288,7 @@ static int value_whole(const struct zb_opt *o, void *member, const char *text, c
 
 static void whole_text(const struct zb_opt *o, const void *member, char *text, size_t size)
 {
-    static const char units[] = "\0KMGTP";
     uint64_t n;
-    size_t unit = 0;
 
     if (o->size == sizeof(uint32_t))
         n = *(const uint32_t *)member;
@@ -304,9 +298,10 @@ static void whole_text(const struct zb_opt *o, const void *member, char *text, s
         (void)snprintf(text, size, "%s", o->word);
         return;
     }
-    for (; o->type == ZB_OPT_SIZE && n > 0 && n % 1024 == 0 && unit + 2 < sizeof(units); unit++)
-        n /= 1024;
-    (void)snprintf(text, size, unit > 0 ? "%llu%c" : "%llu", (unsigned long long)n, units[unit]);
+    if (o->type == ZB_OPT_SIZE)
+        (void)snprintf(text, size, "%s", zb_size_exact(n).s);
+    else
+        (void)snprintf(text, size, "%llu", (unsigned long long)n);
 }
 
 /** The factor of a number's suffix; 0: not a suffix. */

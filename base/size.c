@@ -104,16 +104,21 @@ bool zb_sizes_text(const uint64_t *sizes, unsigned n, char *text, size_t size)
         same++;
     if (same == n && n > 1)
         n = 1;
-    for (unsigned i = 0; i < n && used < size; i++) {
-        uint64_t bytes = sizes[i];
-        int unit = 0;
-
-        for (; bytes > 0 && bytes % 1024 == 0 && units[unit + 1]; unit++)
-            bytes /= 1024;
-        used += (size_t)snprintf(text + used, size - used, "%s%llu%.*s", i > 0 ? "," : "",
-                                 (unsigned long long)bytes, unit > 0, &units[unit]);
-    }
+    for (unsigned i = 0; i < n && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i > 0 ? "," : "",
+                                 zb_size_exact(sizes[i]).s);
     return used < size;
+}
+
+struct zb_size_text zb_size_exact(uint64_t bytes)
+{
+    struct zb_size_text t;
+    int unit = 0;
+
+    for (; bytes > 0 && bytes % 1024 == 0 && units[unit + 1]; unit++)
+        bytes /= 1024;
+    (void)snprintf(t.s, sizeof(t.s), "%llu%.*s", (unsigned long long)bytes, unit > 0, &units[unit]);
+    return t;
 }
 
 struct zb_size_text zb_size_text(uint64_t bytes)

@@ -33,6 +33,9 @@ struct zb_size_text {
     char s[24];
 };
 
+/** Formats a size without rounding, as zb_size_parse() reads it: "512M", "4097". */
+struct zb_size_text zb_size_exact(uint64_t bytes);
+
 /** "1.50 GiB", "12 B": for people; three significant digits, exact below 1 KiB. */
 struct zb_size_text zb_size_text(uint64_t bytes);
 
