@@ -41,46 +41,43 @@ static int open_copy(struct zc_zero *z, const struct zc_zero_options *options)
     return 0;
 }
 
-static uint64_t hash_text(uint64_t hash, const char *text)
-{
-    for (; *text; text++)
-        hash = (hash ^ (unsigned char)*text) * UINT64_C(0x100000001b3); /* FNV-1a */
-    return hash;
-}
-
 /* The machine, as its processes see it: containers with names of their own are several. */
-static uint64_t open_machine(void)
+struct machine {
+    char boot[64], name[256];
+};
+
+static void open_machine(struct machine *ret)
 {
-    char name[256] = "", boot[64] = "";
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
 
+    *ret = (struct machine){ 0 };
     if (f) {
-        if (!fgets(boot, sizeof(boot), f))
-            boot[0] = '\0';
+        if (!fgets(ret->boot, sizeof(ret->boot), f))
+            ret->boot[0] = '\0';
         (void)fclose(f);
     }
-    (void)gethostname(name, sizeof(name) - 1);
-    return hash_text(hash_text(UINT64_C(0xcbf29ce484222325), name), boot);
+    (void)gethostname(ret->name, sizeof(ret->name) - 1);
 }
 
 /* The place of this rank among the ranks of its machine, by their numbers, for the choice of a GPU.
  * Collective, before anything else is. 0 or the failure. */
 static int open_place(struct zc_zero *z, unsigned *ret)
 {
-    uint64_t mine = open_machine();
-    const uint64_t *all;
+    const struct machine *all;
+    struct machine mine;
     struct zcz_buf *buf;
     int rc;
 
     *ret = 0;
     if (z->world == 1)
         return 0;
+    open_machine(&mine);
     rc = zcz_share(z, &mine, sizeof(mine), ZCZ_CALL_PLACES, 0, &buf);
     if (rc < 0)
         return rc;
     all = buf->data;
     for (uint32_t r = 0; r < z->rank; r++)
-        *ret += all[r] == mine;
+        *ret += memcmp(&all[r], &mine, sizeof(mine)) == 0;
     zcz_buf_put(&z->small, buf);
     return 0;
 }
