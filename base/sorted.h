@@ -44,6 +44,11 @@ void *zb_sorted_get(const struct zb_sorted *s, struct zb_sorted_pos at);
 /** The value before a position; NULL: `at` is the first. */
 void *zb_sorted_before(const struct zb_sorted *s, struct zb_sorted_pos at);
 struct zb_sorted_pos zb_sorted_next(const struct zb_sorted *s, struct zb_sorted_pos at);
+/** Loops over all values by key; `pos` is declared by it. Nothing may be added or removed meanwhile. */
+#define zb_sorted_each(value, pos, s)                                                              \
+    for (struct zb_sorted_pos pos = zb_sorted_at(s, 0); ((value) = zb_sorted_get(s, pos)) != NULL; \
+         pos = zb_sorted_next(s, pos))
+
 /** 0; -ENOMEM; -EEXIST: the key is taken. */
 int zb_sorted_put(struct zb_sorted *s, uint64_t key, void *value);
 /** The removed value; NULL: no such key. */

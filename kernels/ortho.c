@@ -21,16 +21,6 @@ const struct zk_ortho_how zk_ortho_muon = {
     .a = 3.4445, .b = -4.7750, .c = 2.0315, .eps = ZK_ORTHO_EPS, .iterations = ZK_ORTHO_ITERATIONS
 };
 
-uint64_t zk_ortho_bytes(uint64_t rows, uint64_t cols)
-{
-    return zb_ortho_bytes(rows, cols);
-}
-
-static size_t tiles(size_t elems, size_t of)
-{
-    return (elems + of - 1) / of;
-}
-
 static size_t phase_tiles(const struct zk_ortho *o)
 {
     switch ((enum phase)o->phase) {
@@ -39,14 +29,14 @@ static size_t phase_tiles(const struct zk_ortho *o)
     case LOAD:
     case MOVE:
     case STORE:
-        return tiles(o->n, TURN);
+        return zb_div_up(o->n, TURN);
     case GRAM:
     case POLY:
-        return tiles(o->n, TILE) * tiles(o->n, TILE);
+        return zb_div_up(o->n, TILE) * zb_div_up(o->n, TILE);
     case APPLY:
         break;
     }
-    return tiles(o->n, TILE) * tiles(o->m, TILE);
+    return zb_div_up(o->n, TILE) * zb_div_up(o->m, TILE);
 }
 
 size_t zk_ortho_begin(struct zk_ortho *o, const struct zk_ops *ops, const struct zk_ortho_how *how,
@@ -133,7 +123,7 @@ static void tile_load(const struct zk_ortho *o, size_t row)
  * computed. */
 static void tile_symmetric(const struct zk_ortho *o, const struct zk_matmul *m, size_t tile)
 {
-    size_t across = tiles(o->n, TILE), row = tile / across * TILE, col = tile % across * TILE;
+    size_t across = zb_div_up(o->n, TILE), row = tile / across * TILE, col = tile % across * TILE;
     size_t rows = zb_min_u64(TILE, o->n - row), cols = zb_min_u64(TILE, o->n - col);
 
     if (col < row)
@@ -175,7 +165,7 @@ static void tile_poly(const struct zk_ortho *o, size_t tile)
 
 static void tile_apply(const struct zk_ortho *o, size_t tile)
 {
-    size_t across = tiles(o->m, TILE), row = tile / across * TILE, col = tile % across * TILE;
+    size_t across = zb_div_up(o->m, TILE), row = tile / across * TILE, col = tile % across * TILE;
     const struct zk_matmul m = { .a = o->poly,
                                  .b = o->x,
                                  .add = o->x,

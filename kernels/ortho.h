@@ -49,10 +49,9 @@ struct zk_ortho {
     uint32_t phase, iteration; /* written between phases */
 };
 
-/** Bytes of scratch memory for a matrix. */
-uint64_t zk_ortho_bytes(uint64_t rows, uint64_t cols);
-/** Begins with a matrix of at least one element, row by row. `scratch`, 64-byte aligned, and the matrix are used until the
- * last phase has ended. Returns the number of tiles of the first phase. */
+/** Begins with a matrix of at least one element, row by row. `scratch` has zb_ortho_bytes() (base/plan.h)
+ * and is 64-byte aligned. It and the matrix are used until the last phase has ended. Returns the number
+ * of tiles of the first phase. */
 size_t zk_ortho_begin(struct zk_ortho *o, const struct zk_ops *ops, const struct zk_ortho_how *how,
                       float *matrix, size_t rows, size_t cols, void *scratch);
 void zk_ortho_tile(struct zk_ortho *o, size_t tile);

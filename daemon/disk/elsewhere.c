@@ -17,11 +17,18 @@
 
 #define ELSEWHERE_LOOKS 64u /* free places that are looked at for one on another drive */
 
-struct place_class *zsd_class_find(const struct zsd_extents *e, uint64_t bytes)
+uint32_t zsd_class_index(const struct zsd_extents *e, uint64_t bytes)
 {
     uint32_t at;
 
     zb_lower_bound(at, e->n, e->classes[at].bytes < bytes);
+    return at;
+}
+
+struct place_class *zsd_class_find(const struct zsd_extents *e, uint64_t bytes)
+{
+    uint32_t at = zsd_class_index(e, bytes);
+
     return at < e->n && e->classes[at].bytes == bytes ? &e->classes[at] : NULL;
 }
 

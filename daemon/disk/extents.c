@@ -58,19 +58,10 @@ void zsd_extents_free(struct zsd_core *core)
 
 /* ---- classes */
 
-/* Index of the first class with places of at least this size. */
-static uint32_t class_index(const struct zsd_extents *e, uint64_t bytes)
-{
-    uint32_t at;
-
-    zb_lower_bound(at, e->n, e->classes[at].bytes < bytes);
-    return at;
-}
-
 /* The class of that size, made if there is none; NULL: no memory. */
 static struct place_class *class_get(struct zsd_extents *e, uint64_t bytes)
 {
-    uint32_t i = class_index(e, bytes);
+    uint32_t i = zsd_class_index(e, bytes);
 
     if (i < e->n && e->classes[i].bytes == bytes)
         return &e->classes[i];

@@ -36,6 +36,8 @@ struct zsd_extents {
 
 /* ---- elsewhere.c */
 
+/** Index of the first class with places of at least this size. */
+uint32_t zsd_class_index(const struct zsd_extents *e, uint64_t bytes);
 /** The class of that size; NULL: there is none. */
 struct place_class *zsd_class_find(const struct zsd_extents *e, uint64_t bytes);
 /** Adds a free place to its class. */

@@ -31,6 +31,12 @@ static inline uint64_t zsd_page_elems(const struct zsd_shard *s, uint32_t page)
     return zb_min_u64(per_page, s->count - (uint64_t)page * per_page);
 }
 
+/** The page's first element, of the unit. */
+static inline uint64_t zsd_page_first(const struct zsd_shard *s, uint32_t page)
+{
+    return s->first + (uint64_t)page * s->job->core->page_elems;
+}
+
 static inline uint32_t zsd_page_bytes(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
 {
     return (uint32_t)zb_page_bytes(s->planes[plane].block_bytes, zsd_page_elems(s, page));

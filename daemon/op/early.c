@@ -263,22 +263,19 @@ static bool early_decide(const struct zsd_shard *of)
     struct zsd_job *job = of->job;
     struct zsd_early *e = job->early;
     const struct zsd_unit *unit = of->unit;
-    struct zb_sorted_pos first = zb_sorted_at(&unit->shards, 0), pos;
     struct zsd_shard *s;
 
     if (unit->layout.frozen || !e->prepared)
         return false;
     if (e->decided[unit->index])
         return true;
-    for (pos = first; (s = zb_sorted_get(&unit->shards, pos)) != NULL;
-         pos = zb_sorted_next(&unit->shards, pos))
+    zb_sorted_each (s, pos, &unit->shards)
         if (!early_whole(s) || s->grad_nonfinite > 0 || !s->tensor_sums)
             return false;
     zsd_limits_apply(job, unit, &job->step->table, e->factors);
     zsd_table_scale(&job->step->table, job, unit->index, e->factors);
     e->decided[unit->index] = 1;
-    for (pos = first; (s = zb_sorted_get(&unit->shards, pos)) != NULL;
-         pos = zb_sorted_next(&unit->shards, pos))
+    zb_sorted_each (s, pos, &unit->shards)
         if (s != of)
             zsd_early_offer(s);
     return true;

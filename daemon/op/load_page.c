@@ -219,8 +219,7 @@ static bool load_next(struct load_page *l)
     if (l->plane == ZSD_SAVED_PLANES)
         return false;
 
-    piece = zsd_row_piece(l->op->version, s->unit->index,
-                          s->first + (uint64_t)l->page * s->job->core->page_elems + l->at,
+    piece = zsd_row_piece(l->op->version, s->unit->index, zsd_page_first(s, l->page) + l->at,
                           load_elems(l) - l->at);
     l->row = piece.row;
     l->from = piece.from;

@@ -90,15 +90,10 @@ static bool overlaps(const struct zk_matrix *m, uint64_t first, uint64_t end)
     return m->first < end && m->first + m->count > first;
 }
 
-static uint64_t page_first(const struct zsd_shard *s, uint32_t page)
-{
-    return s->first + (uint64_t)page * s->job->core->page_elems;
-}
-
 bool zsd_muon_page(const struct zsd_shard *s, uint32_t page)
 {
     const struct zsd_step_table *t = table_of(s->job);
-    uint64_t first = page_first(s, page), end = first + zsd_page_elems(s, page);
+    uint64_t first = zsd_page_first(s, page), end = first + zsd_page_elems(s, page);
 
     if (!t->matrix_at)
         return false;
@@ -230,7 +225,7 @@ static void muon_hold(void *owner, struct zsd_pageop *op, const struct zsd_page_
         zsd_pageop_resume(op, &job->why);
         return;
     }
-    *h = (struct held){ .op = op, .first = page_first(spec->shard, spec->page) };
+    *h = (struct held){ .op = op, .first = zsd_page_first(spec->shard, spec->page) };
     h->end = h->first + zsd_page_elems(spec->shard, spec->page);
     for (uint32_t i = 0; i < m->nmatrices; i++)
         if (overlaps(&m->matrices[i], h->first, h->end)) {
@@ -262,16 +257,14 @@ static int unit_open(struct zsd_muon *m)
     m->matrices = t->matrices + t->matrix_at[m->unit];
     m->nmatrices = t->matrix_at[m->unit + 1] - t->matrix_at[m->unit];
     m->shard = zb_sorted_at(&unit->shards, 0);
-    for (struct zb_sorted_pos pos = m->shard; (s = zb_sorted_get(&unit->shards, pos)) != NULL;
-         pos = zb_sorted_next(&unit->shards, pos))
+    zb_sorted_each (s, pos, &unit->shards)
         pages += s->npages;
     if (zb_grow(&m->progress, &m->progress_room, 0, m->nmatrices) < 0 ||
         zb_grow(&m->held, &m->held_room, 0, pages) < 0)
         return -ENOMEM;
     for (uint32_t i = 0; i < m->nmatrices; i++) {
         m->progress[i] = (struct progress){ 0 };
-        for (struct zb_sorted_pos pos = m->shard; (s = zb_sorted_get(&unit->shards, pos)) != NULL;
-             pos = zb_sorted_next(&unit->shards, pos))
+        zb_sorted_each (s, pos, &unit->shards)
             m->progress[i].pages_left += pages_of(s, &m->matrices[i]);
     }
     m->page = m->slot = m->nheld = 0;

@@ -53,6 +53,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "daemon/op/classes.h"
 #include "daemon/op/commit.h"
 #include "daemon/op/early.h"
@@ -225,23 +226,16 @@ static struct zsd_step_walk *step_walk_of(struct zsd_job *job, const struct zsd_
 static bool step_page_still(const struct zsd_page_spec *spec)
 {
     const struct zsd_shard *s = spec->shard;
-    uint64_t first = s->first + (uint64_t)spec->page * s->job->core->page_elems;
+    const struct zk_segment *segments = spec->segments;
+    uint64_t first = zsd_page_first(s, spec->page);
     uint64_t end = first + zsd_page_elems(s, spec->page);
-    uint32_t low = 0, high = spec->nsegments;
+    size_t at;
 
     if (zsd_page_leaves(s, spec->page) || zsd_page_comes(s, spec->page) ||
         zsd_page_on_gpu(s, spec->page) != zsd_page_to_gpu(s, spec->page))
         return false;
-    while (low < high) { /* the first segment that ends after `first` */
-        uint32_t middle = low + (high - low) / 2;
-        const struct zk_segment *at = &spec->segments[middle];
-
-        if (at->first + at->count > first)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low == spec->nsegments || spec->segments[low].first >= end;
+    zb_lower_bound(at, spec->nsegments, segments[at].first + segments[at].count <= first);
+    return at == spec->nsegments || segments[at].first >= end;
 }
 
 static void step_page_done(struct zsd_shard *s)

@@ -341,9 +341,7 @@ void zsd_limits_apply(struct zsd_job *job, const struct zsd_unit *unit,
         factors[i] = 1;
         if (at == to || table->segments[at].first != t->all[i].first)
             continue; /* it is not stepped */
-        for (struct zb_sorted_pos pos = zb_sorted_at(&unit->shards, 0);
-             (s = zb_sorted_get(&unit->shards, pos)) != NULL;
-             pos = zb_sorted_next(&unit->shards, pos))
+        zb_sorted_each (s, pos, &unit->shards)
             zk_xsum_merge(&sum, &s->tensor_sums[i - first]);
         norm = fabs(table->scales[table->segments[at].group]) * sqrt(zk_xsum_value(&sum));
         factors[i] = zk_limit_factor(t->limits.v[i], norm);

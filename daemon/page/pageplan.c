@@ -216,7 +216,7 @@ void zsd_page_locate(struct zsd_pageop *op)
     const struct zsd_shard *s = op->spec.shard;
     uint8_t *at = (uint8_t *)op->buffer; /* FILL has no buffer; PUBLISH only for a copy */
 
-    op->page.first = s->first + (uint64_t)op->spec.page * s->job->core->page_elems;
+    op->page.first = zsd_page_first(s, op->spec.page);
     op->page.count = zsd_page_elems(s, op->spec.page);
     if (!op->io[ZSD_WORK_GRAD].streamed && s->planes[ZB_GRAD].mem)
         op->page.grad = zsd_page_at(s, ZB_GRAD, op->spec.page);

@@ -16,8 +16,6 @@
 
 #include <errno.h>
 
-#include "kernels/ortho.h"
-
 static bool muon_streams(const struct zsd_job *job)
 {
     return job->core->disk->nbuffers > 0 &&
@@ -29,6 +27,7 @@ static void size_unit(const struct zsd_job *job, const struct zsd_unit *unit,
                       struct zsd_muon_room *room)
 {
     uint64_t matrices = 0, page = 0;
+    const struct zsd_shard *s;
     uint32_t slots = 0;
 
     for (uint32_t t = 0; t < unit->ntensors; t++) {
@@ -38,7 +37,7 @@ static void size_unit(const struct zsd_job *job, const struct zsd_unit *unit,
             continue;
         matrices += zb_matrix_bytes(tensor->count);
         room->scratch_bytes =
-            zb_max_u64(room->scratch_bytes, zk_ortho_bytes(tensor->dims[0], tensor->dims[1]));
+            zb_max_u64(room->scratch_bytes, zb_ortho_bytes(tensor->dims[0], tensor->dims[1]));
     }
     if (matrices == 0)
         return;
@@ -47,9 +46,8 @@ static void size_unit(const struct zsd_job *job, const struct zsd_unit *unit,
         return;
     for (int p = 0; p < ZB_PLANES; p++)
         page += zb_layout_page(&unit->layout, p, job->core->page_elems);
-    for (uint32_t i = 0; i < job->nshards; i++)
-        if (job->shards[i]->unit == unit)
-            slots += job->shards[i]->npages;
+    zb_sorted_each (s, pos, &unit->shards)
+        slots += s->npages;
     room->slot_bytes = zb_max_u64(room->slot_bytes, page);
     room->slots = (uint32_t)zb_max_u64(room->slots, slots);
 }
@@ -60,8 +58,8 @@ void zsd_muon_size(struct zsd_job *job)
 
     for (uint32_t u = 0; u < job->nunits && job->optimizer == ZB_MUON; u++)
         size_unit(job, job->units[u], &room);
-    room.scratch_bytes = zb_div_up(room.scratch_bytes, ZB_PAGE_ALIGN) * ZB_PAGE_ALIGN;
-    room.matrices_bytes = zb_div_up(room.matrices_bytes, ZB_PAGE_ALIGN) * ZB_PAGE_ALIGN;
+    room.scratch_bytes = zb_round_up(room.scratch_bytes, ZB_PAGE_ALIGN);
+    room.matrices_bytes = zb_round_up(room.matrices_bytes, ZB_PAGE_ALIGN);
     room.bytes = room.matrices_bytes + room.scratch_bytes + room.slots * room.slot_bytes;
     job->muon_room = room;
 }
@@ -72,9 +70,7 @@ static uint64_t covered(const struct zsd_unit *unit, uint64_t first, uint64_t co
     const struct zsd_shard *s;
     uint64_t n = 0;
 
-    for (struct zb_sorted_pos pos = zb_sorted_at(&unit->shards, 0);
-         (s = zb_sorted_get(&unit->shards, pos)) != NULL;
-         pos = zb_sorted_next(&unit->shards, pos)) {
+    zb_sorted_each (s, pos, &unit->shards) {
         uint64_t from = zb_max_u64(first, s->first);
         uint64_t to = zb_min_u64(first + count, s->first + s->count);
 

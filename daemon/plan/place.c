@@ -135,6 +135,7 @@ static int place_refuse_nvme(const struct zsd_job *job, const struct zb_place *p
 static struct zb_place_job place_inputs(const struct zsd_placing *p)
 {
     struct zsd_job *job = p->job;
+    uint64_t free_bytes = place_host_free(job);
 
     return (struct zb_place_job){
         .shards = p->shards,
@@ -148,7 +149,7 @@ static struct zb_place_job place_inputs(const struct zsd_placing *p)
         .durable = job->durable,
         /* places of saved versions are counted with their rows */
         .times = job->saved && job->again ? (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1) : 2,
-        .host_bytes = place_host_free(job) - zb_min_u64(place_host_free(job), job->muon_room.bytes)
+        .host_bytes = free_bytes - zb_min_u64(free_bytes, job->muon_room.bytes)
     };
 }
 

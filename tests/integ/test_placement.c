@@ -922,7 +922,7 @@ static void model_step(struct job *j, const struct zc_step *step)
         zk_page_step(j->ops, &unit->layout, &page, unit->segments, unit->nsegments, by_group);
         for (uint32_t m = 0; m < unit->nmatrices; m++) {
             const struct zk_matrix *matrix = &unit->matrices[m];
-            void *scratch = calloc(1, zk_ortho_bytes(matrix->rows, matrix->cols));
+            void *scratch = calloc(1, zb_ortho_bytes(matrix->rows, matrix->cols));
 
             zk_ortho(ortho_ops, &zk_ortho_muon, matrix->at, matrix->rows, matrix->cols, scratch);
             free(scratch);

@@ -89,11 +89,6 @@ static int slice_make(struct local *l, struct zcz_unit *u, struct slice *slice)
     return 0;
 }
 
-static uint64_t matrix_bytes(const struct zc_tensor *t)
-{
-    return zb_div_up(zcz_tensor_elems(t) * sizeof(float), 64) * 64;
-}
-
 /* Memory for the matrices of any unit, and for the scratch of any matrix. */
 static int muon_make(struct local *l)
 {
@@ -107,13 +102,13 @@ static int muon_make(struct local *l)
         for (uint32_t t = 0; t < unit->ntensors; t++) {
             if (!unit->tensors[t].muon)
                 continue;
-            bytes += matrix_bytes(&unit->tensors[t]);
+            bytes += zb_matrix_bytes(zcz_tensor_elems(&unit->tensors[t]));
             scratch = zb_max_u64(
-                scratch, zk_ortho_bytes(unit->tensors[t].dims[0], unit->tensors[t].dims[1]));
+                scratch, zb_ortho_bytes(unit->tensors[t].dims[0], unit->tensors[t].dims[1]));
         }
         l->matrices_bytes = zb_max_u64(l->matrices_bytes, bytes);
     }
-    bytes = zb_div_up(l->matrices_bytes + scratch, ZB_PAGE_ALIGN) * ZB_PAGE_ALIGN;
+    bytes = zb_round_up(l->matrices_bytes + scratch, ZB_PAGE_ALIGN);
     l->muon = bytes > 0 ? aligned_alloc(ZB_PAGE_ALIGN, bytes) : NULL;
     l->bytes += bytes;
     return bytes == 0 || l->muon
@@ -266,7 +261,7 @@ static void muon_begin(struct local *l, const struct zcz_unit *u, struct zk_page
     page->nmatrices = t->matrix_at[i + 1] - t->matrix_at[i];
     for (uint32_t m = t->matrix_at[i]; m < t->matrix_at[i + 1]; m++) {
         t->matrices[m].at = (float *)(void *)at;
-        at += zb_div_up(t->matrices[m].count * sizeof(float), 64) * 64;
+        at += zb_matrix_bytes(t->matrices[m].count);
     }
 }
 

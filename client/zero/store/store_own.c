@@ -81,8 +81,6 @@ static double table_scale(const struct table_from *from, uint32_t class)
     return from->classes ? from->classes->classes[class].factor * from->scale : from->scale;
 }
 
-/* Makes segments of consecutive elements of one class; with factors, of each tensor. Elements without
- * a class are left out. */
 static struct zk_params table_params(const struct table_from *from, uint32_t class)
 {
     struct zk_params params = zcz_params(
@@ -108,6 +106,8 @@ static void table_matrix(struct zcz_own_table *t, const struct zc_tensor *tensor
     };
 }
 
+/* Makes segments of consecutive elements of one class; with factors, of each tensor. Elements without
+ * a class are left out. */
 static void table_unit(struct zcz_own_table *t, const struct zcz_unit *u, struct table_from *from)
 {
     uint32_t first = t->nsegments;

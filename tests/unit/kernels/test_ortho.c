@@ -90,8 +90,8 @@ static float *ortho(const struct zk_ops *ops, const struct zk_ortho_how *how, co
                     size_t rows, size_t cols, bool reverse)
 {
     float *x = floats(rows * cols);
-    unsigned char *scratch = (unsigned char *)floats(zk_ortho_bytes(rows, cols) / sizeof(float));
-    uint64_t bytes = zk_ortho_bytes(rows, cols);
+    unsigned char *scratch = (unsigned char *)floats(zb_ortho_bytes(rows, cols) / sizeof(float));
+    uint64_t bytes = zb_ortho_bytes(rows, cols);
     struct zk_ortho o;
 
     memcpy(x, matrix, rows * cols * sizeof(*x));
