@@ -10,6 +10,9 @@
 #   sanitized set here: `full` and `asan`, with a COST of 6 or more. In a run that has the ASan stage (as optimized as the
 #             release), the release build leaves these tests to it. The nightly run has them in both.
 #
+# The target tests_LABEL, for asan and tsan, is what a run with that label needs: its cmocka programs, and all programs
+# and libraries that are no tests.
+#
 # The nightly run gives all tests of `full` to ASan, and sets ZSHARD_LONG, which makes campaigns longer
 # (tests/ztest.h, tests/integ/harness.py). Labels of GPUs are in CONTRIBUTING.md.
 #
@@ -25,6 +28,27 @@
 # Each test has a folder of its own for Open MPI's sessions: two runs of mpirun that start at the same time in one folder
 # may fail ("A call to mkdir was unable to create the desired directory: File exists").
 set(zshard_test_environment "ZSHARD_BUILD=${CMAKE_BINARY_DIR}" "ZSHARD_SANITIZE=${ZSHARD_SANITIZE}")
+
+foreach(label asan tsan)
+    add_custom_target(tests_${label})
+endforeach()
+
+# Makes a program part of tests_LABEL, for each of the labels that has one.
+function(zshard_test_needs program)
+    foreach(label IN LISTS ARGN)
+        if(TARGET tests_${label})
+            add_dependencies(tests_${label} ${program})
+        endif()
+    endforeach()
+endfunction()
+
+# Gives unit tests one more label.
+function(zshard_test_label label)
+    foreach(test IN LISTS ARGN)
+        set_property(TEST ${test} APPEND PROPERTY LABELS ${label})
+        zshard_test_needs(${test} ${label})
+    endforeach()
+endfunction()
 
 # zshard_mpi_folder(VAR NAME): sets VAR to the environment variable that gives test NAME that folder.
 macro(zshard_mpi_folder var name)
@@ -64,10 +88,12 @@ function(zshard_unit_test name)
     endif()
     list(APPEND T_LABELS unit)
     add_executable(${name} ${T_SOURCES})
+    set_property(GLOBAL APPEND PROPERTY zshard_unit_tests ${name})
     target_link_libraries(${name} PRIVATE ${T_LIBS} cmocka)
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
     add_test(NAME ${name} COMMAND ${name})
     zshard_test_properties(${name})
+    zshard_test_needs(${name} ${T_LABELS})
 endfunction()
 
 # zshard_test_form(NAME PROGRAM LABELS ... [ENVIRONMENT ...] [LOCKS ...] [TIMEOUT seconds] [COST seconds])
@@ -77,6 +103,7 @@ function(zshard_test_form name program)
     cmake_parse_arguments(T "" "TIMEOUT;COST" "LABELS;LOCKS;ENVIRONMENT" ${ARGN})
     add_test(NAME ${name} COMMAND ${program})
     zshard_test_properties(${name} ${T_ENVIRONMENT})
+    zshard_test_needs(${program} ${T_LABELS})
 endfunction()
 
 # zshard_script_test(NAME COMMAND args... LABELS ... [LOCKS ...] [TIMEOUT seconds] [COST seconds] [MPI])
@@ -92,4 +119,22 @@ function(zshard_script_test name)
         list(APPEND T_ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
     endif()
     zshard_test_properties(${name} "OPENBLAS_NUM_THREADS=1" ${T_ENVIRONMENT})
+endfunction()
+
+# zshard_test_needs_all(FOLDER): what all tests need: each program and library of the folder and those below that is built
+# by default, and is no cmocka program.
+function(zshard_test_needs_all folder)
+    get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
+    get_property(unit_tests GLOBAL PROPERTY zshard_unit_tests)
+    foreach(target IN LISTS targets)
+        get_target_property(type ${target} TYPE)
+        get_target_property(excluded ${target} EXCLUDE_FROM_ALL)
+        if(type MATCHES "EXECUTABLE|SHARED|MODULE" AND NOT excluded AND NOT target IN_LIST unit_tests)
+            zshard_test_needs(${target} asan tsan)
+        endif()
+    endforeach()
+    get_property(folders DIRECTORY ${folder} PROPERTY SUBDIRECTORIES)
+    foreach(below IN LISTS folders)
+        zshard_test_needs_all(${below})
+    endforeach()
 endfunction()

@@ -85,10 +85,13 @@ cached() {
     export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=3G
 }
 
-# build PRESET: configure and compile; the output goes into a file.
+# build PRESET: configure and compile; the output goes into a file. A full run makes of a sanitizer's build what its tests
+# need.
 build() {
+    local target=all
+    [[ "$mode" != full || "$1" != ?san ]] || target=tests_$1
     cmake --preset "$1" >"$logs/configure-$1.log" 2>&1 &&
-        cmake --build --preset "$1" -j "$jobs" >"$logs/build-$1.log" 2>&1
+        cmake --build --preset "$1" -j "$jobs" --target "$target" >"$logs/build-$1.log" 2>&1
 }
 
 # build_all PRESET...: one after another, with a line "PRESET STATUS SECONDS" for each. The kernel may divide
@@ -109,7 +112,7 @@ ahead() {
     if chrt --idle 0 true 2>/dev/null; then
         idle=(chrt --idle 0)
     fi
-    export logs jobs
+    export logs jobs mode
     export -f build build_all
     exec 3< <(exec setsid "${idle[@]}" bash -c 'build_all "$@"' builder "$@")
     builder=$!
