@@ -164,7 +164,21 @@ static void is_slow(void **state)
     pair_close(&p);
 }
 
-/* What is saved, and written by no step, leaves a drained drive while the daemon runs. */
+/* Every tensor is trained, so each step writes every page. */
+static void units_train(void)
+{
+    for (unsigned u = 0; u < ZS_UNITS; u++) {
+        struct unit *unit = &zs_units[u];
+
+        unit->frozen = unit->quantized = false;
+        for (unsigned i = 0; i < unit->ntensors; i++)
+            if (unit->tensors[i].group == ZP_GROUP_FROZEN)
+                unit->tensors[i].group = 0;
+    }
+}
+
+/* The pages of a run's versions leave a drained drive while the daemon runs. They are not shared,
+ * because each step has written all of them. No job is in memory. */
 static void saved(void **state)
 {
     static struct zs_run run;
@@ -173,11 +187,14 @@ static void saved(void **state)
     struct zs_recovery how = {
         .models = models, .seed = SEED + 1, .page_elems = PAGE, .goes_on = true
     };
+    struct unit units[ZS_UNITS];
     struct zb_err err = { 0 };
     struct zsd_core *core;
     struct zn_sim *sim;
 
     (void)state;
+    memcpy(units, zs_units, sizeof(units));
+    units_train();
     zs_context("a run, and then a drained drive");
     assert_int_equal(zn_sim_new(&sim, &(struct zn_sim_options){ .seed = SEED }, NULL), 0);
     zs_paths = 2;
@@ -192,13 +209,13 @@ static void saved(void **state)
     assert_true(zsd_drain_wanted(core));
     zsd_drain_start(core);
     zs_settle(&w);
-    /* pages that versions share stay: those of tensors that are not stepped */
-    assert_true(core->disk->lines[1].drive.held_bytes <= frozen_bytes());
+    assert_int_equal(core->disk->lines[1].drive.held_bytes, 0);
     assert_true(core->daemon->stats.drained_pages > 0);
     zs_stop(&w);
     (void)zs_recover(sim, &how);
     zs_run_done(&run);
     zn_sim_free(sim);
+    memcpy(zs_units, units, sizeof(units));
 }
 
 int main(void)
