@@ -40,6 +40,7 @@ static bool drive_in_use(const struct zsd_core *core, unsigned path)
 /* The set of drained data files, or what they hold, has changed. */
 static void drives_changed(struct zsd_core *core)
 {
+    core->disk->drains++;
     core->tiers.nvme.budget = zsd_map_total_bytes(core);
     zsd_extents_sort(core);
 }
@@ -61,7 +62,6 @@ int zsd_drive_drain(struct zsd_core *core, unsigned path, enum zsd_drain drain, 
         return 0;
     d = &core->disk->lines[path].drive;
     d->drain = drain;
-    d->drained_ns = zb_now_ns();
     d->emptied = false;
     (void)snprintf(d->why, sizeof(d->why), "%s", why);
     core->disk->drained |= 1u << path;

@@ -17,8 +17,8 @@
  *              compared with its own speed at the start
  *     stalls   there are transfers, and none has ended for drive_stall seconds
  *
- * The last drive that is in use is never drained. A drive is used again on request, or after a
- * restart.
+ * The last drive that is in use is never drained. A drive is used again on request. The catalog has
+ * which drives are drained, and why, so that a start drains them again: store/drains.h.
  *
  * Loop thread only.
  */

@@ -18,6 +18,7 @@
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 #include "daemon/store/copies.h"
+#include "daemon/store/drains.h"
 #include "daemon/store/lost.h"
 #include "daemon/store/record.h"
 #include "daemon/store/saved_priv.h"
@@ -497,6 +498,8 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
         rc = zsd_copies_open(store, &options, slots, nslots, err);
     if (rc == 0)
         rc = store_recover(store, err);
+    if (rc == 0)
+        rc = zsd_drains_recover(store, err);
     if (rc == 0 && !core->daemon->read_only)
         rc = zsd_copies_begin(store, err);
     if (rc == 0 && core->daemon->read_only) {

@@ -41,6 +41,7 @@ struct zsd_store {
     uint64_t sequence;          /* of the newest durable change */
     uint64_t namesakes;         /* saved jobs whose name an earlier one of another user has */
     uint64_t images;            /* in the catalog */
+    uint64_t drains;            /* disk->drains, as the catalog has it: drains.h */
     uint64_t stamp;             /* of the newest loop over rows or versions */
     struct zb_err poisoned;     /* code 0: it is not; -EROFS: it is open read-only */
     struct zb_err full; /* the last change failed because the catalog had no space; code 0: no */

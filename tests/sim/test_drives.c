@@ -12,6 +12,7 @@
 
 #include "daemon/disk/drives.h"
 #include "daemon/store/drain.h"
+#include "daemon/store/drains.h"
 
 #define STREAMS   (156u << 10) /* host memory in addition to the staging: state streams */
 #define PAGE      4096u
@@ -218,10 +219,131 @@ static void saved(void **state)
     memcpy(zs_units, units, sizeof(units));
 }
 
+/* ---- drains in the catalog */
+
+static int drive_set(struct zs_world *w, unsigned path, bool drain)
+{
+    Zp__DriveSet q = ZP__DRIVE_SET__INIT;
+
+    w->core.clients[ZS_NOBODY].conn.uid = 0; /* an administrator */
+    q.number = path + 1;
+    q.drain = drain;
+    return call(&w->core, ZS_NOBODY, zsd_drive_set, &q);
+}
+
+static void again(struct zs_world *w, struct zn_sim *sim)
+{
+    struct zb_err err = { 0 };
+
+    zs_stop(w);
+    if (zs_start(w, sim, SEED, PAGE, &err) < 0)
+        zs_fail("start: %s", err.text);
+}
+
+static enum zsd_drain drain_of(const struct zs_world *w, unsigned path)
+{
+    return w->core.daemon.core->disk->lines[path].drive.drain;
+}
+
+/* A drained drive is drained after a restart, until it is used again. */
+static void kept(void **state)
+{
+    static const char why[] = "a reason with 5 numbers";
+    static struct zs_world w;
+    struct zb_err err = { 0 };
+    uint64_t budget;
+    struct zn_sim *sim, *other;
+
+    (void)state;
+    zs_context("drains over restarts");
+    zs_paths = 2;
+    assert_int_equal(zn_sim_new(&sim, &(struct zn_sim_options){ .seed = SEED }, NULL), 0);
+    assert_int_equal(zs_start(&w, sim, SEED, PAGE, &err), 0);
+    budget = w.core.daemon.core->tiers.nvme.budget;
+    assert_int_equal(drive_set(&w, 1, true), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        again(&w, sim);
+        assert_int_equal(drain_of(&w, 0), ZSD_DRAIN_NONE);
+        assert_int_equal(drain_of(&w, 1), ZSD_DRAIN_ASKED);
+        assert_true(w.core.daemon.core->tiers.nvme.budget < budget);
+        assert_true(zsd_drains_kept(w.core.daemon.core->store));
+        assert_int_equal(drive_set(&w, 0, true), -EINVAL); /* the last one in use */
+    }
+    assert_int_equal(drive_set(&w, 1, false), 0);
+    again(&w, sim);
+    assert_int_equal(drain_of(&w, 1), ZSD_DRAIN_NONE);
+    assert_int_equal(w.core.daemon.core->tiers.nvme.budget, budget);
+
+    /* by itself: recorded with the next change, with its reason */
+    assert_int_equal(zsd_drive_drain(w.core.daemon.core, 1, ZSD_DRAIN_SLOW, why, &err), 0);
+    again(&w, sim);
+    assert_int_equal(drain_of(&w, 1), ZSD_DRAIN_NONE);
+    assert_int_equal(zsd_drive_drain(w.core.daemon.core, 1, ZSD_DRAIN_SLOW, why, &err), 0);
+    assert_int_equal(drive_set(&w, 0, false), 0);
+    again(&w, sim);
+    assert_int_equal(drain_of(&w, 1), ZSD_DRAIN_SLOW);
+    assert_string_equal(w.core.daemon.core->disk->lines[1].drive.why, why);
+
+    /* not after a change that failed, and not another data file with this number */
+    (void)zb_fail(&w.core.daemon.core->store->poisoned, -EIO, "it has failed before");
+    assert_int_equal(drive_set(&w, 1, false), -EIO);
+    assert_non_null(strstr(answers[ZS_NOBODY].text, "in use again until the next restart"));
+    again(&w, sim);
+    assert_int_equal(drain_of(&w, 1), ZSD_DRAIN_SLOW);
+    assert_int_equal(zn_sim_new(&other, &(struct zn_sim_options){ .seed = SEED + 1 }, NULL), 0);
+    zs_second = other;
+    again(&w, sim);
+    assert_int_equal(drain_of(&w, 1), ZSD_DRAIN_NONE);
+    assert_false(zsd_drains_kept(w.core.daemon.core->store));
+    assert_int_equal(drive_set(&w, 1, false), 0); /* deletes the record */
+    again(&w, sim);
+    assert_true(zsd_drains_kept(w.core.daemon.core->store));
+    zs_stop(&w);
+    zs_second = NULL;
+    zn_sim_free(sim);
+    zn_sim_free(other);
+}
+
+/* The power fails at any operation of the device while a drive is drained, or used again. */
+static void kept_cuts(void **state)
+{
+    static struct zs_world w;
+    struct zn_sim_options o = { .seed = SEED, .record = true };
+    struct zb_err err = { 0 };
+    struct zn_sim *sim, *cut;
+
+    (void)state;
+    zs_paths = 2;
+    assert_int_equal(zn_sim_new(&sim, &o, NULL), 0);
+    assert_int_equal(zs_start(&w, sim, SEED, PAGE, &err), 0);
+    for (int drain = 1; drain >= 0; drain--) {
+        uint64_t begin = zn_sim_ops(sim), end;
+
+        assert_int_equal(drive_set(&w, 1, drain), 0);
+        end = zn_sim_ops(sim);
+        assert_true(end > begin);
+        for (uint64_t op = begin; op <= end; op++) {
+            static struct zs_world after;
+
+            zs_context("drain %d, a cut at %llu", drain, (unsigned long long)op);
+            assert_int_equal(zn_sim_cut_at(&cut, sim, op, (uint32_t)op % 8, NULL), 0);
+            if (zs_start(&after, cut, SEED, PAGE, &err) < 0)
+                zs_fail("start: %s", err.text);
+            if (op == begin || op == end)
+                assert_int_equal(drain_of(&after, 1) == ZSD_DRAIN_ASKED, drain == (op == end));
+            zs_stop(&after);
+            zn_sim_free(cut);
+        }
+    }
+    zs_stop(&w);
+    zn_sim_free(sim);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(fails), cmocka_unit_test(is_slow),
-                                        cmocka_unit_test(saved) };
+                                        cmocka_unit_test(saved), cmocka_unit_test(kept),
+                                        cmocka_unit_test(kept_cuts) };
 
     zs_watch();
     return cmocka_run_group_tests(tests, NULL, NULL);
