@@ -25,6 +25,17 @@ const char *zsd_drain_text(enum zsd_drain drain)
     return texts[drain];
 }
 
+const char *zsd_drive_state(const struct zsd_drive *d)
+{
+    static const char *const texts[] = { [ZSD_DRAIN_ASKED] = "drained on request, and empty",
+                                         [ZSD_DRAIN_FAILED] = "drained: it fails; it is empty",
+                                         [ZSD_DRAIN_SLOW] = "drained: it is slow; it is empty",
+                                         [ZSD_DRAIN_STALLED] = "drained: it stalls; it is empty" };
+    bool empty = d->drain != ZSD_DRAIN_NONE && d->held_bytes == 0;
+
+    return empty ? texts[d->drain] : zsd_drain_text(d->drain);
+}
+
 /* ---- draining */
 
 static bool drive_exists(const struct zsd_core *core, unsigned path)

@@ -60,5 +60,7 @@ static inline uint64_t zsd_drive_rate(const struct zsd_core *core, unsigned path
 uint64_t zsd_drive_waits_ns(const struct zsd_core *core, unsigned path, uint64_t now_ns);
 /** "in use", or why it is drained. */
 const char *zsd_drain_text(enum zsd_drain drain);
+/** The same, and whether no page is left on it. */
+const char *zsd_drive_state(const struct zsd_drive *d);
 
 #endif
