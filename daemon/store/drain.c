@@ -31,13 +31,13 @@
 #include "daemon/store/change.h"
 #include "daemon/store/record.h"
 #include "daemon/store/rowio.h"
+#include "daemon/store/rows.h"
 #include "daemon/store/sharers.h"
 #include "daemon/store/store.h"
 
-#define DRAIN_MOVES    64u   /* pages of a change */
-#define DRAIN_ROWS     1024u /* and rows that may be written for them, about */
-#define DRAIN_RESTARTS 64u   /* of the walk in a pass, because the row that it was at has gone */
-#define DRAIN_REST_NS  UINT64_C(5000000000)
+#define DRAIN_MOVES   64u   /* pages of a change */
+#define DRAIN_ROWS    1024u /* and rows that may be written for them, about */
+#define DRAIN_REST_NS UINT64_C(5000000000)
 
 struct move {
     struct zsd_row *row; /* looked at */
@@ -59,10 +59,10 @@ struct zsd_drainer {
     bool stop, full; /* the pass ends: on request; there is no room, or a change has failed */
     uint64_t rests_until_ns;
     struct zsd_work work;
-    struct zsd_row *row; /* the walk; looked at, or NULL before the first one */
+    struct zsd_row_walk walk;
+    struct zsd_row *row; /* that it is at; looked at, or NULL */
     enum zsd_saved_plane plane;
     uint32_t page;
-    unsigned restarts;
     void *buffer, *scratch, *bytes;
     struct zsd_claim claim;
     struct zsd_row_read read;
@@ -424,27 +424,28 @@ static void drain_buffered(struct zsd_drainer *d)
 
 /* ---- the walk */
 
-/* Goes on to the next row that has holders. False: there is none. */
-static bool walk_row(struct zsd_drainer *d)
+static void walk_leave(struct zsd_drainer *d)
 {
-    struct zb_list *rows = &d->core->store->rows, *at = rows->next;
-
-    if (d->row && !d->row->gone)
-        at = d->row->node.next;
-    else if (d->row && ++d->restarts > DRAIN_RESTARTS)
-        at = rows;
     if (d->row)
         zsd_row_look_away(d->row);
     d->row = NULL;
     zsd_sharers_forget(&d->sharers);
-    for (; at != rows && !d->row; at = at->next)
-        if (zb_container_of(at, struct zsd_row, node)->refs > 0)
-            d->row = zb_container_of(at, struct zsd_row, node);
-    if (d->row)
-        zsd_row_look(d->row);
+}
+
+/* Goes on to the next row. False: there is none. */
+static bool walk_row(struct zsd_drainer *d)
+{
+    struct zsd_row *row;
+
+    walk_leave(d);
+    row = zsd_row_walk_next(&d->walk);
+    if (row && row->refs > 0) {
+        zsd_row_look(row);
+        d->row = row;
+    }
     d->plane = 0;
     d->page = 0;
-    return d->row != NULL;
+    return row != NULL;
 }
 
 enum drain_found { FOUND_PAGE, FOUND_LATER, FOUND_NONE };
@@ -462,6 +463,9 @@ static enum drain_found walk_find(struct zsd_drainer *d)
                     return FOUND_LATER;
                 zsd_turn_count(d->core, 1);
             }
+        if (zsd_turn_left(d->core) == 0)
+            return FOUND_LATER;
+        zsd_turn_count(d->core, 1);
         if (!walk_row(d))
             return FOUND_NONE;
     }
@@ -469,10 +473,8 @@ static enum drain_found walk_find(struct zsd_drainer *d)
 
 static void drain_over(struct zsd_drainer *d)
 {
-    if (d->row)
-        zsd_row_look_away(d->row);
-    d->row = NULL;
-    zsd_sharers_forget(&d->sharers);
+    walk_leave(d);
+    zsd_row_walk_end(&d->walk);
     if (d->pages + d->failed > 0)
         zb_log(d->failed > 0 ? ZB_LOG_WARN : ZB_LOG_INFO, "drive-moved",
                "pages=%llu bytes=%llu failed=%llu", (unsigned long long)d->pages,
@@ -543,7 +545,7 @@ void zsd_drain_start(struct zsd_core *core)
     }
     d->claim = (struct zsd_claim){ .bytes = core->disk->buffer_bytes, .work = &d->work };
     d->full = false;
-    d->restarts = 0;
+    zsd_row_walk_begin(core->store, &d->walk);
     d->pages = d->moved_bytes = d->failed = 0;
     d->state = DRAIN_FIND;
     core->in_progress++;

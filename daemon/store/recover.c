@@ -21,6 +21,7 @@
 #include "daemon/store/drains.h"
 #include "daemon/store/lost.h"
 #include "daemon/store/record.h"
+#include "daemon/store/rows.h"
 #include "daemon/store/saved_priv.h"
 
 /* ---- recovery */
@@ -134,7 +135,7 @@ static int recover_row(void *arg, const struct zn_key *key, const void *bytes, s
     if (rc < 0)
         return rc;
     r->rows[r->nrows++] = row;
-    zb_list_push_back(&r->store->rows, &row->node);
+    zsd_rows_add(r->store, row);
     return recover_extents(r, row, err);
 }
 
@@ -490,6 +491,7 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
     zb_list_init(&store->saved);
     zb_list_init(&store->line);
     zb_list_init(&store->rows);
+    zb_list_init(&store->walks);
     rc = zsd_compute_new(&core->daemon->catalog_thread, zsd_paths(core->daemon),
                          core->daemon->config.cpus, err);
     if (rc == 0)

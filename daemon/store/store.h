@@ -35,7 +35,8 @@ struct zsd_store {
     struct zsd_drainer *drain;  /* drain.h; NULL: no drive was drained yet */
     struct zb_list saved;       /* by number */
     struct zb_list line;        /* queue of struct zsd_change: the first runs */
-    struct zb_list rows;        /* all rows that have places */
+    struct zb_list rows;        /* all rows that have places: rows.h */
+    struct zb_list walks;       /* struct zsd_row_walk, over rows */
     uint64_t boot;              /* T3 */
     uint64_t next_id;           /* of rows, versions, snapshots */
     uint64_t sequence;          /* of the newest durable change */

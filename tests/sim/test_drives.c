@@ -242,6 +242,22 @@ static unsigned shared_pages(const struct zsd_core *core, unsigned path)
     return n;
 }
 
+/* An fsck, in the middle of whatever else is done. */
+static void checked(struct zs_world *w)
+{
+    Zp__FsckReply *reply;
+
+    w->core.clients[ZS_NOBODY].conn.uid = 0; /* an administrator */
+
+    if (call(&w->core, ZS_NOBODY, zsd_fsck, NULL) < 0)
+        zs_fail("fsck: %s", answers[ZS_NOBODY].text);
+    reply = zp__fsck_reply__unpack(NULL, answers[ZS_NOBODY].len, answers[ZS_NOBODY].bytes);
+    assert_non_null(reply);
+    if (reply->problems_total > 0)
+        zs_fail("fsck: %s", reply->problems[0]);
+    zp__fsck_reply__free_unpacked(reply, NULL);
+}
+
 /* Drains the second drive; its pages move, one copy each. */
 static void empties(struct zs_world *w, bool fails)
 {
@@ -253,6 +269,8 @@ static void empties(struct zs_world *w, bool fails)
     if (zsd_drive_drain(core, 1, ZSD_DRAIN_ASKED, "", &err) < 0)
         zs_fail("%s", err.text);
     zsd_drain_start(core);
+    if (!fails)
+        checked(w);
     zs_settle(w);
     if (fails)
         return;
