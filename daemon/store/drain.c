@@ -171,6 +171,7 @@ static struct zsd_row *shadow_of(struct zsd_drainer *d, const struct zsd_row *ro
     }
     if (s)
         d->shadows[d->nshadows++] = s;
+    zsd_turn_count(d->core, row->npages);
     return s;
 }
 
@@ -280,7 +281,7 @@ static bool change_settle(struct zsd_change *c, const struct zb_err *err)
     for (; d->nsettled < d->npatches; d->nsettled++) {
         if (zsd_turn_left(d->core) == 0)
             return false;
-        zsd_turn_count(d->core, 1);
+        zsd_turn_count(d->core, 2); /* places whose holders change */
         patch_settle(d, &d->patches[d->nsettled], err != NULL);
     }
     for (unsigned i = 0; i < d->nmoves; i++)

@@ -268,6 +268,7 @@ static void empties(struct zs_world *w, bool fails)
 
     if (zsd_drive_drain(core, 1, ZSD_DRAIN_ASKED, "", &err) < 0)
         zs_fail("%s", err.text);
+    w->core.daemon.turns.limit_ns = 1; /* short turns: a change takes several */
     zsd_drain_start(core);
     if (!fails)
         checked(w);
