@@ -134,7 +134,10 @@ static int engine_build(struct zn_engine *e, const struct zn_options *o, struct 
         return rc;
     e->tail_align = e->info.direct ? e->info.align_bytes : 1;
     rc = engine_choose(e, o->io, err);
-    return rc < 0 ? rc : zn_file_prepare(&e->file, o, &e->info, err);
+    if (rc == 0)
+        rc = zn_file_prepare(&e->file, o, &e->info, err);
+    memcpy(e->info.uuid, e->file.super.uuid, sizeof(e->info.uuid));
+    return rc;
 }
 
 static void engine_free(struct zn_engine *e)

@@ -94,7 +94,8 @@ struct zn_info {
     bool sparse;                /* the file system cannot reserve space: a write may meet -ENOSPC */
     uint32_t align_bytes;       /* of memory, offsets and lengths: a power of two, at most 4096 */
     uint64_t size_bytes;
-    uint64_t device; /* of the file's bytes, a dev_t; 0: unknown */
+    uint8_t uuid[16]; /* of the file (FORMAT.md); zero: it is absent */
+    uint64_t device;  /* of the file's bytes, a dev_t; 0: unknown */
     unsigned depth;
 };
 

@@ -61,7 +61,6 @@ struct zsd_drive {
     uint64_t errors, errors_ns; /* transfers that failed in the hour that began then */
     uint64_t held_bytes;        /* places that have a holder */
     enum zsd_drain drain;
-    uint64_t drained_ns;
     bool emptied;  /* logged that it holds nothing any more */
     char why[160]; /* with numbers, for people; "": on request */
 };
@@ -99,6 +98,7 @@ struct zsd_disk {
     struct zsd_work leaving_work;
     struct zsd_line lines[ZN_PATHS_MAX]; /* of each data file */
     unsigned drained;                    /* data files that are drained, as bits: drives.h */
+    uint64_t drains;                     /* how often that has changed */
     uint64_t slow_ns, window_ns; /* ZSD_DRIVE_SLOW_NS, ZSD_DRIVE_WINDOW_NS; shorter in tests */
     struct zsd_hold hold;
 

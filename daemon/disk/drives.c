@@ -25,6 +25,17 @@ const char *zsd_drain_text(enum zsd_drain drain)
     return texts[drain];
 }
 
+const char *zsd_drive_state(const struct zsd_drive *d)
+{
+    static const char *const texts[] = { [ZSD_DRAIN_ASKED] = "drained on request, and empty",
+                                         [ZSD_DRAIN_FAILED] = "drained: it fails; it is empty",
+                                         [ZSD_DRAIN_SLOW] = "drained: it is slow; it is empty",
+                                         [ZSD_DRAIN_STALLED] = "drained: it stalls; it is empty" };
+    bool empty = d->drain != ZSD_DRAIN_NONE && d->held_bytes == 0;
+
+    return empty ? texts[d->drain] : zsd_drain_text(d->drain);
+}
+
 /* ---- draining */
 
 static bool drive_exists(const struct zsd_core *core, unsigned path)
@@ -40,6 +51,7 @@ static bool drive_in_use(const struct zsd_core *core, unsigned path)
 /* The set of drained data files, or what they hold, has changed. */
 static void drives_changed(struct zsd_core *core)
 {
+    core->disk->drains++;
     core->tiers.nvme.budget = zsd_map_total_bytes(core);
     zsd_extents_sort(core);
 }
@@ -61,7 +73,6 @@ int zsd_drive_drain(struct zsd_core *core, unsigned path, enum zsd_drain drain, 
         return 0;
     d = &core->disk->lines[path].drive;
     d->drain = drain;
-    d->drained_ns = zb_now_ns();
     d->emptied = false;
     (void)snprintf(d->why, sizeof(d->why), "%s", why);
     core->disk->drained |= 1u << path;

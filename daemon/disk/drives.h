@@ -17,8 +17,8 @@
  *              compared with its own speed at the start
  *     stalls   there are transfers, and none has ended for drive_stall seconds
  *
- * The last drive that is in use is never drained. A drive is used again on request, or after a
- * restart.
+ * The last drive that is in use is never drained. A drive is used again on request. The catalog has
+ * which drives are drained, and why, so that a start drains them again: store/drains.h.
  *
  * Loop thread only.
  */
@@ -60,5 +60,7 @@ static inline uint64_t zsd_drive_rate(const struct zsd_core *core, unsigned path
 uint64_t zsd_drive_waits_ns(const struct zsd_core *core, unsigned path, uint64_t now_ns);
 /** "in use", or why it is drained. */
 const char *zsd_drain_text(enum zsd_drain drain);
+/** The same, and whether no page is left on it. */
+const char *zsd_drive_state(const struct zsd_drive *d);
 
 #endif

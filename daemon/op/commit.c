@@ -31,6 +31,7 @@
 #include "daemon/page/pageop.h"
 #include "daemon/run/turn.h"
 #include "daemon/store/delta.h"
+#include "daemon/store/rows.h"
 #include "daemon/store/store.h"
 #include "proto/shard.pb-c.h"
 
@@ -204,7 +205,7 @@ static int commit_shard(struct zsd_commit_op *op, struct zsd_shard *s)
             return -ENOMEM;
         if (!commit_row_pages(op, s))
             return 0;
-        zb_list_push_back(&core->store->rows, &op->row->node); /* the row is complete */
+        zsd_rows_add(core->store, op->row); /* the row is complete */
         s->row = op->row;
         op->row = NULL;
     }

@@ -3,6 +3,7 @@
  * follows from them: plan/replan.c, plan/gpu_plan.c; disk/drives.c.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -11,6 +12,9 @@
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/replan.h"
 #include "daemon/run/gpu_tier.h"
+#include "daemon/store/change.h"
+#include "daemon/store/drains.h"
+#include "daemon/store/store.h"
 #include "proto/shard.pb-c.h"
 
 /* Sets the budget of the tier with this name. Without a GPU there is "gpu" all the same, and an error
@@ -49,6 +53,56 @@ ZSD_REQUEST(zsd_tier_set, TierSet)
         zsd_reply(req, NULL, -1);
 }
 
+/* A request that has drained a drive, or uses it again: answered when the catalog has that. */
+struct drive_op {
+    struct zsd_change change;
+    struct zsd_req *req;
+    unsigned path;
+};
+
+static int drive_begin(struct zsd_change *c, struct zb_err *err)
+{
+    (void)c; /* the queue puts the drained drives into every transaction: store/drains.h */
+    (void)err;
+    return 0;
+}
+
+static void drive_done(struct zsd_change *c, const struct zb_err *err)
+{
+    struct drive_op *op = zb_container_of(c, struct drive_op, change);
+
+    if (err)
+        zsd_refuse(op->req, err->code,
+                   "data file number %u is %s until the next restart: that could not be "
+                   "recorded: %s",
+                   op->path + 1, zsd_path_drained(c->core, op->path) ? "drained" : "in use again",
+                   err->text);
+    else
+        zsd_reply(op->req, NULL, -1);
+    free(op);
+}
+
+static void drive_keep(struct zsd_req *req, unsigned path)
+{
+    struct zsd_core *core = req->daemon->core;
+    struct drive_op *op;
+
+    if (!core->store || zsd_drains_kept(core->store)) {
+        zsd_reply(req, NULL, -1);
+        return;
+    }
+    op = calloc(1, sizeof(*op));
+    if (!op) {
+        zsd_refuse(req, -ENOMEM, "recording that data file number %u is drained", path + 1);
+        return;
+    }
+    op->req = req;
+    op->path = path;
+    op->change.begin = drive_begin;
+    op->change.done = drive_done;
+    zsd_change_start(core, &op->change);
+}
+
 ZSD_REQUEST(zsd_drive_set, DriveSet)
 {
     struct zsd_core *core = req->daemon->core;
@@ -65,5 +119,5 @@ ZSD_REQUEST(zsd_drive_set, DriveSet)
     if (rc < 0)
         zsd_reply_err(req, &err);
     else
-        zsd_reply(req, NULL, -1);
+        drive_keep(req, path);
 }

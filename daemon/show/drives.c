@@ -39,7 +39,7 @@ static void drive_row(const struct zsd *daemon, unsigned path, char device[24], 
     zp__drive_row__init(row);
     row->number = path + 1;
     row->directory = zp_str(zsd_path_folder(daemon, path));
-    row->state = zp_str(zsd_drain_text(d->drain));
+    row->state = zp_str(zsd_drive_state(d));
     row->why = zp_str(d->why);
     row->size_bytes = zsd_path_bytes(core, path);
     row->held_bytes = d->held_bytes;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "daemon/show/fsck_priv.h"
+#include "daemon/store/drains.h"
 #include "daemon/store/record.h"
 
 typedef unsigned long long ull;
@@ -216,6 +217,8 @@ static int fsck_on_record(void *arg, const struct zn_key *key, const void *bytes
         return fsck_on_row(arg, key, bytes, len, err);
     case ZSD_RECORD_SNAPSHOT:
         return fsck_on_snap(arg, key, bytes, len, err);
+    case ZSD_RECORD_DRAIN:
+        return zsd_record_get_drain(key, bytes, len, &(struct zsd_drain_record){ 0 }, err);
     }
     fsck_problem(arg, "a record of the unknown kind %u", key->kind);
     return 0;

@@ -182,9 +182,8 @@ static int take_begin(struct zsd_core *core, struct zsd_survey *s)
     for (uint32_t i = 0; i < s->njobs; i++)
         take_versions(s, i);
     take_numbers(core, s);
-    zb_list_init(&s->at_row);
     if (s->what == ZSD_SURVEY_FSCK)
-        zb_list_push_back(core->store->rows.next, &s->at_row); /* before the first */
+        zsd_row_walk_begin(core->store, &s->walk);
     return 0;
 }
 
@@ -298,26 +297,20 @@ static int take_partial_rows(struct zsd_core *core, struct zsd_survey *s)
     return rc;
 }
 
-/* Takes the next rows. Rows may be added and removed between two calls: the marker `at_row` keeps
- * the position. 0: all are taken, and nothing is leaving; 1: call again; -ENOMEM. */
+/* Takes the next rows. 0: all are taken, and nothing is leaving; 1: call again; -ENOMEM. */
 static int take_rows(struct zsd_core *core, struct zsd_survey *s, uint64_t *left)
 {
-    struct zb_list *rows = &core->store->rows, *next;
+    for (; *left > 0; --*left) {
+        struct zsd_row *row = zsd_row_walk_next(&s->walk);
 
-    for (; (next = s->at_row.next) != rows; --*left) {
-        struct zsd_row *row = zb_container_of(next, struct zsd_row, node);
-
-        if (*left == 0)
+        if (!row && !zb_list_empty(&core->disk->leaving))
             return 1;
+        if (!row)
+            return take_partial_rows(core, s);
         if (row->refs > 0 && take_row(s, row, row->npages) < 0) /* else it is leaving */
             return -ENOMEM;
-        zb_list_remove(&s->at_row);
-        zb_list_push_back(next->next, &s->at_row); /* after it */
     }
-    if (!zb_list_empty(&core->disk->leaving))
-        return 1;
-    zb_list_remove(&s->at_row);
-    return take_partial_rows(core, s);
+    return 1;
 }
 
 /* ---- in parts */
@@ -369,8 +362,7 @@ bool zsd_survey_look_away(struct zsd_core *core, struct zsd_survey *s)
 
 void zsd_survey_done(struct zsd_survey *s)
 {
-    if (s->at_row.next)
-        zb_list_remove(&s->at_row);
+    zsd_row_walk_end(&s->walk);
     for (size_t i = 0; i < s->nrows; i++)
         zsd_row_look_away(s->rows[i].row);
     for (size_t i = 0; i < s->nversions; i++)

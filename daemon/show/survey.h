@@ -26,6 +26,7 @@
 #ifndef ZSD_SURVEY_H
 #define ZSD_SURVEY_H
 
+#include "daemon/store/rows.h"
 #include "daemon/store/store.h"
 
 struct zsd_survey_row {
@@ -81,7 +82,7 @@ struct zsd_survey {
     /* its position */
     const struct zsd_job *at_job; /* may be freed: only compared */
     uint32_t at_shard, at_page;
-    struct zb_list at_row; /* a marker in store->rows, after the rows that were handled */
+    struct zsd_row_walk walk; /* of an fsck */
     size_t rows_room, works_room;
     struct zsd_survey_job *jobs; /* by number */
     struct zsd_survey_row *rows; /* by id */

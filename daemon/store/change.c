@@ -22,6 +22,7 @@
 #include <errno.h>
 
 #include "daemon/store/copies.h"
+#include "daemon/store/drains.h"
 #include "daemon/store/store.h"
 
 enum change_state {
@@ -101,6 +102,8 @@ static bool change_begin(struct zsd_change *c)
     }
     rc = c->begin(c, &c->err);
     assert(rc >= 0 || c->err.code < 0);
+    if (rc == 0 && !c->looks)
+        rc = zsd_drains_put(store, c->txn, &c->drains, &c->err);
     return rc <= 0;
 }
 
@@ -126,9 +129,10 @@ static void change_durable(struct zsd_change *c)
 
     c->settling = true;
     change_count(c);
-    if (c->err.code == 0 && !c->looks)
+    if (c->err.code == 0 && !c->looks) {
         store->sequence = c->slot.sequence;
-    else if (c->err.code != 0 && c->poisons && store->poisoned.code == 0) {
+        store->drains = c->drains;
+    } else if (c->err.code != 0 && c->poisons && store->poisoned.code == 0) {
         store->poisoned = c->err;
         zb_log(ZB_LOG_ERROR, "store-poisoned", "why=\"%s\"", c->err.text);
     }

@@ -12,6 +12,8 @@
  *     SLOTS    writes and flushes the commit slots of the data files
  *     SETTLE   settle() applies the change in memory, or undoes begin(); also over several turns
  *
+ * Each transaction also has what has changed of the drained drives (drains.h).
+ *
  * A change that only reads (`looks`) gives way when another change is queued: it ends with -EAGAIN,
  * and can be started again, at the end of the queue.
  */
@@ -50,6 +52,7 @@ struct zsd_change {
     bool full;         /* the catalog had no space for it */
     bool doubt;        /* it failed, but may be durable: only the next start finds out */
     bool settling;     /* SETTLE has begun */
+    uint64_t drains;   /* disk->drains, as the transaction has it */
     struct zb_err err;
     struct zn_slot slot;
     struct zsd_pio pio;

@@ -10,6 +10,9 @@
  * the new places to the catalog, and then changes the rows themselves. The page keeps its identity
  * and its generation, so its checksums stay right.
  *
+ * SHARED. A page is read and written once, and one change points all rows that share it (sharers.h)
+ * to the new place. It moves only if nothing but these rows holds it.
+ *
  * PROMISE. A page that moves has two places until its change is durable. The second one is promised
  * to the pass. If somebody holds the old place when the change is durable (a job that has been loaded
  * meanwhile), the job has one more place than it was promised; then the pass keeps its promise.
@@ -21,24 +24,33 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/slots.h"
 #include "daemon/disk/drives.h"
 #include "daemon/disk/paths.h"
 #include "daemon/store/change.h"
 #include "daemon/store/record.h"
 #include "daemon/store/rowio.h"
+#include "daemon/store/rows.h"
+#include "daemon/store/sharers.h"
 #include "daemon/store/store.h"
 
-#define DRAIN_MOVES    64u /* pages of a change */
-#define DRAIN_RESTARTS 64u /* of the walk in a pass, because the row that it was at has gone */
-#define DRAIN_REST_NS  UINT64_C(5000000000)
+#define DRAIN_MOVES   64u   /* pages of a change */
+#define DRAIN_ROWS    1024u /* and rows that may be written for them, about */
+#define DRAIN_REST_NS UINT64_C(5000000000)
 
 struct move {
     struct zsd_row *row; /* looked at */
     enum zsd_saved_plane plane;
     uint32_t page;
     uint64_t from, to;
-    bool valid;
+    bool valid; /* the running change has it */
+};
+
+/* A row that the running change points to the new place of a page. */
+struct patch {
+    struct zsd_row *row; /* looked at */
+    unsigned move;
 };
 
 struct zsd_drainer {
@@ -47,18 +59,25 @@ struct zsd_drainer {
     bool stop, full; /* the pass ends: on request; there is no room, or a change has failed */
     uint64_t rests_until_ns;
     struct zsd_work work;
-    struct zsd_row *row; /* the walk; looked at, or NULL before the first one */
+    struct zsd_row_walk walk;
+    struct zsd_row *row; /* that it is at; looked at, or NULL */
     enum zsd_saved_plane plane;
     uint32_t page;
-    unsigned restarts;
     void *buffer, *scratch, *bytes;
     struct zsd_claim claim;
     struct zsd_row_read read;
     struct zsd_pio write;
     struct move moves[DRAIN_MOVES];
     unsigned nmoves;
-    struct zsd_row *shadows[DRAIN_MOVES]; /* copies of rows, with new places */
-    unsigned nshadows;
+    size_t nrows;               /* that share pages with those of the moves, about */
+    struct zsd_sharers sharers; /* of the row that the walk, or the change, is at */
+    /* of the change that runs */
+    unsigned nbegun; /* moves */
+    struct patch *patches;
+    size_t npatches, nsettled, patches_room;
+    struct zsd_row **shadows; /* copies of rows, with new places */
+    size_t nshadows, shadows_room;
+    struct zb_map shadow_at;        /* index in shadows, by id */
     struct zb_needs promise, stuck; /* stuck: kept after the pass */
     struct zsd_account held;
     struct zsd_change change;
@@ -106,20 +125,22 @@ static uint64_t move_at(const struct move *m)
     return m->row->planes[m->plane].extents[m->page].at;
 }
 
-/* The copy of a row that will be written, made if there is none; NULL: no memory. */
-static struct zsd_row *shadow_of(struct zsd_drainer *d, const struct zsd_row *row)
+static void shadow_free(struct zsd_row *s)
 {
-    struct zsd_row *s;
+    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
+        free(s->planes[p].extents);
+    free(s);
+}
+
+/* A copy of a row for the catalog; NULL: no memory. */
+static struct zsd_row *shadow_new(const struct zsd_row *row)
+{
+    struct zsd_row *s = malloc(sizeof(*s));
     bool whole = true;
 
-    for (unsigned i = 0; i < d->nshadows; i++)
-        if (d->shadows[i]->id == row->id)
-            return d->shadows[i];
-    s = malloc(sizeof(*s));
     if (!s)
         return NULL;
     *s = *row; /* the checksums are shared: they do not change */
-    d->shadows[d->nshadows++] = s;
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
         size_t bytes = row->npages * sizeof(struct zsd_extent);
 
@@ -128,31 +149,90 @@ static struct zsd_row *shadow_of(struct zsd_drainer *d, const struct zsd_row *ro
             memcpy(s->planes[p].extents, row->planes[p].extents, bytes);
         whole = whole && (s->planes[p].extents || !row->planes[p].extents);
     }
+    if (!whole)
+        shadow_free(s);
     return whole ? s : NULL;
+}
+
+/* The copy of a row that will be written, made if there is none; NULL: no memory. */
+static struct zsd_row *shadow_of(struct zsd_drainer *d, const struct zsd_row *row)
+{
+    const uint32_t *at = zb_map_find(&d->shadow_at, row->id);
+    struct zsd_row *s;
+
+    if (at)
+        return d->shadows[*at];
+    if (zb_grow(&d->shadows, &d->shadows_room, d->nshadows, 1) < 0)
+        return NULL;
+    s = shadow_new(row);
+    if (s && zb_map_put(&d->shadow_at, row->id, (uint32_t)d->nshadows) < 0) {
+        shadow_free(s);
+        return NULL;
+    }
+    if (s)
+        d->shadows[d->nshadows++] = s;
+    zsd_turn_count(d->core, row->npages);
+    return s;
+}
+
+/* The row will have the page at its new place. 0 or -ENOMEM. */
+static int move_patch(struct zsd_drainer *d, unsigned move, struct zsd_row *row)
+{
+    const struct move *m = &d->moves[move];
+    struct zsd_row *s = shadow_of(d, row);
+
+    if (!s || zb_grow(&d->patches, &d->patches_room, d->npatches, 1) < 0)
+        return -ENOMEM;
+    s->planes[m->plane].extents[m->page].at = m->to;
+    zsd_row_look(row);
+    d->patches[d->npatches++] = (struct patch){ row, move };
+    return 0;
+}
+
+/* Decides whether the page moves: all of its holders are rows of the catalog, which move with it. 0
+ * or -ENOMEM. */
+static int move_begin(struct zsd_drainer *d, unsigned move)
+{
+    struct move *m = &d->moves[move];
+    uint32_t refs = zsd_extent_refs(d->core, m->from);
+    const struct zsd_row *s;
+    int rc = 0;
+
+    if (m->row->kept == 0 || m->row->refs == 0 || move_at(m) != m->from)
+        return 0;
+    s = shadow_of(d, m->row);
+    if (!s)
+        return -ENOMEM;
+    if (s->planes[m->plane].extents[m->page].at != m->from)
+        return 0; /* it moves already */
+    if (refs > 1 && d->sharers.of != m->row)
+        rc = zsd_sharers_find(d->core->store, m->row, &d->sharers);
+    if (rc < 0 ||
+        (refs > 1 && zsd_sharers_holders(&d->sharers, m->plane, m->page, m->from) != refs))
+        return rc;
+    m->valid = true;
+    if (refs == 1)
+        return move_patch(d, move, m->row);
+    for (size_t i = 0; i < d->sharers.n && rc == 0; i++)
+        if (zsd_row_page_is_at(d->sharers.rows[i], m->plane, m->page, m->from))
+            rc = move_patch(d, move, d->sharers.rows[i]);
+    return rc;
 }
 
 static int change_begin(struct zsd_change *c, struct zb_err *err)
 {
     struct zsd_drainer *d = zb_container_of(c, struct zsd_drainer, change);
-    bool any = false;
 
-    for (unsigned i = 0; i < d->nmoves; i++) {
-        struct move *m = &d->moves[i];
-        struct zsd_row *s;
-
-        m->valid = m->row->kept > 0 && m->row->refs > 0 && move_at(m) == m->from &&
-                   zsd_extent_refs(d->core, m->from) == 1;
-        if (!m->valid)
-            continue;
-        s = shadow_of(d, m->row);
-        if (!s)
+    zsd_sharers_forget(&d->sharers); /* of another turn */
+    for (; d->nbegun < d->nmoves; d->nbegun++) {
+        if (zsd_turn_left(d->core) == 0)
+            return 1;
+        zsd_turn_count(d->core, 1);
+        if (move_begin(d, d->nbegun) < 0)
             return zb_fail(err, -ENOMEM, "rows with their new places: %m");
-        m->valid = s->planes[m->plane].extents[m->page].at == m->from; /* else it moves already */
-        if (m->valid)
-            s->planes[m->plane].extents[m->page].at = m->to;
-        any = any || m->valid;
     }
-    return any ? 0 : zb_fail(err, -EAGAIN, "nothing is left to move");
+    zsd_sharers_forget(&d->sharers);
+    return d->npatches > 0 ? 0 : zb_fail(err, -EAGAIN, "nothing is left to move");
 }
 
 static int change_fill(struct zsd_change *c, struct zb_err *err)
@@ -160,26 +240,37 @@ static int change_fill(struct zsd_change *c, struct zb_err *err)
     const struct zsd_drainer *d = zb_container_of(c, struct zsd_drainer, change);
     int rc = 0;
 
-    for (unsigned i = 0; i < d->nshadows && rc == 0; i++)
+    for (size_t i = 0; i < d->nshadows && rc == 0; i++)
         rc = zsd_record_put_row(c->txn, d->shadows[i]);
     return rc < 0 ? zb_fail(err, rc, "rows with their new places: %m") : 0;
 }
 
-/* Points a row to its new place, or gives that back. If the catalog may have it, it stays taken. */
+/* Points a row to the new place of a page. */
+static void patch_settle(struct zsd_drainer *d, const struct patch *p, bool failed)
+{
+    const struct move *m = &d->moves[p->move];
+
+    if (!failed) {
+        p->row->planes[m->plane].extents[m->page].at = m->to;
+        zsd_extent_ref(d->core, m->to);
+        zsd_extent_unref(d->core, m->from, zsd_row_page_bytes(p->row, m->plane, m->page));
+    }
+    zsd_row_look_away(p->row);
+}
+
+/* Gives up the hold of the pass on the new place. If the catalog may have it, it stays taken. */
 static void move_settle(struct zsd_drainer *d, struct move *m, bool failed, bool doubt)
 {
     uint32_t bytes = zsd_row_page_bytes(m->row, m->plane, m->page);
 
     if (m->valid && !failed) {
-        if (zsd_extent_refs(d->core, m->from) > 1 && zb_needs_add(&d->stuck, bytes, 1) < 0)
+        if (zsd_extent_refs(d->core, m->from) > 0 && zb_needs_add(&d->stuck, bytes, 1) < 0)
             d->stop = true; /* then the promise is kept whole: see change_settle() */
-        m->row->planes[m->plane].extents[m->page].at = m->to;
-        zsd_extent_unref(d->core, m->from, bytes);
         d->pages++;
         d->moved_bytes += bytes;
-    } else if (!m->valid || !doubt) {
-        zsd_extent_unref(d->core, m->to, bytes);
     }
+    if (!m->valid || !failed || !doubt)
+        zsd_extent_unref(d->core, m->to, bytes);
     zsd_row_look_away(m->row);
 }
 
@@ -187,18 +278,22 @@ static bool change_settle(struct zsd_change *c, const struct zb_err *err)
 {
     struct zsd_drainer *d = zb_container_of(c, struct zsd_drainer, change);
 
+    for (; d->nsettled < d->npatches; d->nsettled++) {
+        if (zsd_turn_left(d->core) == 0)
+            return false;
+        zsd_turn_count(d->core, 2); /* places whose holders change */
+        patch_settle(d, &d->patches[d->nsettled], err != NULL);
+    }
     for (unsigned i = 0; i < d->nmoves; i++)
         move_settle(d, &d->moves[i], err != NULL, c->doubt);
     zsd_turn_count(d->core, d->nmoves);
-    d->nmoves = 0;
+    d->nmoves = d->nbegun = d->nrows = 0;
+    d->npatches = d->nsettled = 0;
     if (!d->stop)
         (void)drain_promise(d, 0, NULL); /* it shrinks: fails only for lack of memory */
-    for (unsigned i = 0; i < d->nshadows; i++) {
-        for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
-            free(d->shadows[i]->planes[p].extents);
-        free(d->shadows[i]);
-    }
-    d->nshadows = 0;
+    while (d->nshadows > 0)
+        shadow_free(d->shadows[--d->nshadows]);
+    zb_map_done(&d->shadow_at);
     return true;
 }
 
@@ -243,6 +338,8 @@ static void drain_on_write(struct zsd_pio *pio, int rc)
 
     if (rc == 0 && d->row->refs > 0) {
         zsd_row_look(d->row);
+        if (d->nmoves == 0 || d->moves[d->nmoves - 1].row != d->row)
+            d->nrows += d->sharers.of == d->row ? d->sharers.n : 1;
         d->nmoves++;
     } else {
         zsd_extent_unref(d->core, m->to, zsd_row_page_bytes(d->row, d->plane, d->page));
@@ -284,13 +381,26 @@ static void drain_on_read(struct zsd_row_read *read, const struct zb_err *err)
     zsd_pio_start(d->core, &d->write);
 }
 
-static bool page_moves(const struct zsd_drainer *d)
+/* Whether only rows of the catalog hold that place, and it does not move already. What was found of
+ * the rows may be out of date; the change looks again. */
+static bool page_shared_moves(struct zsd_drainer *d, uint64_t at)
+{
+    for (unsigned i = 0; i < d->nmoves; i++)
+        if (d->moves[i].from == at)
+            return false;
+    if (d->sharers.of != d->row && zsd_sharers_find(d->core->store, d->row, &d->sharers) < 0)
+        return false;
+    return zsd_sharers_holders(&d->sharers, d->plane, d->page, at) == zsd_extent_refs(d->core, at);
+}
+
+static bool page_moves(struct zsd_drainer *d)
 {
     const struct zsd_row *r = d->row;
-    const struct zsd_extent *e = &r->planes[d->plane].extents[d->page];
+    uint64_t at = r->planes[d->plane].extents[d->page].at;
 
-    return r->kept > 0 && r->refs > 0 && e->at != ZB_NO_PLACE &&
-           zsd_path_drained(d->core, ZN_AT_PATH(e->at)) && zsd_extent_refs(d->core, e->at) == 1;
+    return r->kept > 0 && r->refs > 0 && at != ZB_NO_PLACE &&
+           zsd_path_drained(d->core, ZN_AT_PATH(at)) &&
+           (zsd_extent_refs(d->core, at) == 1 || page_shared_moves(d, at));
 }
 
 /* Has the buffer: reads the page, if it is still there. */
@@ -315,26 +425,28 @@ static void drain_buffered(struct zsd_drainer *d)
 
 /* ---- the walk */
 
-/* Goes on to the next row that has holders. False: there is none. */
-static bool walk_row(struct zsd_drainer *d)
+static void walk_leave(struct zsd_drainer *d)
 {
-    struct zb_list *rows = &d->core->store->rows, *at = rows->next;
-
-    if (d->row && !d->row->gone)
-        at = d->row->node.next;
-    else if (d->row && ++d->restarts > DRAIN_RESTARTS)
-        at = rows;
     if (d->row)
         zsd_row_look_away(d->row);
     d->row = NULL;
-    for (; at != rows && !d->row; at = at->next)
-        if (zb_container_of(at, struct zsd_row, node)->refs > 0)
-            d->row = zb_container_of(at, struct zsd_row, node);
-    if (d->row)
-        zsd_row_look(d->row);
+    zsd_sharers_forget(&d->sharers);
+}
+
+/* Goes on to the next row. False: there is none. */
+static bool walk_row(struct zsd_drainer *d)
+{
+    struct zsd_row *row;
+
+    walk_leave(d);
+    row = zsd_row_walk_next(&d->walk);
+    if (row && row->refs > 0) {
+        zsd_row_look(row);
+        d->row = row;
+    }
     d->plane = 0;
     d->page = 0;
-    return d->row != NULL;
+    return row != NULL;
 }
 
 enum drain_found { FOUND_PAGE, FOUND_LATER, FOUND_NONE };
@@ -352,6 +464,9 @@ static enum drain_found walk_find(struct zsd_drainer *d)
                     return FOUND_LATER;
                 zsd_turn_count(d->core, 1);
             }
+        if (zsd_turn_left(d->core) == 0)
+            return FOUND_LATER;
+        zsd_turn_count(d->core, 1);
         if (!walk_row(d))
             return FOUND_NONE;
     }
@@ -359,9 +474,8 @@ static enum drain_found walk_find(struct zsd_drainer *d)
 
 static void drain_over(struct zsd_drainer *d)
 {
-    if (d->row)
-        zsd_row_look_away(d->row);
-    d->row = NULL;
+    walk_leave(d);
+    zsd_row_walk_end(&d->walk);
     if (d->pages + d->failed > 0)
         zb_log(d->failed > 0 ? ZB_LOG_WARN : ZB_LOG_INFO, "drive-moved",
                "pages=%llu bytes=%llu failed=%llu", (unsigned long long)d->pages,
@@ -388,7 +502,8 @@ static void drain_run(struct zsd_drainer *d)
     found = d->stop || d->full || d->core->draining ? FOUND_NONE : walk_find(d);
     if (found == FOUND_LATER) {
         zsd_defer(d->core, &d->work);
-    } else if (d->nmoves > 0 && (found == FOUND_NONE || d->nmoves == DRAIN_MOVES)) {
+    } else if (d->nmoves > 0 &&
+               (found == FOUND_NONE || d->nmoves == DRAIN_MOVES || d->nrows >= DRAIN_ROWS)) {
         drain_commit(d);
     } else if (found == FOUND_NONE) {
         drain_over(d);
@@ -431,7 +546,7 @@ void zsd_drain_start(struct zsd_core *core)
     }
     d->claim = (struct zsd_claim){ .bytes = core->disk->buffer_bytes, .work = &d->work };
     d->full = false;
-    d->restarts = 0;
+    zsd_row_walk_begin(core->store, &d->walk);
     d->pages = d->moved_bytes = d->failed = 0;
     d->state = DRAIN_FIND;
     core->in_progress++;
@@ -461,6 +576,9 @@ void zsd_drain_free(struct zsd_core *core)
     assert(d->state == DRAIN_IDLE);
     zsd_nvme_unpromise(core, &d->held, &d->promise);
     zb_needs_done(&d->stuck);
+    zsd_sharers_done(&d->sharers);
+    free(d->patches);
+    free(d->shadows);
     free(d);
     core->store->drain = NULL;
 }

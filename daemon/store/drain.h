@@ -3,10 +3,10 @@
  * snapshots, of jobs that are not in memory, and of whatever no step writes.
  *
  * A pass walks over all rows, and moves one page at a time: read, verify, write to a new place. After
- * some pages, a change of the catalog names them at their new places; only then are the old ones
- * freed. A page that others hold too stays: a job in memory that works with it, or another version's
- * row, if no step has written it in between. The tick starts a
- * pass when a drained drive holds pages, and another one some time after the last.
+ * some pages, a change of the catalog names them at their new places, in all rows that share them; only
+ * then are the old ones freed. A page that others hold too stays: a job in memory that works with it,
+ * or a reader of a version that was destroyed. The tick starts a pass when a drained drive holds
+ * pages, and another one some time after the last.
  *
  * Loop thread only.
  */

@@ -18,6 +18,7 @@ enum zsd_record {
     ZSD_RECORD_NOTE = 5,     /* (version id, rank; ZSD_NOTE_OF_JOB) */
     ZSD_RECORD_ROW = 6,      /* (row id, 0) */
     ZSD_RECORD_SNAPSHOT = 7, /* (number, id) */
+    ZSD_RECORD_DRAIN = 8,    /* (index of a data file, 0): drains.h */
 };
 #define ZSD_NOTE_OF_JOB (UINT64_C(1) << 32)
 

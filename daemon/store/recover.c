@@ -18,8 +18,10 @@
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 #include "daemon/store/copies.h"
+#include "daemon/store/drains.h"
 #include "daemon/store/lost.h"
 #include "daemon/store/record.h"
+#include "daemon/store/rows.h"
 #include "daemon/store/saved_priv.h"
 
 /* ---- recovery */
@@ -133,7 +135,7 @@ static int recover_row(void *arg, const struct zn_key *key, const void *bytes, s
     if (rc < 0)
         return rc;
     r->rows[r->nrows++] = row;
-    zb_list_push_back(&r->store->rows, &row->node);
+    zsd_rows_add(r->store, row);
     return recover_extents(r, row, err);
 }
 
@@ -489,6 +491,7 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
     zb_list_init(&store->saved);
     zb_list_init(&store->line);
     zb_list_init(&store->rows);
+    zb_list_init(&store->walks);
     rc = zsd_compute_new(&core->daemon->catalog_thread, zsd_paths(core->daemon),
                          core->daemon->config.cpus, err);
     if (rc == 0)
@@ -497,6 +500,8 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
         rc = zsd_copies_open(store, &options, slots, nslots, err);
     if (rc == 0)
         rc = store_recover(store, err);
+    if (rc == 0)
+        rc = zsd_drains_recover(store, err);
     if (rc == 0 && !core->daemon->read_only)
         rc = zsd_copies_begin(store, err);
     if (rc == 0 && core->daemon->read_only) {

@@ -35,12 +35,14 @@ struct zsd_store {
     struct zsd_drainer *drain;  /* drain.h; NULL: no drive was drained yet */
     struct zb_list saved;       /* by number */
     struct zb_list line;        /* queue of struct zsd_change: the first runs */
-    struct zb_list rows;        /* all rows that have places */
+    struct zb_list rows;        /* all rows that have places: rows.h */
+    struct zb_list walks;       /* struct zsd_row_walk, over rows */
     uint64_t boot;              /* T3 */
     uint64_t next_id;           /* of rows, versions, snapshots */
     uint64_t sequence;          /* of the newest durable change */
     uint64_t namesakes;         /* saved jobs whose name an earlier one of another user has */
     uint64_t images;            /* in the catalog */
+    uint64_t drains;            /* disk->drains, as the catalog has it: drains.h */
     uint64_t stamp;             /* of the newest loop over rows or versions */
     struct zb_err poisoned;     /* code 0: it is not; -EROFS: it is open read-only */
     struct zb_err full; /* the last change failed because the catalog had no space; code 0: no */

@@ -10,6 +10,7 @@
 
 #include "base/array.h"
 #include "base/slots.h"
+#include "daemon/store/rows.h"
 #include "daemon/store/store.h"
 
 #define ROW_NOW 16u /* the places of a row with at most so many pages are freed at once */
@@ -74,7 +75,8 @@ static bool row_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *lef
     r->let_go = to;
     if (to < r->npages)
         return false;
-    zb_list_remove(&r->node);
+    if (core && core->store)
+        zsd_rows_remove(core->store, r);
     r->gone = true;
     if (r->looks == 0)
         zsd_row_free(r);

@@ -250,6 +250,42 @@ def lost():
             check("problems   0" in d.run(paths, "--fsck"), "fsck")
 
 
+def drain():
+    """A drained drive stays drained over restarts, with its reason, until it is used again."""
+    def drives():
+        return {row["number"]: row for row in json.loads(d.zctl("drive", "--json"))["rows"]}
+
+    with Drives() as d:
+        d.start((2, 3))
+        d.save("a", "b")
+        if not d.has_pages(3):
+            d.save_on(3)
+        d.zctl("drive", "drain", "3")
+        d.process.kill()
+        d.process.wait(30)
+        d.start((3, 2))
+        wait_until("an empty drive", lambda: drives()[3]["state"] == "drained on request, and empty", 30)
+        check(drives()[3]["held_bytes"] == 0, f"{drives()[3]}")
+        check("drive-drained" in d.zctl("status"), "zctl status")
+        d.same("a", "b")
+        d.zctl("fsck")
+        d.stop()
+        check("problems   0" in d.run((2, 3), "--fsck"), "fsck")
+        d.run((2, 3), "--retire", "3")
+        d.start((2, 3))  # a new data file has the number
+        check(all(row["state"] == "in use" for row in drives().values()), f"{drives()}")
+        d.zctl("drive", "drain", "2")
+        d.stop()
+        d.start((2, 3))
+        check(drives()[2]["state"].startswith("drained on request"), drives()[2]["state"])
+        d.zctl("drive", "use", "2")
+        d.stop()
+        d.start((2, 3))
+        check(all(row["state"] == "in use" for row in drives().values()), f"{drives()}")
+        d.same("a", "b")
+        d.stop()
+
+
 def retire():
     """All pages leave a data file, whatever happens meanwhile; then the daemon starts without it."""
     with Drives() as d:
@@ -493,4 +529,4 @@ def read_only_mounts():
 
 
 if __name__ == "__main__":
-    sys.exit(main({f.__name__: f for f in (order, missing, catalog, lost, retire, shrink, no_room, full, read_only, read_only_mounts)}))
+    sys.exit(main({f.__name__: f for f in (order, missing, catalog, lost, drain, retire, shrink, no_room, full, read_only, read_only_mounts)}))

@@ -10,7 +10,7 @@
 
 /* Odd sizes; more of one size than a ring has places; a frozen part, and a gap; units that never
  * change, one of them in 8 bits. */
-const struct unit zs_units[ZS_UNITS] = {
+struct unit zs_units[ZS_UNITS] = {
     { "u0", 3 * BLOCK - 100, ZB_F32, ZB_F32, false, false, { { 0, 3 * BLOCK - 100, 0 } }, 1 },
     { "u1", 2 * BLOCK, ZB_BF16, ZB_F32, false, false, { { 0, 2 * BLOCK, 1 } }, 1 },
     { "u2", 2 * BLOCK, ZB_BF16, ZB_F32, false, false, { { 0, 2 * BLOCK, 0 } }, 1 },

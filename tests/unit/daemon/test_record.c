@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/util.h"
+#include "daemon/store/drains.h"
 #include "daemon/store/record.h"
 #include "nvme/catalog_priv.h"
 
@@ -326,6 +327,26 @@ static int again_snap(const struct zn_key *key, const void *bytes, size_t len_by
     return rc;
 }
 
+static int put_drain(struct zn_txn *t, uint64_t *seed)
+{
+    struct zsd_drain_record d = { .path = ztest_random(seed) % ZN_PATHS_MAX,
+                                  .drain = 1 + ztest_random(seed) % ZSD_DRAIN_STALLED };
+
+    for (size_t i = 0; i < sizeof(d.uuid); i++)
+        d.uuid[i] = (uint8_t)ztest_random(seed);
+    name_draw(d.why, sizeof(d.why) - 1, seed);
+    return zsd_record_put_drain(t, &d);
+}
+
+static int again_drain(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                       struct zn_txn *t)
+{
+    struct zsd_drain_record d;
+    int rc = zsd_record_get_drain(key, bytes, len_bytes, &d, &err);
+
+    return rc == 0 ? zsd_record_put_drain(t, &d) : rc;
+}
+
 /* put: writes a random object of the kind as a record. again: reads a record, and writes the object
  * that it has read, if any. */
 static const struct kind {
@@ -341,6 +362,7 @@ static const struct kind {
     { "note", ZSD_RECORD_NOTE, put_note, again_note },
     { "row", ZSD_RECORD_ROW, put_row, again_row },
     { "snapshot", ZSD_RECORD_SNAPSHOT, put_snap, again_snap },
+    { "drain", ZSD_RECORD_DRAIN, put_drain, again_drain },
 };
 
 /* Reads bytes in a buffer of exactly their length (so that a sanitizer sees the end). They are
