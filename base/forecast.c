@@ -221,7 +221,7 @@ static void forecast_muon(const struct zb_run *run, struct zb_place_job *job, st
         slots += zb_pages(count, job->page_elems);
     }
     for (enum zb_plane p = 0; p < ZB_PLANES; p++)
-        page += zb_layout_page(&run->layout, p, job->page_elems);
+        page += zb_layout_page(&run->matrices, p, job->page_elems);
     f->host_matrices = zb_round_up(m->matrices_bytes, ZB_PAGE_ALIGN) +
                        zb_round_up(m->ortho_bytes, ZB_PAGE_ALIGN) + slots * page;
     job->nbuffers += (uint32_t)slots;
@@ -231,7 +231,7 @@ static void forecast_muon(const struct zb_run *run, struct zb_place_job *job, st
 int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *ret,
                 struct zb_err *err)
 {
-    struct zb_layout layout = run->layout;
+    struct zb_layout layout = run->layout, matrices = run->matrices;
     struct zb_place_job job = { .page_elems = node->page_elems,
                                 .durable = run->durable,
                                 .times = 2 };
@@ -252,7 +252,7 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
     zb_forecast_rank(run, node, ret, &slice);
     for (enum zb_plane p = 0; p < ZB_PLANES; p++)
         if (!zb_run_keeps(run)) /* the daemon keeps nothing */
-            layout.block_bytes[p] = 0;
+            layout.block_bytes[p] = matrices.block_bytes[p] = 0;
     if (zb_run_keeps(run))
         ret->host_staging = ret->local * zb_staging_bytes(zb_piece_elems(slice, node->page_elems));
     if (node->nvme_bytes > 0)
@@ -268,8 +268,9 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
     job.grads_resident = run->grad == ZB_OFFLOAD_HOST || node->nvme_bytes == 0;
     job.state_resident = run->optimizer != ZB_OFFLOAD_NVME || node->nvme_bytes == 0;
     forecast_muon(run, &job, ret);
-    if (zb_model_shards(run->model, &layout, zb_mode_world(run->mode, run->ranks, run->nodes),
-                        ret->local, &shards, &job.nshards) < 0)
+    if (zb_model_shards(run->model, &layout, &matrices,
+                        zb_mode_world(run->mode, run->ranks, run->nodes), ret->local, &shards,
+                        &job.nshards) < 0)
         return zb_fail(err, -ENOMEM, "a plan of %u units over %u ranks: %m", run->model->nunits,
                        run->ranks);
     job.shards = shards;

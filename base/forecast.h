@@ -47,7 +47,8 @@ struct zb_run {
     enum zb_mode mode;
     uint32_t ranks, nodes; /* ranks is a multiple of nodes */
     struct zb_layout layout;
-    enum zb_offload param; /* not ZB_OFFLOAD_NONE; ignored if optimizer is */
+    struct zb_layout matrices; /* of units of matrices, which the model names */
+    enum zb_offload param;     /* not ZB_OFFLOAD_NONE; ignored if optimizer is */
     enum zb_offload optimizer;
     enum zb_offload grad; /* ZB_OFFLOAD_HOST: if they do not fit in memory, the run is
                                          refused */
@@ -135,6 +136,12 @@ struct zb_forecast {
 };
 
 const char *zb_bound_name(enum zb_bound bound);
+
+/** The layout of a unit. */
+static inline const struct zb_layout *zb_run_layout(const struct zb_run *run, uint32_t unit)
+{
+    return zb_model_matrices(run->model, unit) ? &run->matrices : &run->layout;
+}
 
 /** Whether the daemon keeps the ranks' slices: not if nothing is offloaded, nor with ddp. */
 static inline bool zb_run_keeps(const struct zb_run *run)

@@ -21,15 +21,16 @@ static void rank_planes(const struct zb_run *run, const struct zb_node *node, st
 
     *ret_slice = 0;
     for (uint32_t u = 0; u < run->model->nunits; u++) {
+        const struct zb_layout *layout = zb_run_layout(run, u);
         uint64_t slice, first, count;
 
         zb_slice(run->model->units[u], world, 0, &slice, &first, &count);
         *ret_slice = zb_max_u64(*ret_slice, slice);
         for (enum zb_plane p = 0; p < ZB_PLANES; p++) {
-            uint32_t block = run->layout.block_bytes[p];
+            uint32_t block = layout->block_bytes[p];
 
             if (keeps)
-                f->kept[p] += zb_layout_bytes(&run->layout, p, node->page_elems, count);
+                f->kept[p] += zb_layout_bytes(layout, p, node->page_elems, count);
             if (!zb_mode_cuts(run->mode, p))
                 f->own[p] += zb_blocks_bytes(block, slice * world);
             else if (!keeps)

@@ -265,13 +265,15 @@ static struct walk walk_backward(const struct iter *it, bool gathers)
 static double own_bytes(const struct iter *it)
 {
     uint32_t cut = zb_mode_cuts(it->run->mode, ZB_STATE) ? (uint32_t)it->n : 1;
-    const uint32_t *block = it->run->layout.block_bytes;
-    double elems = 0;
+    double bytes = 0;
 
-    for (uint32_t u = 0; u < it->run->model->nunits; u++)
-        elems += padded(it, u, cut) / cut;
-    return elems / ZB_BLOCK_ELEMS *
-           (2.0 * block[ZB_PARAM] + 2.0 * block[ZB_STATE] + block[ZB_GRAD]);
+    for (uint32_t u = 0; u < it->run->model->nunits; u++) {
+        const uint32_t *block = zb_run_layout(it->run, u)->block_bytes;
+
+        bytes += padded(it, u, cut) / cut / ZB_BLOCK_ELEMS *
+                 (2.0 * block[ZB_PARAM] + 2.0 * block[ZB_STATE] + block[ZB_GRAD]);
+    }
+    return bytes;
 }
 
 static void iterate_optimizer(const struct iter *it, const struct zb_forecast *f,

@@ -1,12 +1,20 @@
 /*
- * late.h - an optimizer that is chosen only after memory was placed for another one.
+ * late.h - which optimizer's layout a unit has: that of its tensors, or one that is chosen only after memory was placed.
  *
- * A pure function; any thread.
+ * Pure functions; any thread.
  */
 #ifndef ZB_LATE_H
 #define ZB_LATE_H
 
 #include "base/plan.h"
+
+/** The optimizer whose layout a unit has, if Muon steps `muon` of its `trained` tensors. In a job with Muon that
+ * is Muon's, which has one moment, if it steps all of them; else AdamW's, also for its matrices. */
+static inline enum zb_optimizer zb_unit_optimizer(enum zb_optimizer job, uint64_t trained,
+                                                  uint64_t muon)
+{
+    return job == ZB_MUON && muon < trained ? ZB_ADAMW : job;
+}
 
 /** Whether state of this layout, not stepped yet, can be stepped by another optimizer without
  * moving: one with as many moments, or, if they are fp32, with fewer. Then the unused moments

@@ -61,6 +61,14 @@ int zb_model_params(struct zb_model *m, uint64_t params, uint32_t units, struct 
     return rc < 0 ? rc : zb_model_order(m, err);
 }
 
+static int model_layer(struct zb_model *m, uint64_t matrices, uint64_t vectors, bool split,
+                       struct zb_err *err)
+{
+    int rc = zb_model_add(m, split ? matrices : matrices + vectors, err);
+
+    return rc == 0 && split ? zb_model_add(m, vectors, err) : rc;
+}
+
 int zb_model_gpt(struct zb_model *m, const struct zb_gpt *s, struct zb_err *err)
 {
     uint64_t c = s->width;
@@ -76,11 +84,14 @@ int zb_model_gpt(struct zb_model *m, const struct zb_gpt *s, struct zb_err *err)
                        (unsigned long long)s->vocab, (unsigned long long)s->seq);
     rc = zb_model_add(m, (s->vocab + s->seq) * c, err);
     for (uint64_t l = 0; l < s->layers && rc == 0; l++) /* matrices 3 + 1 + 4 + 4, and vectors */
-        rc = zb_model_add(m, 12 * c * c + 13 * c, err);
-    m->matrix_unit = 1;
-    m->matrices_bytes = zb_matrix_bytes(3 * c * c) + zb_matrix_bytes(c * c) +
-                        2 * zb_matrix_bytes(4 * c * c);
-    m->ortho_bytes = zb_ortho_bytes(c, 4 * c);
+        rc = model_layer(m, 12 * c * c, 13 * c, s->split, err);
+    if (s->split) {
+        m->matrix_unit = 1;
+        m->matrix_units = (uint32_t)s->layers;
+        m->matrices_bytes = zb_matrix_bytes(3 * c * c) + zb_matrix_bytes(c * c) +
+                            2 * zb_matrix_bytes(4 * c * c);
+        m->ortho_bytes = zb_ortho_bytes(c, 4 * c);
+    }
     if (rc == 0)
         rc = zb_model_add(m, 2 * c, err);
     if (rc == 0)
@@ -145,8 +156,9 @@ double zb_mode_field(enum zb_mode mode, double params, uint32_t ranks, uint32_t 
     return bytes;
 }
 
-int zb_model_shards(const struct zb_model *m, const struct zb_layout *layout, uint32_t world,
-                    uint32_t local, struct zb_place_shard **ret, uint32_t *ret_n)
+int zb_model_shards(const struct zb_model *m, const struct zb_layout *layout,
+                    const struct zb_layout *matrices, uint32_t world, uint32_t local,
+                    struct zb_place_shard **ret, uint32_t *ret_n)
 {
     struct zb_place_shard *shards = calloc((size_t)m->nunits * local, sizeof(*shards));
     uint32_t n = 0;
@@ -160,7 +172,10 @@ int zb_model_shards(const struct zb_model *m, const struct zb_layout *layout, ui
             zb_slice(m->units[u], world, r, &slice, &first, &count);
             if (count > 0)
                 shards[n++] = (struct zb_place_shard){
-                    .layout = layout, .count = count, .rank = r, .unit = u
+                    .layout = zb_model_matrices(m, u) ? matrices : layout,
+                    .count = count,
+                    .rank = r,
+                    .unit = u,
                 };
         }
     *ret = shards;

@@ -36,13 +36,15 @@ struct zb_model {
     uint32_t *order; /* units in the sequence in which a micro-step gathers them */
     uint32_t norder;
     uint64_t params, largest; /* elements: of all units, of the largest */
-    /* Muon: the unit with the most matrices, and bytes of its matrices and of the scratch memory; 0: not known */
-    uint32_t matrix_unit;
+    /* Muon: units of matrices alone are matrix_unit, matrix_unit + 2, ... (matrix_units of them, all alike). Bytes of the
+     * matrices of one, and of the scratch memory; 0: there are none */
+    uint32_t matrix_unit, matrix_units;
     uint64_t matrices_bytes, ortho_bytes;
 };
 
 struct zb_gpt {
     uint64_t layers, width, vocab, seq;
+    bool split; /* the matrices of each layer are a unit of their own, as for Muon */
 };
 
 /** Appends a unit: 0; -EINVAL: the number of elements is out of range; -ENOMEM. */
@@ -52,9 +54,16 @@ int zb_model_add(struct zb_model *m, uint64_t elems, struct zb_err *err);
 int zb_model_order(struct zb_model *m, struct zb_err *err);
 /** A model of equal units; the last one takes the remainder. */
 int zb_model_params(struct zb_model *m, uint64_t params, uint32_t units, struct zb_err *err);
-/** The model of examples/gpt: the embeddings, a unit for each layer, the last norm. The head
- * shares the embedding, which is gathered a second time for it, but not for the backward pass. */
+/** The model of examples/gpt: the embeddings, a unit for each layer (or two: its matrices, its
+ * vectors), the last norm. The head shares the embedding, which is gathered a second time for it,
+ * but not for the backward pass. */
 int zb_model_gpt(struct zb_model *m, const struct zb_gpt *shape, struct zb_err *err);
+/** Whether a unit consists of matrices that Muon may step. */
+static inline bool zb_model_matrices(const struct zb_model *m, uint32_t unit)
+{
+    return unit >= m->matrix_unit && (unit - m->matrix_unit) / 2 < m->matrix_units &&
+           (unit - m->matrix_unit) % 2 == 0;
+}
 void zb_model_done(struct zb_model *m);
 
 /* ---- modes */
@@ -72,11 +81,12 @@ uint32_t zb_mode_world(enum zb_mode mode, uint32_t ranks, uint32_t nodes);
 
 /**
  * The shards of the first `local` of `world` ranks, in the order in which these ranks register
- * them. These are the ranks of the first node, which keeps the most. *ret is malloc'ed. 0 or
- * -ENOMEM.
+ * them. These are the ranks of the first node, which keeps the most. `matrices` is the layout of
+ * units of matrices, `layout` that of all others. *ret is malloc'ed. 0 or -ENOMEM.
  */
-int zb_model_shards(const struct zb_model *m, const struct zb_layout *layout, uint32_t world,
-                    uint32_t local, struct zb_place_shard **ret, uint32_t *ret_n);
+int zb_model_shards(const struct zb_model *m, const struct zb_layout *layout,
+                    const struct zb_layout *matrices, uint32_t world, uint32_t local,
+                    struct zb_place_shard **ret, uint32_t *ret_n);
 
 /* ---- buffers of the engine */
 

@@ -196,7 +196,7 @@ static int train_list(struct train_bench *b, const char *text, uint64_t *ret, un
 
 static int train_settle(struct train_bench *b)
 {
-    const struct zb_gpt shape = { b->layers, b->width, VOCAB, b->seq };
+    const struct zb_gpt shape = { b->layers, b->width, VOCAB, b->seq, false };
     struct zb_model model = { 0 };
     struct zbench *z = b->z;
     int rc = train_list(b, b->tokens_list, b->tokens, &b->ntokens);

@@ -12,6 +12,7 @@
 
 #include "base/array.h"
 #include "base/crc.h"
+#include "base/late.h"
 #include "client/zero/engine.h"
 
 /* Limit for one unit over all ranks, so that sizes cannot overflow. */
@@ -47,17 +48,15 @@ static int tensor_check(struct zc_zero *z, const struct zc_unit *unit, const str
     return 0;
 }
 
-/* Whose layout the unit has: with Muon, AdamW's, unless Muon steps all of it. The daemon decides the same
- * (op/define.c). */
 static enum zb_optimizer unit_optimizer(const struct zc_zero *z, const struct zc_unit *unit)
 {
-    bool all = true;
+    uint64_t trained = 0, muon = 0;
 
-    if (z->options.optimizer != ZC_MUON)
-        return (enum zb_optimizer)z->options.optimizer;
-    for (uint32_t i = 0; unit->tensors && i < unit->ntensors; i++)
-        all = all && (unit->tensors[i].muon || unit->tensors[i].group == ZC_GROUP_FROZEN);
-    return all && unit->ntensors > 0 ? ZB_MUON : ZB_ADAMW;
+    for (uint32_t i = 0; unit->tensors && i < unit->ntensors; i++) {
+        trained += unit->tensors[i].group != ZC_GROUP_FROZEN;
+        muon += unit->tensors[i].muon;
+    }
+    return zb_unit_optimizer((enum zb_optimizer)z->options.optimizer, trained, muon);
 }
 
 static int unit_check(struct zc_zero *z, const struct zc_unit *unit, struct zb_layout *ret_layout)

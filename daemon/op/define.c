@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "base/late.h"
 #include "daemon/job/shard.h"
 #include "daemon/op/member.h"
 #include "daemon/op/requests.h"
@@ -130,18 +131,20 @@ static int unit_differs(const struct zsd_member *m, const struct zsd_unit *unit,
                    unit->index, unit->name, m->job->name);
 }
 
-/* A job with Muon: a unit has the layout of AdamW, unless Muon steps all of its trainable tensors. Then it has
- * Muon's, which is smaller. */
+/* With Muon, the layout depends on the tensors: zb_unit_optimizer(). */
 static int unit_layout(struct zsd_unit *unit, const struct zsd_job *job, struct zb_err *err)
 {
     const struct zb_layout was = unit->layout;
+    uint64_t trained = 0, muon = 0;
 
     if (job->optimizer != ZB_MUON || was.frozen)
         return 0;
-    for (uint32_t i = 0; i < unit->ntensors; i++)
-        if (!unit->tensors[i].muon && unit->tensors[i].group != ZP_GROUP_FROZEN)
-            return 0;
-    return zb_layout_of(was.dtype, was.grad_dtype, ZB_MUON, was.moments, false, &unit->layout, err);
+    for (uint32_t i = 0; i < unit->ntensors; i++) {
+        trained += unit->tensors[i].group != ZP_GROUP_FROZEN;
+        muon += unit->tensors[i].muon;
+    }
+    return zb_layout_of(was.dtype, was.grad_dtype, zb_unit_optimizer(ZB_MUON, trained, muon),
+                        was.moments, false, &unit->layout, err);
 }
 
 /* The last part of a unit has arrived. The first rank's unit is kept, those of other ranks are

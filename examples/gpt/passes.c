@@ -118,7 +118,8 @@ void gpt_passes_embed_forward(struct gpt_passes *p, const void *embed)
         gpt_dev_embed_forward(p->dev_run, embed);
 }
 
-void gpt_passes_block_forward(struct gpt_passes *p, uint32_t layer, const void *weights)
+void gpt_passes_block_forward(struct gpt_passes *p, uint32_t layer,
+                              const struct gpt_block_weights *weights)
 {
     if (p->run)
         gpt_block_forward(p->run, layer, weights);
@@ -135,8 +136,9 @@ void gpt_passes_head(struct gpt_passes *p, const void *ln_f, const void *embed, 
         gpt_dev_head(p->dev_run, ln_f, embed, ln_f_grads, embed_grads);
 }
 
-void gpt_passes_block_backward(struct gpt_passes *p, uint32_t layer, const void *weights,
-                               float *grads)
+void gpt_passes_block_backward(struct gpt_passes *p, uint32_t layer,
+                               const struct gpt_block_weights *weights,
+                               const struct gpt_block_grads *grads)
 {
     if (p->run)
         gpt_block_backward(p->run, layer, weights, grads);

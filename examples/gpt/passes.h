@@ -44,11 +44,13 @@ void gpt_passes_scale(struct gpt_passes *p, double scale);
 void gpt_passes_micro(struct gpt_passes *p, uint32_t micro);
 void gpt_passes_tokens(struct gpt_passes *p, const uint32_t *tokens);
 void gpt_passes_embed_forward(struct gpt_passes *p, const void *embed);
-void gpt_passes_block_forward(struct gpt_passes *p, uint32_t layer, const void *weights);
+void gpt_passes_block_forward(struct gpt_passes *p, uint32_t layer,
+                              const struct gpt_block_weights *weights);
 void gpt_passes_head(struct gpt_passes *p, const void *ln_f, const void *embed, float *ln_f_grads,
                      float *embed_grads);
-void gpt_passes_block_backward(struct gpt_passes *p, uint32_t layer, const void *weights,
-                               float *grads);
+void gpt_passes_block_backward(struct gpt_passes *p, uint32_t layer,
+                               const struct gpt_block_weights *weights,
+                               const struct gpt_block_grads *grads);
 void gpt_passes_embed_backward(struct gpt_passes *p, float *embed_grads);
 
 /** Waits for the losses of the micro-batches since the last call, and adds them up. 0, or a

@@ -361,7 +361,8 @@ static int memory_take(struct train *t)
 {
     const struct gpt_args *a = t->args;
     bool wide = is_narrow(t) && !a->device;
-    uint64_t largest = 0;
+    uint64_t largest = 0,
+             small = 13 * (uint64_t)a->width; /* vectors of a block; or the last norm */
     int rc = stashes(a) ? stash_open(t) : 0;
 
     if (rc == 0 && !a->device)
@@ -374,9 +375,9 @@ static int memory_take(struct train *t)
     t->tokens = calloc((size_t)a->micro_batch, ((size_t)a->seq + 1) * sizeof(*t->tokens));
     if (wide) {
         t->wide[SLOT_MAIN] = calloc(largest, sizeof(float));
-        t->wide[SLOT_LN_F] = calloc(2 * (size_t)a->width, sizeof(float));
+        t->wide[SLOT_SMALL] = calloc(small, sizeof(float));
     }
-    if (!t->tokens || (wide && (!t->wide[SLOT_MAIN] || !t->wide[SLOT_LN_F])))
+    if (!t->tokens || (wide && (!t->wide[SLOT_MAIN] || !t->wide[SLOT_SMALL])))
         return zb_fail(t->err, -ENOMEM, "weights of the largest unit, %" PRIu64 " elements: %m",
                        largest);
     return 0;
@@ -412,6 +413,7 @@ int gpt_train_open(struct train *t)
         rc = gpt_data_open(&t->data, a->data.at, a->data.n, a->seq + 1, t->err);
     if (rc == 0) {
         shape.vocab = gpt_data_info(t->data)->vocab;
+        shape.split = a->optimizer == GPT_MUON; /* then matrices have one moment only */
         rc = gpt_init(&t->model, &shape, t->err);
     }
     if (rc == 0 && a->init)

@@ -16,7 +16,7 @@
 #include "examples/gpt/train.h"
 #include "examples/gpt/weights.h"
 
-enum slot { SLOT_MAIN, SLOT_LN_F, SLOTS }; /* the head needs two units at once */
+enum slot { SLOT_MAIN, SLOT_SMALL, SLOTS }; /* two units at once: the head's, or those of a block */
 
 /* Maximum bytes after each phase: on the device, and in the engine's buffers. */
 enum phase { PHASE_FORWARD, PHASE_BACKWARD, PHASE_STEP, PHASES };
@@ -123,7 +123,8 @@ static inline bool is_narrow(const struct train *t)
 
 static inline bool gpt_unit_frozen(const struct train *t, uint32_t unit)
 {
-    return unit >= gpt_unit_block(0) && unit < gpt_unit_block(t->args->freeze);
+    return unit >= gpt_unit_block(&t->model, 0) &&
+           unit < gpt_unit_block(&t->model, t->args->freeze);
 }
 
 /* Whether blocks are recomputed: by default on a device, not on the processor. */

@@ -113,6 +113,15 @@ __attribute__((format(printf, 2, 3))) static void say(struct train *t, const cha
     (void)fflush(t->people);
 }
 
+static uint64_t frozen_elems(const struct train *t)
+{
+    uint64_t elems = 0;
+
+    for (uint32_t u = 0; u < t->model.nunits; u++)
+        elems += gpt_unit_frozen(t, u) ? t->model.units[u].elems : 0;
+    return elems;
+}
+
 void gpt_say_start(struct train *t)
 {
     const struct gpt_args *a = t->args;
@@ -128,7 +137,7 @@ void gpt_say_start(struct train *t)
     if (a->freeze > 0)
         say(t, "zgpt: the first %u of %u blocks are frozen%s; %" PRIu64 " parameters are trained\n",
             a->freeze, a->layers, a->quantize_frozen ? ", and kept as int8" : "",
-            t->model.params - a->freeze * t->model.units[gpt_unit_block(0)].elems);
+            t->model.params - frozen_elems(t));
     if (a->resume || (a->resume_if_there && t->steps > 0))
         say(t, "zgpt: job '%s' resumes after step %" PRIu64 "\n", a->job, t->steps);
     if (a->device)

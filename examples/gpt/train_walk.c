@@ -33,6 +33,29 @@ static int unit_put(struct train *t, uint32_t unit)
     return widens(t) ? 0 : gpt_engine_fail(t, zc_zero_release(t->zero, unit));
 }
 
+/* Borrows the units of a block, in the order in which this pass goes through units. */
+static int block_get(struct train *t, uint32_t layer, bool backward, struct gpt_block_weights *ret)
+{
+    uint32_t first = gpt_unit_block(&t->model, layer), parts = t->model.parts;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < parts && rc == 0; i++) {
+        uint32_t part = backward ? parts - 1 - i : i;
+
+        rc = unit_get(t, first + part, part == 0 ? SLOT_MAIN : SLOT_SMALL, &ret->at[part]);
+    }
+    return rc;
+}
+
+static int block_put(struct train *t, uint32_t layer)
+{
+    int rc = 0;
+
+    for (uint32_t part = 0; part < t->model.parts && rc == 0; part++)
+        rc = unit_put(t, gpt_unit_block(&t->model, layer) + part);
+    return rc;
+}
+
 void gpt_memory_see(struct train *t, struct memory *m, enum phase phase)
 {
     uint64_t engine = t->args->device ? zc_zero_device_bytes(t->zero) : 0;
@@ -74,6 +97,7 @@ static bool walk(struct train *t, uint32_t m)
 
 static int forward(struct train *t)
 {
+    struct gpt_block_weights block = { { NULL } };
     const void *w = NULL;
     int rc = unit_get(t, gpt_unit_embed(), SLOT_MAIN, &w);
 
@@ -83,12 +107,12 @@ static int forward(struct train *t)
         gpt_passes_embed_forward(t->passes, w);
     rc = unit_put(t, gpt_unit_embed());
     for (uint32_t l = 0; l < t->args->layers && rc == 0; l++) {
-        rc = unit_get(t, gpt_unit_block(l), SLOT_MAIN, &w);
+        rc = block_get(t, l, false, &block);
         if (rc != 0)
             return rc;
         for (uint32_t m = 0; walk(t, m); m++)
-            gpt_passes_block_forward(t->passes, l, w);
-        rc = unit_put(t, gpt_unit_block(l));
+            gpt_passes_block_forward(t->passes, l, &block);
+        rc = block_put(t, l);
     }
     return rc;
 }
@@ -99,7 +123,7 @@ static int head(struct train *t, float **ret_embed_grads)
     uint32_t ln_f = gpt_unit_ln_f(&t->model);
     const void *w_ln_f = NULL, *w_embed = NULL;
     float *g_ln_f = NULL;
-    int rc = unit_get(t, ln_f, SLOT_LN_F, &w_ln_f);
+    int rc = unit_get(t, ln_f, SLOT_SMALL, &w_ln_f);
 
     if (rc == 0)
         rc = unit_get(t, gpt_unit_embed(), SLOT_MAIN, &w_embed);
@@ -119,20 +143,22 @@ static int head(struct train *t, float **ret_embed_grads)
 
 static int block_backward(struct train *t, uint32_t layer)
 {
-    uint32_t unit = gpt_unit_block(layer);
-    bool frozen = gpt_unit_frozen(t, unit);
-    const void *w = NULL;
-    float *g = NULL;
-    int rc = unit_get(t, unit, SLOT_MAIN, &w);
+    uint32_t first = gpt_unit_block(&t->model, layer);
+    struct gpt_block_weights w = { { NULL } };
+    struct gpt_block_grads g = { { NULL } };
+    bool frozen = gpt_unit_frozen(t, first);
+    int rc = block_get(t, layer, true, &w);
 
-    if (rc == 0 && !frozen)
-        rc = gpt_engine_fail(t, zc_zero_grad(t->zero, unit, &g));
+    for (uint32_t part = 0; part < t->model.parts && !frozen && rc == 0; part++)
+        rc = gpt_engine_fail(t, zc_zero_grad(t->zero, first + part, &g.at[part]));
     if (rc != 0)
         return rc;
     for (uint32_t m = 0; walk(t, m); m++)
-        gpt_passes_block_backward(t->passes, layer, w, g);
-    rc = unit_put(t, unit);
-    return rc == 0 && !frozen ? gpt_engine_fail(t, zc_zero_reduce(t->zero, unit)) : rc;
+        gpt_passes_block_backward(t->passes, layer, &w, &g);
+    rc = block_put(t, layer);
+    for (uint32_t part = t->model.parts; part-- > 0 && !frozen && rc == 0;)
+        rc = gpt_engine_fail(t, zc_zero_reduce(t->zero, first + part));
+    return rc;
 }
 
 int gpt_walk(struct train *t, struct report *r, uint32_t first)

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/plan.h"
+#include "base/late.h"
 #include "base/util.h"
 #include "client/zctl/files/files.h"
 
@@ -26,13 +26,15 @@ void zctl_model_done(struct zctl_model *model)
 static enum zb_optimizer steps_it(enum zc_optimizer optimizer, const struct zc_unit *unit,
                                   const struct zc_tensor *t)
 {
-    bool all = true;
+    uint64_t trained = 0, muon = 0;
 
-    if (optimizer != ZC_MUON || t->muon)
+    if (t->muon)
         return (enum zb_optimizer)optimizer;
-    for (uint32_t i = 0; i < unit->ntensors; i++)
-        all = all && (unit->tensors[i].muon || unit->tensors[i].group == ZC_GROUP_FROZEN);
-    return all ? ZB_MUON : ZB_ADAMW;
+    for (uint32_t i = 0; i < unit->ntensors; i++) {
+        trained += unit->tensors[i].group != ZC_GROUP_FROZEN;
+        muon += unit->tensors[i].muon;
+    }
+    return zb_unit_optimizer((enum zb_optimizer)optimizer, trained, muon);
 }
 
 const char *zctl_moment_suffix(enum zc_optimizer optimizer, const struct zc_unit *unit,

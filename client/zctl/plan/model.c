@@ -92,6 +92,7 @@ int zctl_plan_model(struct zctl_plan *p)
                        "FILE");
     if (p->index)
         return model_files(p, p->index);
+    p->shape.split = p->optimizer == ZB_MUON;
     return params ? zb_model_params(&p->model, (uint64_t)p->params, p->units, &p->z->err)
                   : zb_model_gpt(&p->model, &p->shape, &p->z->err);
 }

@@ -192,19 +192,23 @@ static int plan_one(struct zctl_plan *p)
     return rc;
 }
 
-/* With Muon, zgpt's units have AdamW's layout, because each has other tensors, too. */
+/* With Muon, units of matrices have its layout, all others AdamW's. */
 static int plan_layout(struct zctl_plan *p)
 {
+    enum zb_dtype dtype = p->dtype ? p->dtype : ZB_BF16;
     bool muon = p->optimizer == ZB_MUON;
+    int rc;
 
     if (muon && (p->model.matrices_bytes == 0 || p->run.nodes > 1))
         return zb_fail(&p->z->err, -EINVAL,
                        "--optimizer muon needs the shape of a GPT (--layers and --width), for the "
                        "sizes of its matrices, and one node");
     p->run.muon = muon;
-    return zb_layout_of(p->dtype ? p->dtype : ZB_BF16, p->grad_dtype,
-                        muon ? ZB_ADAMW : p->optimizer, p->moments, false, &p->run.layout,
-                        &p->z->err);
+    rc = zb_layout_of(dtype, p->grad_dtype, muon ? ZB_ADAMW : p->optimizer, p->moments, false,
+                      &p->run.layout, &p->z->err);
+    return rc < 0 ? rc
+                  : zb_layout_of(dtype, p->grad_dtype, p->optimizer, p->moments, false,
+                                 &p->run.matrices, &p->z->err);
 }
 
 static int plan(struct zctl *z, int argc, char **argv)

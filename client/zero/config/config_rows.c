@@ -248,7 +248,8 @@ static const struct zcz_row zero_rows[] = {
     IGNORED("log_trace_cache_warnings", ZCZ_BOOL, OF_LOG),
     IGNORED("enable_sanity_checks", ZCZ_BOOL, "wrong input is always rejected"),
     IGNORED("compute_grad_norm", ZCZ_BOOL, "the norm is computed when gradients are added"),
-    IGNORED("save_muon_momentum_buffer_in_memory", ZCZ_BOOL, "there is no Muon"),
+    IGNORED("save_muon_momentum_buffer_in_memory", ZCZ_BOOL,
+            "the momentum is where all state of the optimizer is"),
     REFUSED("zenflow", ZCZ_ANY, OTHER_MODEL),
     END,
 };

@@ -29,12 +29,19 @@
 #include "examples/gpt/dev/run_priv.h"
 #include "examples/gpt/model/block.h"
 
-/* A tensor of a unit's weights. */
-static const void *tensor(const struct gpt_dev_run *run, uint32_t unit, const void *weights,
+/* Element `first` of a unit's weights. */
+static const void *elem(const struct gpt_dev_run *run, const void *weights, uint64_t first)
+{
+    return (const char *)weights + first * (uint64_t)gpt_dev_bytes(run->dtype);
+}
+
+/* A tensor of a block's weights. */
+static const void *weight(const struct gpt_dev_run *run, const struct gpt_block_weights *weights,
                           uint32_t which)
 {
-    return (const char *)weights +
-           run->model->units[unit].tensors[which].first * (uint64_t)gpt_dev_bytes(run->dtype);
+    const struct gpt_place *place = &run->model->block[which];
+
+    return elem(run, weights->at[place->part], place->first);
 }
 
 void gpt_dev_embed_forward(struct gpt_dev_run *run, const void *embed)
@@ -42,17 +49,17 @@ void gpt_dev_embed_forward(struct gpt_dev_run *run, const void *embed)
     const struct gpt_shape *s = &run->model->shape;
     float *x = gpt_dev_stream_out(run, 0);
 
-    gpt_dev_kernel(run->dev,
-                   &(struct gpt_kern){ .op = GPT_KERN_EMBED,
-                                       .dtype = run->dtype,
-                                       .embed = { .wte = tensor(run, gpt_unit_embed(), embed, 0),
-                                                  .wpe = tensor(run, gpt_unit_embed(), embed, 1),
-                                                  .tokens = run->now->batch.inputs,
-                                                  .x = x,
-                                                  .rows = run->rows,
-                                                  .cols = s->width,
-                                                  .seq = s->seq,
-                                                  .vocab = s->vocab } });
+    gpt_dev_kernel(run->dev, &(struct gpt_kern){
+                                 .op = GPT_KERN_EMBED,
+                                 .dtype = run->dtype,
+                                 .embed = { .wte = embed,
+                                            .wpe = elem(run, embed, (uint64_t)s->vocab * s->width),
+                                            .tokens = run->now->batch.inputs,
+                                            .x = x,
+                                            .rows = run->rows,
+                                            .cols = s->width,
+                                            .seq = s->seq,
+                                            .vocab = s->vocab } });
     gpt_dev_stream_made(run, 0);
 }
 
@@ -62,22 +69,21 @@ static struct inside *inside_of(struct gpt_dev_run *run, uint32_t layer)
 }
 
 /* Computes a block up to gelu(fc), all that its backward pass needs, into run->in. */
-static void block_inside(struct gpt_dev_run *run, uint32_t layer, const float *x, const void *w)
+static void block_inside(struct gpt_dev_run *run, const float *x, const struct gpt_block_weights *w)
 {
-    uint32_t u = gpt_unit_block(layer);
     uint64_t c = run->model->shape.width;
 
-    gpt_dev_norm(run, x, tensor(run, u, w, LN1_W), tensor(run, u, w, LN1_B), run->in->h1,
-                 run->in->mean1, run->in->rstd1);
-    gpt_dev_linear(run, run->in->h1, tensor(run, u, w, QKV_W), tensor(run, u, w, QKV_B),
-                   run->in->qkv, c, 3 * c);
+    gpt_dev_norm(run, x, weight(run, w, LN1_W), weight(run, w, LN1_B), run->in->h1, run->in->mean1,
+                 run->in->rstd1);
+    gpt_dev_linear(run, run->in->h1, weight(run, w, QKV_W), weight(run, w, QKV_B), run->in->qkv, c,
+                   3 * c);
     gpt_dev_attention_forward(run);
-    gpt_dev_linear(run, run->in->mix, tensor(run, u, w, ATT_W), NULL, run->d1, c, c);
-    gpt_dev_residual(run, x, run->d1, tensor(run, u, w, ATT_B), run->in->x2);
-    gpt_dev_norm(run, run->in->x2, tensor(run, u, w, LN2_W), tensor(run, u, w, LN2_B), run->in->h2,
+    gpt_dev_linear(run, run->in->mix, weight(run, w, ATT_W), NULL, run->d1, c, c);
+    gpt_dev_residual(run, x, run->d1, weight(run, w, ATT_B), run->in->x2);
+    gpt_dev_norm(run, run->in->x2, weight(run, w, LN2_W), weight(run, w, LN2_B), run->in->h2,
                  run->in->mean2, run->in->rstd2);
-    gpt_dev_linear(run, run->in->h2, tensor(run, u, w, FC_W), tensor(run, u, w, FC_B), run->in->fc,
-                   c, 4 * c);
+    gpt_dev_linear(run, run->in->h2, weight(run, w, FC_W), weight(run, w, FC_B), run->in->fc, c,
+                   4 * c);
     gpt_dev_kernel(run->dev,
                    &(struct gpt_kern){
                        .op = GPT_KERN_GELU,
@@ -85,9 +91,9 @@ static void block_inside(struct gpt_dev_run *run, uint32_t layer, const float *x
                        .gelu = { .x = run->in->fc, .y = run->in->gelu, .n = run->rows * 4 * c } });
 }
 
-void gpt_dev_block_forward(struct gpt_dev_run *run, uint32_t layer, const void *weights)
+void gpt_dev_block_forward(struct gpt_dev_run *run, uint32_t layer,
+                           const struct gpt_block_weights *w)
 {
-    uint32_t u = gpt_unit_block(layer);
     uint64_t c = run->model->shape.width;
 
     const float *x = gpt_dev_stream_in(run, layer);
@@ -95,9 +101,9 @@ void gpt_dev_block_forward(struct gpt_dev_run *run, uint32_t layer, const void *
 
     gpt_dev_stream_ahead(run, layer, (int64_t)layer + 1);
     run->in = inside_of(run, layer);
-    block_inside(run, layer, x, weights);
-    gpt_dev_linear(run, run->in->gelu, tensor(run, u, weights, OUT_W), NULL, run->d1, 4 * c, c);
-    gpt_dev_residual(run, run->in->x2, run->d1, tensor(run, u, weights, OUT_B), out);
+    block_inside(run, x, w);
+    gpt_dev_linear(run, run->in->gelu, weight(run, w, OUT_W), NULL, run->d1, 4 * c, c);
+    gpt_dev_residual(run, run->in->x2, run->d1, weight(run, w, OUT_B), out);
     gpt_dev_stream_made(run, layer + 1);
     gpt_dev_stream_done(run);
 }
@@ -155,14 +161,13 @@ static void head_rows(struct gpt_dev_run *run, uint64_t first, uint64_t rows, co
 void gpt_dev_head(struct gpt_dev_run *run, const void *ln_f, const void *embed, float *ln_f_grads,
                   float *embed_grads)
 {
-    uint32_t u = gpt_unit_ln_f(run->model);
     uint64_t c = run->model->shape.width;
     uint32_t layers = run->model->shape.layers;
     const float *x = gpt_dev_stream_in(run, layers);
 
     gpt_dev_stream_ahead(run, layers, (int64_t)layers - 1);
 
-    gpt_dev_norm(run, x, tensor(run, u, ln_f, 0), tensor(run, u, ln_f, 1), run->head.h1,
+    gpt_dev_norm(run, x, ln_f, elem(run, ln_f, run->model->shape.width), run->head.h1,
                  run->head.mean1, run->head.rstd1);
     for (uint64_t r = 0; r < run->rows; r += run->head_rows) {
         uint64_t left = run->rows - r;
@@ -181,23 +186,23 @@ void gpt_dev_head(struct gpt_dev_run *run, const void *ln_f, const void *embed, 
         return;
     }
     gpt_dev_zero(run->dev, run->now->dx, run->rows * c * sizeof(float));
-    gpt_dev_norm_back(run, x, tensor(run, u, ln_f, 0), run->head.mean1, run->head.rstd1, run->d1,
-                      ln_f_grads, ln_f_grads + c);
+    gpt_dev_norm_back(run, x, ln_f, run->head.mean1, run->head.rstd1, run->d1, ln_f_grads,
+                      ln_f_grads + c);
     gpt_dev_stream_done(run);
 }
 
 /* Where the gradient of a tensor goes, or NULL. */
-static float *grad_of(float *grads, const struct gpt_tensor *t)
+static float *grad_of(const struct gpt_dev_run *run, const struct gpt_block_grads *grads,
+                      uint32_t which)
 {
-    return grads ? grads + t->first : NULL;
+    const struct gpt_place *place = &run->model->block[which];
+
+    return grads->at[place->part] ? grads->at[place->part] + place->first : NULL;
 }
 
-void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void *weights,
-                            float *grads)
+void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer,
+                            const struct gpt_block_weights *w, const struct gpt_block_grads *grads)
 {
-    uint32_t u = gpt_unit_block(layer);
-    const struct gpt_tensor *t = run->model->units[u].tensors;
-    const void *w = weights;
     uint64_t c = run->model->shape.width;
     const float *x = gpt_dev_stream_in(run, layer);
     const void *dy;
@@ -205,34 +210,34 @@ void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void 
     gpt_dev_stream_ahead(run, layer, (int64_t)layer - 1);
     run->in = inside_of(run, layer);
     if (run->recompute)
-        block_inside(run, layer, x, w);
+        block_inside(run, x, w);
 
     dy = gpt_dev_dx_round(run);
-    gpt_dev_bias_back(run, GPT_DEV_F32, run->now->dx, grad_of(grads, &t[OUT_B]), c);
-    gpt_dev_weights_back(run, run->in->gelu, dy, grad_of(grads, &t[OUT_W]), 4 * c, c);
-    gpt_dev_inputs_back(run, dy, tensor(run, u, w, OUT_W), run->d4, 4 * c, c);
+    gpt_dev_bias_back(run, GPT_DEV_F32, run->now->dx, grad_of(run, grads, OUT_B), c);
+    gpt_dev_weights_back(run, run->in->gelu, dy, grad_of(run, grads, OUT_W), 4 * c, c);
+    gpt_dev_inputs_back(run, dy, weight(run, w, OUT_W), run->d4, 4 * c, c);
     gpt_dev_kernel(run->dev, &(struct gpt_kern){ .op = GPT_KERN_GELU_BACK,
                                                  .dtype = run->dtype,
                                                  .gelu_back = { .x = run->in->fc,
                                                                 .dy = run->d4,
                                                                 .dx = run->d4,
                                                                 .n = run->rows * 4 * c } });
-    gpt_dev_bias_back(run, run->dtype, run->d4, grad_of(grads, &t[FC_B]), 4 * c);
-    gpt_dev_weights_back(run, run->in->h2, run->d4, grad_of(grads, &t[FC_W]), c, 4 * c);
-    gpt_dev_inputs_back(run, run->d4, tensor(run, u, w, FC_W), run->d1, c, 4 * c);
-    gpt_dev_norm_back(run, run->in->x2, tensor(run, u, w, LN2_W), run->in->mean2, run->in->rstd2,
-                      run->d1, grad_of(grads, &t[LN2_W]), grad_of(grads, &t[LN2_B]));
+    gpt_dev_bias_back(run, run->dtype, run->d4, grad_of(run, grads, FC_B), 4 * c);
+    gpt_dev_weights_back(run, run->in->h2, run->d4, grad_of(run, grads, FC_W), c, 4 * c);
+    gpt_dev_inputs_back(run, run->d4, weight(run, w, FC_W), run->d1, c, 4 * c);
+    gpt_dev_norm_back(run, run->in->x2, weight(run, w, LN2_W), run->in->mean2, run->in->rstd2,
+                      run->d1, grad_of(run, grads, LN2_W), grad_of(run, grads, LN2_B));
 
     dy = gpt_dev_dx_round(run);
-    gpt_dev_bias_back(run, GPT_DEV_F32, run->now->dx, grad_of(grads, &t[ATT_B]), c);
-    gpt_dev_weights_back(run, run->in->mix, dy, grad_of(grads, &t[ATT_W]), c, c);
-    gpt_dev_inputs_back(run, dy, tensor(run, u, w, ATT_W), run->d1, c, c);
+    gpt_dev_bias_back(run, GPT_DEV_F32, run->now->dx, grad_of(run, grads, ATT_B), c);
+    gpt_dev_weights_back(run, run->in->mix, dy, grad_of(run, grads, ATT_W), c, c);
+    gpt_dev_inputs_back(run, dy, weight(run, w, ATT_W), run->d1, c, c);
     gpt_dev_attention_backward(run, run->d1, run->d4);
-    gpt_dev_bias_back(run, run->dtype, run->d4, grad_of(grads, &t[QKV_B]), 3 * c);
-    gpt_dev_weights_back(run, run->in->h1, run->d4, grad_of(grads, &t[QKV_W]), c, 3 * c);
-    gpt_dev_inputs_back(run, run->d4, tensor(run, u, w, QKV_W), run->d1, c, 3 * c);
-    gpt_dev_norm_back(run, x, tensor(run, u, w, LN1_W), run->in->mean1, run->in->rstd1, run->d1,
-                      grad_of(grads, &t[LN1_W]), grad_of(grads, &t[LN1_B]));
+    gpt_dev_bias_back(run, run->dtype, run->d4, grad_of(run, grads, QKV_B), 3 * c);
+    gpt_dev_weights_back(run, run->in->h1, run->d4, grad_of(run, grads, QKV_W), c, 3 * c);
+    gpt_dev_inputs_back(run, run->d4, weight(run, w, QKV_W), run->d1, c, 3 * c);
+    gpt_dev_norm_back(run, x, weight(run, w, LN1_W), run->in->mean1, run->in->rstd1, run->d1,
+                      grad_of(run, grads, LN1_W), grad_of(run, grads, LN1_B));
     gpt_dev_stream_done(run);
     gpt_dev_stream_forget(run, layer);
 }

@@ -43,13 +43,15 @@ void gpt_dev_micro(struct gpt_dev_run *run, uint32_t micro);
 void gpt_dev_tokens(struct gpt_dev_run *run, const uint32_t *tokens);
 
 void gpt_dev_embed_forward(struct gpt_dev_run *run, const void *embed);
-void gpt_dev_block_forward(struct gpt_dev_run *run, uint32_t layer, const void *weights);
+void gpt_dev_block_forward(struct gpt_dev_run *run, uint32_t layer,
+                           const struct gpt_block_weights *weights);
 /** As gpt_head(), but the loss stays on the device. */
 void gpt_dev_head(struct gpt_dev_run *run, const void *ln_f, const void *embed, float *ln_f_grads,
                   float *embed_grads);
-/** As gpt_block_backward(): grads may be NULL. */
-void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void *weights,
-                            float *grads);
+/** As gpt_block_backward(). */
+void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer,
+                            const struct gpt_block_weights *weights,
+                            const struct gpt_block_grads *grads);
 void gpt_dev_embed_backward(struct gpt_dev_run *run, float *embed_grads);
 
 /** Waits for the losses of the micro-batches since the last call, and adds them up. 0, or a

@@ -13,8 +13,8 @@
 
 #define INIT_SIGMA 0.02
 
-static void unit_add(struct gpt_unit *u, const char *prefix, const char *name, uint64_t rows,
-                     uint64_t cols, enum gpt_fill fill, double sigma)
+static struct gpt_tensor *unit_add(struct gpt_unit *u, const char *prefix, const char *name,
+                                   uint64_t rows, uint64_t cols, enum gpt_fill fill, double sigma)
 {
     struct gpt_tensor *t = &u->tensors[u->ntensors++];
 
@@ -29,28 +29,50 @@ static void unit_add(struct gpt_unit *u, const char *prefix, const char *name, u
     t->fill = fill;
     t->sigma = sigma;
     u->elems += t->elems;
+    return t;
 }
 
-static void block_lay_out(struct gpt_unit *u, const struct gpt_shape *s, uint32_t layer)
+/* The tensors of a block, in the order of block.h; rows and columns in widths, rows 0: a vector. */
+static const struct {
+    const char *name;
+    uint64_t rows, cols;
+    enum gpt_fill fill;
+    bool residual; /* ends on the residual stream */
+} block_tensors[GPT_UNIT_TENSORS_MAX] = {
+    { "ln_1.weight", 0, 1, GPT_FILL_ONE, false },
+    { "ln_1.bias", 0, 1, GPT_FILL_ZERO, false },
+    { "attn.c_attn.weight", 1, 3, GPT_FILL_NORMAL, false },
+    { "attn.c_attn.bias", 0, 3, GPT_FILL_ZERO, false },
+    { "attn.c_proj.weight", 1, 1, GPT_FILL_NORMAL, true },
+    { "attn.c_proj.bias", 0, 1, GPT_FILL_ZERO, false },
+    { "ln_2.weight", 0, 1, GPT_FILL_ONE, false },
+    { "ln_2.bias", 0, 1, GPT_FILL_ZERO, false },
+    { "mlp.c_fc.weight", 1, 4, GPT_FILL_NORMAL, false },
+    { "mlp.c_fc.bias", 0, 4, GPT_FILL_ZERO, false },
+    { "mlp.c_proj.weight", 4, 1, GPT_FILL_NORMAL, true },
+    { "mlp.c_proj.bias", 0, 1, GPT_FILL_ZERO, false },
+};
+
+static void block_lay_out(struct gpt *model, uint32_t layer)
 {
-    uint64_t c = s->width;
-    double residual = INIT_SIGMA / sqrt(2.0 * s->layers);
+    struct gpt_unit *units = &model->units[gpt_unit_block(model, layer)];
+    uint64_t c = model->shape.width;
+    double sigma = INIT_SIGMA, residual = INIT_SIGMA / sqrt(2.0 * model->shape.layers);
     char prefix[32];
 
-    (void)snprintf(u->name, sizeof(u->name), "h.%u", layer);
     (void)snprintf(prefix, sizeof(prefix), "transformer.h.%u.", layer);
-    unit_add(u, prefix, "ln_1.weight", 0, c, GPT_FILL_ONE, 0);
-    unit_add(u, prefix, "ln_1.bias", 0, c, GPT_FILL_ZERO, 0);
-    unit_add(u, prefix, "attn.c_attn.weight", c, 3 * c, GPT_FILL_NORMAL, INIT_SIGMA);
-    unit_add(u, prefix, "attn.c_attn.bias", 0, 3 * c, GPT_FILL_ZERO, 0);
-    unit_add(u, prefix, "attn.c_proj.weight", c, c, GPT_FILL_NORMAL, residual);
-    unit_add(u, prefix, "attn.c_proj.bias", 0, c, GPT_FILL_ZERO, 0);
-    unit_add(u, prefix, "ln_2.weight", 0, c, GPT_FILL_ONE, 0);
-    unit_add(u, prefix, "ln_2.bias", 0, c, GPT_FILL_ZERO, 0);
-    unit_add(u, prefix, "mlp.c_fc.weight", c, 4 * c, GPT_FILL_NORMAL, INIT_SIGMA);
-    unit_add(u, prefix, "mlp.c_fc.bias", 0, 4 * c, GPT_FILL_ZERO, 0);
-    unit_add(u, prefix, "mlp.c_proj.weight", 4 * c, c, GPT_FILL_NORMAL, residual);
-    unit_add(u, prefix, "mlp.c_proj.bias", 0, c, GPT_FILL_ZERO, 0);
+    (void)snprintf(units[0].name, sizeof(units[0].name), "h.%u", layer);
+    if (model->parts > 1)
+        (void)snprintf(units[1].name, sizeof(units[1].name), "h.%u.vectors", layer);
+    for (uint32_t i = 0; i < GPT_UNIT_TENSORS_MAX; i++) {
+        uint32_t part = model->parts > 1 && block_tensors[i].rows == 0;
+        const struct gpt_tensor *t = unit_add(&units[part], prefix, block_tensors[i].name,
+                                              block_tensors[i].rows * c, block_tensors[i].cols * c,
+                                              block_tensors[i].fill,
+                                              block_tensors[i].residual ? residual : sigma);
+
+        model->block[i] = (struct gpt_place){ .part = part, .first = t->first };
+    }
 }
 
 static int shape_check(const struct gpt_shape *s, struct zb_err *err)
@@ -81,23 +103,24 @@ int gpt_init(struct gpt *model, const struct gpt_shape *shape, struct zb_err *er
     *model = (struct gpt){ .shape = *shape };
     if (rc != 0)
         return rc;
-    model->units = calloc((size_t)shape->layers + 2, sizeof(*model->units));
+    model->parts = shape->split ? GPT_PARTS : 1;
+    model->nunits = shape->layers * model->parts + 2;
+    model->units = calloc(model->nunits, sizeof(*model->units));
     if (!model->units)
         return zb_fail(err, -ENOMEM, "a model of %u layers: %m", shape->layers);
-    model->nunits = shape->layers + 2;
 
     u = &model->units[gpt_unit_embed()];
     (void)snprintf(u->name, sizeof(u->name), "embed");
-    unit_add(u, "transformer.", "wte.weight", shape->vocab, shape->width, GPT_FILL_NORMAL,
-             INIT_SIGMA);
-    unit_add(u, "transformer.", "wpe.weight", shape->seq, shape->width, GPT_FILL_NORMAL,
-             INIT_SIGMA);
+    (void)unit_add(u, "transformer.", "wte.weight", shape->vocab, shape->width, GPT_FILL_NORMAL,
+                   INIT_SIGMA);
+    (void)unit_add(u, "transformer.", "wpe.weight", shape->seq, shape->width, GPT_FILL_NORMAL,
+                   INIT_SIGMA);
     for (uint32_t l = 0; l < shape->layers; l++)
-        block_lay_out(&model->units[gpt_unit_block(l)], shape, l);
+        block_lay_out(model, l);
     u = &model->units[gpt_unit_ln_f(model)];
     (void)snprintf(u->name, sizeof(u->name), "ln_f");
-    unit_add(u, "transformer.", "ln_f.weight", 0, shape->width, GPT_FILL_ONE, 0);
-    unit_add(u, "transformer.", "ln_f.bias", 0, shape->width, GPT_FILL_ZERO, 0);
+    (void)unit_add(u, "transformer.", "ln_f.weight", 0, shape->width, GPT_FILL_ONE, 0);
+    (void)unit_add(u, "transformer.", "ln_f.bias", 0, shape->width, GPT_FILL_ZERO, 0);
 
     for (uint32_t i = 0; i < model->nunits; i++)
         model->params += model->units[i].elems;

@@ -9,6 +9,8 @@
  *     1 + i      "h.<i>"   ln_1, attn.c_attn, attn.c_proj, ln_2, mlp.c_fc, mlp.c_proj of block i
  *     1 + L      "ln_f"    transformer.ln_f.weight, .bias
  *
+ * With `split` each block has two units: "h.<i>" with its matrices, and "h.<i>.vectors" behind it.
+ *
  * Names and layouts are Hugging Face's: the matrices of a block are [in, out]. struct gpt is a
  * description without weights. struct gpt_run has the activations of one or several micro-batches,
  * and no weights either: the caller passes a unit's fp32 weights and gradient buffers to every
@@ -47,6 +49,7 @@
 
 struct gpt_shape {
     uint32_t layers, heads, width, seq, vocab;
+    bool split; /* the matrices of a block are a unit of their own */
 };
 
 enum gpt_fill { GPT_FILL_ZERO, GPT_FILL_ONE, GPT_FILL_NORMAL };
@@ -63,19 +66,38 @@ struct gpt_tensor {
 
 #define GPT_GROUPS           2u
 #define GPT_UNIT_TENSORS_MAX 12u
+#define GPT_PARTS            2u /* units of a block, at most */
 
 struct gpt_unit {
-    char name[16];
+    char name[24];
     uint64_t elems;
     uint32_t ntensors;
     struct gpt_tensor tensors[GPT_UNIT_TENSORS_MAX];
 };
 
+/* Where a tensor of a block is: in which of the block's units, and where in it. */
+struct gpt_place {
+    uint32_t part;
+    uint64_t first;
+};
+
 struct gpt {
     struct gpt_shape shape;
-    uint32_t nunits; /* layers + 2 */
+    uint32_t parts;  /* units of each block: 1, or 2 if they are split */
+    uint32_t nunits; /* layers * parts + 2 */
     struct gpt_unit *units;
-    uint64_t params; /* elements of all units */
+    uint64_t params;                              /* elements of all units */
+    struct gpt_place block[GPT_UNIT_TENSORS_MAX]; /* by block.h; the same in all blocks */
+};
+
+/* A block's weights: those of each of its units. */
+struct gpt_block_weights {
+    const void *at[GPT_PARTS];
+};
+
+/* Where a block's gradients go. NULL: the block is not trained. */
+struct gpt_block_grads {
+    float *at[GPT_PARTS];
 };
 
 /**
@@ -92,14 +114,15 @@ static inline uint32_t gpt_unit_embed(void)
     return 0;
 }
 
-static inline uint32_t gpt_unit_block(uint32_t layer)
+/* The first unit of a block. */
+static inline uint32_t gpt_unit_block(const struct gpt *model, uint32_t layer)
 {
-    return 1 + layer;
+    return 1 + layer * model->parts;
 }
 
 static inline uint32_t gpt_unit_ln_f(const struct gpt *model)
 {
-    return 1 + model->shape.layers;
+    return gpt_unit_block(model, model->shape.layers);
 }
 
 /**
@@ -163,7 +186,8 @@ void gpt_run_scale(struct gpt_run *run, float scale);
 void gpt_run_tokens(struct gpt_run *run, const uint32_t *tokens);
 
 void gpt_embed_forward(struct gpt_run *run, const float *embed);
-void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights);
+void gpt_block_forward(struct gpt_run *run, uint32_t layer,
+                       const struct gpt_block_weights *weights);
 
 /**
  * The rest of the forward pass, and unless both places for gradients are NULL the start of the
@@ -175,9 +199,11 @@ void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights
 double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, float *ln_f_grads,
                 float *embed_grads);
 
-/** grads NULL: the block is not trained, and gradients of its weights are not computed. Gradients
- * of the units below it are the same, bit for bit. */
-void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weights, float *grads);
+/** Without gradients the block is not trained, and gradients of its weights are not computed.
+ * Gradients of the units below it are the same, bit for bit. */
+void gpt_block_backward(struct gpt_run *run, uint32_t layer,
+                        const struct gpt_block_weights *weights,
+                        const struct gpt_block_grads *grads);
 /** Adds the gradient of wte as the embedding, and that of wpe. */
 void gpt_embed_backward(struct gpt_run *run, float *embed_grads);
 

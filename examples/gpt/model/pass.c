@@ -67,38 +67,45 @@ static struct acts *acts_of(const struct gpt_run *run, uint32_t layer)
     return run->recompute ? run->acts : &run->now->acts[layer];
 }
 
+static const float *weight(const struct gpt_run *run, const struct gpt_block_weights *weights,
+                           uint32_t which)
+{
+    const struct gpt_place *place = &run->model->block[which];
+
+    return (const float *)weights->at[place->part] + place->first;
+}
+
 /* Computes a block up to gelu(fc), all that its backward pass needs. */
-static void block_inside(struct gpt_run *run, uint32_t layer, const float *x, const float *weights)
+static void block_inside(struct gpt_run *run, uint32_t layer, const float *x,
+                         const struct gpt_block_weights *weights)
 {
     const struct gpt_shape *s = &run->model->shape;
-    const struct gpt_tensor *t = run->model->units[gpt_unit_block(layer)].tensors;
     const struct acts *a = acts_of(run, layer);
     uint64_t n = run->rows, c = s->width;
 
-    gpt_vec_layernorm(x, weights + t[LN1_W].first, weights + t[LN1_B].first, a->ln1, a->ln1_mean,
-                      a->ln1_rstd, n, c);
-    linear(a->ln1, weights + t[QKV_W].first, weights + t[QKV_B].first, a->qkv, n, c, 3 * c);
+    gpt_vec_layernorm(x, weight(run, weights, LN1_W), weight(run, weights, LN1_B), a->ln1,
+                      a->ln1_mean, a->ln1_rstd, n, c);
+    linear(a->ln1, weight(run, weights, QKV_W), weight(run, weights, QKV_B), a->qkv, n, c, 3 * c);
     for (uint64_t m = 0; m < run->sequences && gpt_run_go_on(run); m++)
         for (uint64_t h = 0; h < s->heads; h++) {
             struct head head = gpt_head_at(run, a, m, h);
 
             gpt_head_forward(&head, a->mix + m * s->seq * c + h * (uint64_t)head.hs);
         }
-    linear(a->mix, weights + t[ATT_W].first, weights + t[ATT_B].first, a->x2, n, c, c);
+    linear(a->mix, weight(run, weights, ATT_W), weight(run, weights, ATT_B), a->x2, n, c, c);
     gpt_vec_add(a->x2, x, n * c);
     if (!gpt_run_go_on(run))
         return;
 
-    gpt_vec_layernorm(a->x2, weights + t[LN2_W].first, weights + t[LN2_B].first, a->ln2,
+    gpt_vec_layernorm(a->x2, weight(run, weights, LN2_W), weight(run, weights, LN2_B), a->ln2,
                       a->ln2_mean, a->ln2_rstd, n, c);
-    linear(a->ln2, weights + t[FC_W].first, weights + t[FC_B].first, a->fc, n, c, 4 * c);
+    linear(a->ln2, weight(run, weights, FC_W), weight(run, weights, FC_B), a->fc, n, c, 4 * c);
     if (gpt_run_go_on(run))
         gpt_vec_gelu(a->fc, a->gelu, n * 4 * c);
 }
 
-void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights)
+void gpt_block_forward(struct gpt_run *run, uint32_t layer, const struct gpt_block_weights *weights)
 {
-    const struct gpt_tensor *t = run->model->units[gpt_unit_block(layer)].tensors;
     const struct acts *a = acts_of(run, layer);
     uint64_t n = run->rows, c = run->model->shape.width;
     const float *x = gpt_stream_take(run, layer);
@@ -110,7 +117,7 @@ void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights
     block_inside(run, layer, x, weights);
     if (run->stopped)
         return;
-    linear(a->gelu, weights + t[OUT_W].first, weights + t[OUT_B].first, out, n, 4 * c, c);
+    linear(a->gelu, weight(run, weights, OUT_W), weight(run, weights, OUT_B), out, n, 4 * c, c);
     gpt_vec_add(out, a->x2, n * c);
     gpt_stream_keep(run, layer + 1);
     gpt_stream_drop(run, layer, true);
@@ -159,15 +166,19 @@ double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, floa
 }
 
 /* Where the gradient of a tensor goes, or NULL. */
-static float *grad_of(float *grads, const struct gpt_tensor *t)
+static float *grad_of(const struct gpt_run *run, const struct gpt_block_grads *grads,
+                      uint32_t which)
 {
-    return grads ? grads + t->first : NULL;
+    const struct gpt_place *place = &run->model->block[which];
+
+    return grads->at[place->part] ? grads->at[place->part] + place->first : NULL;
 }
 
-void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weights, float *grads)
+void gpt_block_backward(struct gpt_run *run, uint32_t layer,
+                        const struct gpt_block_weights *weights,
+                        const struct gpt_block_grads *grads)
 {
     const struct gpt_shape *s = &run->model->shape;
-    const struct gpt_tensor *t = run->model->units[gpt_unit_block(layer)].tensors;
     const struct acts *a = acts_of(run, layer);
     const float *x = gpt_stream_take(run, layer);
     uint64_t n = run->rows, c = s->width;
@@ -180,20 +191,20 @@ void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weight
         block_inside(run, layer, x, weights);
     if (run->stopped)
         return;
-    linear_back(a->gelu, weights + t[OUT_W].first, dx, run->d4, grad_of(grads, &t[OUT_W]),
-                grad_of(grads, &t[OUT_B]), n, 4 * c, c);
+    linear_back(a->gelu, weight(run, weights, OUT_W), dx, run->d4, grad_of(run, grads, OUT_W),
+                grad_of(run, grads, OUT_B), n, 4 * c, c);
     if (!gpt_run_go_on(run))
         return;
     gpt_vec_gelu_back(a->fc, run->d4, run->d4, n * 4 * c);
-    linear_back(a->ln2, weights + t[FC_W].first, run->d4, run->d1, grad_of(grads, &t[FC_W]),
-                grad_of(grads, &t[FC_B]), n, c, 4 * c);
-    gpt_vec_layernorm_back(a->x2, weights + t[LN2_W].first, a->ln2_mean, a->ln2_rstd, run->d1, dx,
-                           grad_of(grads, &t[LN2_W]), grad_of(grads, &t[LN2_B]), n, c);
+    linear_back(a->ln2, weight(run, weights, FC_W), run->d4, run->d1, grad_of(run, grads, FC_W),
+                grad_of(run, grads, FC_B), n, c, 4 * c);
+    gpt_vec_layernorm_back(a->x2, weight(run, weights, LN2_W), a->ln2_mean, a->ln2_rstd, run->d1,
+                           dx, grad_of(run, grads, LN2_W), grad_of(run, grads, LN2_B), n, c);
     if (!gpt_run_go_on(run))
         return;
 
-    linear_back(a->mix, weights + t[ATT_W].first, dx, run->d1, grad_of(grads, &t[ATT_W]),
-                grad_of(grads, &t[ATT_B]), n, c, c);
+    linear_back(a->mix, weight(run, weights, ATT_W), dx, run->d1, grad_of(run, grads, ATT_W),
+                grad_of(run, grads, ATT_B), n, c, c);
     memset(dqkv, 0, n * 3 * c * sizeof(float));
     for (uint64_t m = 0; m < run->sequences && gpt_run_go_on(run); m++)
         for (uint64_t h = 0; h < s->heads; h++) {
@@ -203,10 +214,10 @@ void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weight
             gpt_head_backward(&head, run->d1 + m * s->seq * c + h * (uint64_t)head.hs, dq, dq + c,
                               dq + 2 * c, run->ds);
         }
-    linear_back(a->ln1, weights + t[QKV_W].first, dqkv, run->d1, grad_of(grads, &t[QKV_W]),
-                grad_of(grads, &t[QKV_B]), n, c, 3 * c);
-    gpt_vec_layernorm_back(x, weights + t[LN1_W].first, a->ln1_mean, a->ln1_rstd, run->d1, dx,
-                           grad_of(grads, &t[LN1_W]), grad_of(grads, &t[LN1_B]), n, c);
+    linear_back(a->ln1, weight(run, weights, QKV_W), dqkv, run->d1, grad_of(run, grads, QKV_W),
+                grad_of(run, grads, QKV_B), n, c, 3 * c);
+    gpt_vec_layernorm_back(x, weight(run, weights, LN1_W), a->ln1_mean, a->ln1_rstd, run->d1, dx,
+                           grad_of(run, grads, LN1_W), grad_of(run, grads, LN1_B), n, c);
     gpt_stream_drop(run, layer, false);
 }
 

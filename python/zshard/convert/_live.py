@@ -160,7 +160,7 @@ def content(
     made = Content("live", "", client_state=dict(client_state or {}))
     if lr_scheduler is not None:
         made.lr_scheduler = lr_scheduler.state_dict() if hasattr(lr_scheduler, "state_dict") else lr_scheduler
-    there = rule is not None and rule.kind == runtime.kind
+    there = rule is not None and rule.fits(runtime.kind)
     momentum = rule is not None and _keeps_momentum(rule, optimizer)
     for unit in runtime.plan.units:
         if unit.frozen and not frozen:
@@ -171,7 +171,7 @@ def content(
         for piece, n in zip(unit.pieces, steps, strict=True):
             planes: dict[str, Source] = {FP32: EngineSource(runtime, unit, piece, "param" if unit.frozen else "master")}
             if rule is not None and there and momentum and not unit.frozen:
-                planes |= {s: EngineSource(runtime, unit, piece, _step._WHATS[s]) for s in rule.states}
+                planes |= {s: EngineSource(runtime, unit, piece, _step._WHATS[s]) for s in rule.states_in(unit)}
             kind = "frozen" if unit.frozen else "trained"
             made.tensors[piece.name] = Tensor(piece.name, tuple(piece.shape), unit.dtype, kind, planes, int(n))
     for name, t in others(handle.model, runtime).items():
@@ -279,7 +279,7 @@ class Target:
                     continue
                 self.values.append((unit.index, i, t))
                 if not unit.frozen and self.rule is not None:
-                    self.moments[(unit.index, i)] = self._moments(piece, t)
+                    self.moments[(unit.index, i)] = self._moments(unit, piece, t)
                     steps[i] = t.step
                 elif unit.frozen and self.rule is not None and len(t.planes) > 1 and self.strict:
                     self.problems.add(f"'{piece.name}' is frozen in the model, and the checkpoint has state of it")
@@ -297,11 +297,11 @@ class Target:
                 self.buffers[name] = t
         return used
 
-    def _moments(self, piece: Piece, t: Tensor) -> dict[str, Source]:
+    def _moments(self, unit: Unit, piece: Piece, t: Tensor) -> dict[str, Source]:
         """The state of one trained parameter, by the names of the model's optimizer."""
         assert self.rule is not None
         there = {p: s for p, s in t.planes.items() if p != FP32}
-        wanted = self.rule.states
+        wanted = self.rule.states_in(unit)
         if self.rule.kind == "adagrad" and set(there) == {"exp_avg_sq"}:  # as DeepSpeed's CPU Adagrad names it
             there = {"sum": there["exp_avg_sq"]}
         more = sorted(set(there) - set(wanted))
@@ -380,7 +380,7 @@ class Filler:
 
     def run(self) -> None:
         runtime, rule = self.runtime, rule_of(self.optimizer)
-        if rule is not None and rule.kind != runtime.kind:
+        if rule is not None and not rule.fits(runtime.kind):
             _step.become(runtime, rule.kind)
         values = {(u, i): t for u, i, t in self.target.values} if self.target is not None else {}
         for unit, i, _ in self.plan["values"]:  # all values first: before the first step they clear a unit's moments
@@ -391,7 +391,7 @@ class Filler:
                 continue
             moments = self.target.moments[(unit, i)] if self.target is not None else {}
             steps = runtime.call(runtime.engine.tensor_steps, unit)[i]
-            for name in rule.states:
+            for name in rule.states_in(runtime.plan.units[unit]):
                 if name in names or steps or runtime.steps:
                     self._put(unit, runtime.plan.units[unit].pieces[i], _step._WHATS[name], moments.get(name))
         for unit, steps in self.plan["steps"].items():

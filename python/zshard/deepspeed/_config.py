@@ -23,7 +23,8 @@ from .. import _c, _lib
 from ..errors import error
 
 _DTYPES = {_c.F32: torch.float32, _c.BF16: torch.bfloat16, _c.F16: torch.float16}
-_KINDS = {_c.ADAMW: "adamw", _c.ADAM: "adam", _c.LION: "lion", _c.SGD: "sgd", _c.ADAGRAD: "adagrad"}
+_KINDS = {_c.ADAMW: "adamw", _c.ADAM: "adam", _c.LION: "lion", _c.SGD: "sgd", _c.ADAGRAD: "adagrad",
+          _c.MUON: "muon"}  # fmt: skip
 _LEFT = {"batch": 1, "micro_batch": 2, "micro_steps": 4, "dtype": 8, "optimizer": 16, "lr": 32, "clip": 128}
 # Hints that are passed to the engine where the file has them: DeepSpeed's defaults would keep whole models gathered.
 _HINTS = {
@@ -202,10 +203,6 @@ def _settings(raw: dict[str, Any], c: Any, world: int) -> Settings:
     made.dtype = _DTYPES[c.dtype]
     made.clip, made.clip_given = float(o.clip), "gradient_clipping" in raw
     if not left("optimizer"):
-        if o.optimizer not in _KINDS:
-            raise NotImplementedError(
-                "optimizer.type: Muon is not available for PyTorch yet; zgpt and zshard's C and Python engines have it"
-            )
         made.optimizer = _KINDS[o.optimizer]
         made.optimizer_args = _optimizer_args(made.optimizer, o, c)
     block = raw.get("scheduler") or {}
@@ -225,12 +222,14 @@ def _settings(raw: dict[str, Any], c: Any, world: int) -> Settings:
 
 def _optimizer_args(kind: str, o: Any, c: Any) -> dict[str, Any]:
     args: dict[str, Any] = {"lr": float(c.lr), "weight_decay": float(o.weight_decay[0])}
-    if kind in ("adamw", "adam", "lion"):
+    if kind in ("adamw", "adam", "lion", "muon"):
         args["betas"] = (float(o.beta1), float(o.beta2))
-    if kind in ("adamw", "adam", "adagrad"):
+    if kind in ("adamw", "adam", "adagrad", "muon"):
         args["eps"] = float(o.eps)
     if kind == "sgd":
         args |= {"momentum": float(o.momentum), "dampening": float(o.dampening), "nesterov": bool(o.nesterov)}
+    if kind == "muon":
+        args |= {"momentum": float(o.momentum), "nesterov": bool(o.nesterov), "scale": "shape"}  # as DeepSpeed's
     if kind == "adagrad":
         args["lr_decay"] = float(o.lr_decay)
     return args

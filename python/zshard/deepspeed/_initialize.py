@@ -140,6 +140,8 @@ def _optimizer(model: nn.Module, given: Any, parameters: Any, settings: _config.
     params = _trained(model, parameters)
     if settings.optimizer and not params:
         raise ValueError("initialize(): no parameter requires a gradient, so there is nothing to train")
+    if settings.optimizer == "muon":
+        return zt.Muon(zt.muon_groups(model, params=params), **settings.optimizer_args)
     if settings.optimizer:
         return _OPTIMIZERS[settings.optimizer](params, **settings.optimizer_args)
     return zt.AdamW(params or list(model.parameters()))

@@ -11,6 +11,7 @@ from ._host import HostOptimizer
 from ._init import init
 from ._load import from_config, from_pretrained
 from ._meta import meta_parameters
+from ._muon import Muon, muon_groups
 from ._optim import SGD, Adagrad, Adam, AdamW, Lion, Optimizer
 from ._save import Saving, save_pretrained
 from ._state import full_state_dict, gathered, grad_of, load_state_dict, state_of
@@ -30,6 +31,7 @@ __all__ = [
     "Handle",
     "HostOptimizer",
     "Lion",
+    "Muon",
     "Optimizer",
     "Saving",
     "clip_grad_norm_",
@@ -43,6 +45,7 @@ __all__ = [
     "init",
     "load_state_dict",
     "meta_parameters",
+    "muon_groups",
     "register_forward_method",
     "save_pretrained",
     "shard",

@@ -161,7 +161,7 @@ class Accelerator(_Base):
         plain = bare(optimizer)
         for runtime in runtimes_of(plain):
             rule = _plain.check(plain)
-            if rule.kind != runtime.kind:
+            if not rule.fits(runtime.kind):
                 _step.become(runtime, rule.kind)
             stepper = _plain.stepper_of(plain, runtime)
             if stepper not in runtime.steppers:

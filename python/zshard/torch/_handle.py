@@ -19,7 +19,7 @@ from .. import _c
 from .._client import Client
 from .._engine import Engine
 from ..errors import Refused, ZshardError, error
-from . import _cuda, _kept, _meta, _notes, _plain, _sources, _state, _step
+from . import _cuda, _kept, _meta, _muon, _notes, _plain, _sources, _state, _step
 from ._groups import build
 from ._hooks import Hooks
 from ._init import context
@@ -267,8 +267,9 @@ def shard(
     The Parameter objects stay the same. Parameters and buffers start with the values of rank 0.
 
     Args:
-        optimizer: zshard's or torch.optim's, built from the model's parameters; several: a sequence. None: the first
-            optimizer that steps these parameters determines it.
+        optimizer: zshard's or torch.optim's, built from the model's parameters; several: a sequence, such as
+            [torch.optim.Muon(...), torch.optim.AdamW(...)]. None: the first optimizer that steps these parameters
+            determines it, but for Muon.
         units: which modules are gathered together: "auto", names, classes or modules, or a predicate of (name, module).
         stage: 3 shards parameters, gradients and state; 2 state and gradients; 1 state; 0 nothing.
         offload: "auto", "none" (this process), "host" (the daemon's memory), "nvme". Parameters are offloaded in stage
@@ -299,9 +300,8 @@ def shard(
     _check_model(model)
     optimizers = _optimizers(optimizer)
     rules = [_plain.check(o) for o in optimizers]
-    if len({r.kind for r in rules}) > 1:
-        raise ValueError(f"optimizers of different kinds on one model: {', '.join(sorted({r.kind for r in rules}))}")
-    planned = plan(model, units, leaf=leaf)
+    kind = _kind(rules)
+    planned = plan(model, units, leaf=leaf, muon=_muon.chosen(optimizers, rules))
     if not planned.units:
         raise ValueError("the model has no parameters")
     for one in optimizers:
@@ -317,8 +317,8 @@ def shard(
         model,
         planned,
         place,
-        rules[0] if rules else None,
-        optimizers,
+        kind,
+        next((r.group(o.param_groups[0]) for o, r in zip(optimizers, rules, strict=True) if r.kind == kind), None),
         stage,
         offload,
         prefetch,
@@ -327,7 +327,7 @@ def shard(
         engine_options,
     )
     runtime = _take(model, planned, place, engine)
-    runtime.kind = rules[0].kind if rules else "adamw"
+    runtime.kind = kind
     hooks = Hooks(runtime)
     for group in build(runtime, model, external or {}):
         hooks.install(group)
@@ -354,6 +354,14 @@ def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
         if not isinstance(one, torch.optim.Optimizer):
             raise TypeError(f"optimizer is {one!r}, not an optimizer such as torch.optim.AdamW(model.parameters())")
     return made
+
+
+def _kind(rules: Sequence[_step.Rule]) -> str:
+    """The engine's optimizer. ValueError: one model cannot have them all."""
+    kinds = {r.kind for r in rules}
+    if len(kinds) > 1 and kinds != {"muon", "adamw"}:
+        raise ValueError(f"optimizers of different kinds on one model: {', '.join(sorted(kinds))}")
+    return "muon" if "muon" in kinds else kinds.pop() if kinds else "adamw"
 
 
 def _check_model(model: nn.Module) -> None:
@@ -393,8 +401,8 @@ def _start(
     model: nn.Module,
     planned: Plan,
     place: torch.device,
-    rule: _step.Rule | None,
-    optimizers: Sequence[torch.optim.Optimizer],
+    kind: str,
+    group: dict[str, Any] | None,
     stage: int,
     offload: str,
     prefetch: int,
@@ -402,17 +410,17 @@ def _start(
     quantize_frozen: bool,
     more: dict[str, Any],
 ) -> Engine:
-    """Opens the engine, declares the units and writes their initial values."""
+    """Opens the engine, declares the units and writes their initial values. group: the optimizer's first one; None:
+    there is none yet."""
     if accumulate not in ("reduce", "local"):
         raise ValueError(f'accumulate=\'{accumulate}\': "reduce" or "local"')
     options: dict[str, Any] = {
         "stage": stage,
         "prefetch_units": prefetch,
-        "optimizer": rule.kind if rule else "adamw",
+        "optimizer": kind,
         "accumulate_local": accumulate == "local",
     }
-    if rule is not None:
-        group = rule.group(optimizers[0].param_groups[0])
+    if group is not None:
         options.update({k: v for k, v in group.items() if k not in ("lr", "weight_decay")})
         options["weight_decay"] = group["weight_decay"]
     trained = sum(u.elems for u in planned.units if not u.frozen)
@@ -424,7 +432,7 @@ def _start(
     if stage == 3 and options["offload_optimizer"] != "none" and context().one_node(str(place)):
         options["gather_alone"] = True  # ranks may differ in what they gather
     options.update(more)
-    if rule is None:
+    if group is None:
         options["optimizer_late"] = True
     if place.type != "cpu":
         options["device"] = str(place)
@@ -436,7 +444,7 @@ def _start(
             engine.add_unit(
                 unit.name,
                 unit.elems,
-                [(p.name, p.first, tuple(p.shape), 0) for p in unit.pieces],
+                [(p.name, p.first, tuple(p.shape), 0, unit.muon) for p in unit.pieces],
                 dtype=_KINDS[unit.dtype],
                 frozen=unit.frozen,
                 quantized=quantize_frozen and unit.frozen,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _NOT_ELEMENTWISE = {
     "LBFGS": "a step needs all parameters at once",
     "Adafactor": "its state goes by rows and columns",
-    "Muon": "a step needs a whole matrix",
+    "Muon": "a step needs a whole matrix; the engine has it: give torch.optim.Muon or zshard.torch.Muon to shard()",
     "SparseAdam": "gradients are dense here",
 }
 _COUNTS = ("step", "eta", "mu", "mu_product")  # of a parameter, not of its elements

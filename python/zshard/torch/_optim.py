@@ -1,4 +1,4 @@
-"""Optimizers whose state the engine keeps: AdamW, Adam, SGD, Lion, Adagrad.
+"""Optimizers whose state the engine keeps: AdamW, Adam, SGD, Lion, Adagrad; Muon is in _muon.py.
 
 They are torch.optim.Optimizers: LR schedulers, GradScaler and whatever else reads `param_groups` work. `step()` sends
 the hyperparameters of each group as they are at that moment. Plain torch.optim objects work, too (_plain.py);
@@ -36,10 +36,11 @@ def load_state(optimizer: torch.optim.Optimizer, rule: Rule) -> None:
             if entry is None or isinstance(entry, LazyState):
                 continue
             found = runtime.plan.find(param)
-            optimizer.state[param] = LazyState(runtime, param, rule)
+            states = rule.states if found is None else rule.states_in(found[0])
+            optimizer.state[param] = LazyState(runtime, param, states)
             if found is None or found[0].frozen:
                 continue
-            values = {n: v for n in rule.states if isinstance(v := entry.get(n), torch.Tensor)}
+            values = {n: v for n in states if isinstance(v := entry.get(n), torch.Tensor)}
             index = found[0].index
             if index not in counts:
                 counts[index] = runtime.call(runtime.engine.tensor_steps, index)
@@ -60,7 +61,7 @@ def show_state(optimizer: torch.optim.Optimizer, runtime: Any, rule: Rule) -> No
         for param in group["params"]:
             found = runtime.plan.find(param)
             if found is not None and not found[0].frozen and not isinstance(optimizer.state.get(param), LazyState):
-                optimizer.state[param] = LazyState(runtime, param, rule)
+                optimizer.state[param] = LazyState(runtime, param, rule.states_in(found[0]))
 
 
 class Optimizer(torch.optim.Optimizer):

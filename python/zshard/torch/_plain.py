@@ -55,8 +55,8 @@ def check(optimizer: torch.optim.Optimizer) -> Rule:
     rule = rule_of(optimizer)
     if rule is None:
         raise TypeError(
-            f"{type(optimizer).__name__} has no counterpart in the engine, which has AdamW, Adam, SGD, "
-            "Adagrad (torch.optim's or zshard.torch's) and zshard.torch.Lion; zshard.torch.HostOptimizer runs others"
+            f"{type(optimizer).__name__} has no counterpart in the engine, which has AdamW, Adam, SGD, Adagrad, Muon "
+            "(torch.optim's or zshard.torch's) and zshard.torch.Lion; zshard.torch.HostOptimizer runs others"
         )
     for group in optimizer.param_groups:
         rule.group(group)

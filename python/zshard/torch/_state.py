@@ -520,8 +520,8 @@ def state_of(p: torch.Tensor, name: str) -> torch.Tensor:
 
     Args:
         p: a trained parameter of a sharded model.
-        name: "exp_avg", "exp_avg_sq" (AdamW, Adam), "exp_avg" (Lion), "momentum_buffer" (SGD), "sum" (Adagrad),
-            "master" (the fp32 value from which the parameter is rounded), "step".
+        name: "exp_avg", "exp_avg_sq" (AdamW, Adam), "exp_avg" (Lion), "momentum_buffer" (SGD, matrices of Muon),
+            "sum" (Adagrad), "master" (the fp32 value from which the parameter is rounded), "step".
 
     Returns:
         fp32, of the parameter's shape, in host memory; "step": a scalar.
@@ -538,7 +538,7 @@ def state_of(p: torch.Tensor, name: str) -> torch.Tensor:
     if name == "step":
         return _step.read_state(runtime, p, "step")
     kind = {"master": "master", **_step._WHATS}.get(name)
-    if kind is None:
+    if kind is None or (unit.muon and name not in ("master", *_step.MUON_STATES)):
         raise ValueError(f"there is no state '{name}'; there are master, step, {', '.join(_step._WHATS)}")
     return _read(runtime, unit.index, kind, piece.first, piece.numel).view(piece.shape)
 

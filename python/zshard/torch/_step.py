@@ -22,6 +22,7 @@ from . import _kept
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
+    from ._units import Unit
 
 GROUP_NONE = 65534
 _WHATS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "exp_avg", "sum": "exp_avg"}
@@ -73,12 +74,24 @@ class Rule:
     states: tuple[str, ...]  # names of the moments, as torch has them
     refused: Mapping[str, Any]  # settings that must be as given here
 
+    def fits(self, kind: str) -> bool:
+        """Whether an engine whose optimizer is `kind` makes its steps: Muon's steps all other tensors by AdamW."""
+        return kind == self.kind or (kind == "muon" and self.kind == "adamw")
+
+    def states_in(self, unit: Unit) -> tuple[str, ...]:
+        """Names of the moments of parameters in a unit."""
+        if unit.muon:
+            return MUON_STATES if self.kind == "muon" else ()
+        return ADAM_STATES if self.kind == "muon" else self.states
+
     def group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """struct zc_group of a param_group, as it is now. ValueError: a setting has no counterpart."""
         for name, value in self.refused.items():
             if group.get(name, value) != value:
                 raise ValueError(f"{name}={group[name]!r} has no counterpart in the engine's {self.kind}")
         made = {"lr": _float(group["lr"]), "weight_decay": _float(group.get("weight_decay", 0.0))}
+        if self.kind == "muon":
+            return made | _muon_group(group)
         if "betas" in group:
             made["beta1"], made["beta2"] = (_float(b) for b in group["betas"])
         if self.kind == "sgd":
@@ -94,6 +107,26 @@ class Rule:
 
 def _float(value: Any) -> float:
     return float(value)
+
+
+def _muon_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What is Muon's in struct zc_group: ours, or of torch.optim.Muon, whose eps is another one. AdamW's values are
+    always there, because the engine checks both."""
+    made = {"momentum": _float(group["momentum"]), "nesterov": bool(group["nesterov"])}
+    if "adjust_lr_fn" in group:
+        if group["eps"] != _TORCH_MUON_EPS:
+            raise ValueError(
+                f"eps={group['eps']!r} of torch.optim.Muon has no counterpart: norms have {_TORCH_MUON_EPS}"
+            )
+        scale = "rms" if group["adjust_lr_fn"] == "match_rms_adamw" else "shape"
+        return made | {"muon_scale": scale, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    beta1, beta2 = group["betas"]
+    return made | {
+        "muon_scale": group["scale"],
+        "beta1": _float(beta1),
+        "beta2": _float(beta2),
+        "eps": _float(group["eps"]),
+    }
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> Rule | None:
@@ -113,6 +146,10 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Rule | None:
 
 _NO_AMSGRAD = {"amsgrad": False, "maximize": False, "differentiable": False}
 _PLAIN = {"maximize": False, "differentiable": False}
+ADAM_STATES, MUON_STATES = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
+_NEWTON_SCHULZ = {"ns_coefficients": (3.4445, -4.775, 2.0315), "ns_steps": 5}
+_TORCH_MUON_EPS = 1e-7
+MUON = Rule("muon", MUON_STATES, _NEWTON_SCHULZ)
 RULES: dict[type, Rule] = {
     torch.optim.AdamW: Rule("adamw", ("exp_avg", "exp_avg_sq"), _NO_AMSGRAD),
     torch.optim.Adam: Rule("adam", ("exp_avg", "exp_avg_sq"), _NO_AMSGRAD),
@@ -120,6 +157,8 @@ RULES: dict[type, Rule] = {
     torch.optim.Adagrad: Rule("adagrad", ("sum",), {**_PLAIN, "initial_accumulator_value": 0}),
 }
 LION = Rule("lion", ("exp_avg",), _PLAIN)
+if hasattr(torch.optim, "Muon"):  # since 2.9
+    RULES[torch.optim.Muon] = MUON
 
 
 class Stepper:
@@ -161,11 +200,22 @@ class Stepper:
                 if found is not None and found[0].frozen:
                     self.frozen.append((found[1].name, param))
                 elif found is not None:
+                    self._check_muon(found[0], found[1].name, group)
                     place = runtime.units[found[0].index].places[id(param)]
                     array[runtime.first_trainable[found[0].index] + place] = number
                     self.owned += 1
         self._key, self._group_of = key, array
         return array
+
+    def _check_muon(self, unit: Unit, name: str, group: Mapping[str, Any]) -> None:
+        """ValueError: which optimizer steps a parameter is decided when the model is sharded, and this is another."""
+        muon = self.rule.kind == "muon" and bool(group.get("use_muon", True))
+        if muon != unit.muon:
+            was, now = ("Muon", "another optimizer") if unit.muon else ("another optimizer", "Muon")
+            raise ValueError(
+                f"parameter '{name}' was sharded for {was}, and is now in a group of {now}: give shard() the optimizer "
+                "with the groups that it is to have"
+            )
 
     def groups(self) -> list[dict[str, Any]]:
         """struct zc_group of each param_group, now."""
@@ -291,7 +341,7 @@ def _apply(stepper: Stepper, scale: float) -> Any:
         )
         return None
     runtime.let_go()
-    if stepper.rule.kind != runtime.kind:
+    if not stepper.rule.fits(runtime.kind):
         become(runtime, stepper.rule.kind)
     if stepper not in runtime.steppers:
         runtime.steppers.append(stepper)
@@ -322,6 +372,11 @@ def become(runtime: Runtime, kind: str) -> None:
         raise ValueError(
             f"the engine steps by {runtime.kind}, and this optimizer is {kind}: give the optimizer to "
             "zshard.torch.shard(model, optimizer)"
+        )
+    if "muon" in (kind, runtime.kind):
+        raise ValueError(
+            f"the model was sharded for {runtime.kind}, and this optimizer is {kind}: Muon is chosen when a model is "
+            "sharded. Give the optimizer to zshard.torch.shard(model, optimizer)"
         )
     runtime.call(runtime.engine.optimizer, kind)
     runtime.kind = kind
@@ -367,8 +422,8 @@ class LazyState(dict[str, Any]):
     Keys are "step" and the moments' names. Reads are collective where ranks are several.
     """
 
-    def __init__(self, runtime: Runtime, param: torch.Tensor, rule: Rule) -> None:
-        super().__init__(dict.fromkeys(("step", *rule.states)))
+    def __init__(self, runtime: Runtime, param: torch.Tensor, states: tuple[str, ...]) -> None:
+        super().__init__(dict.fromkeys(("step", *states)))
         self.runtime, self.param = runtime, param
 
     def __getitem__(self, key: str) -> Any:

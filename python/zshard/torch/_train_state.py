@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ._handle import Handle
     from ._runtime import Runtime
     from ._unit_state import UnitState
-    from ._units import Piece
+    from ._units import Piece, Unit
 
 FOLDER = "zshard"
 _FORMAT = 1
@@ -40,6 +40,7 @@ _MOMENTS = {
     "lion": ("exp_avg",),
     "adagrad": ("exp_avg",),
     "sgd": ("exp_avg",),
+    "muon": ("exp_avg", "exp_avg_sq"),  # its matrices have the first one
 }
 
 Row = tuple["Piece", Callable[[int, torch.Tensor], None]]  # a parameter, and what reads its elements from `first` on
@@ -94,6 +95,15 @@ def _kept_moments(runtime: Runtime) -> tuple[str, ...]:
     return _MOMENTS[runtime.kind]
 
 
+def _of_unit(moments: Sequence[str], unit: Unit) -> tuple[str, ...]:
+    """Which of them the parameters of a unit have."""
+    return tuple(moments[:1] if unit.muon else moments)
+
+
+def _by_muon(runtime: Runtime) -> list[str]:
+    return [p.name for s in runtime.units if s.unit.muon for p in s.unit.pieces]
+
+
 def _stream(runtime: Runtime, unit: int, what: str, piece: Piece) -> Iterator[torch.Tensor]:
     """The values on rank 0, in pieces; nothing on others. Collective."""
     for first in range(0, piece.numel, _save.PIECE):
@@ -113,7 +123,7 @@ def _entries(runtime: Runtime, moments: tuple[str, ...]) -> tuple[list[Entry], d
     for state, counts in _trained(runtime):
         for piece, n in zip(state.unit.pieces, counts, strict=True):
             steps[piece.name] = n
-            whats = ("master",) * (state.unit.dtype != torch.float32) + (moments if n else ())
+            whats = ("master",) * (state.unit.dtype != torch.float32) + (_of_unit(moments, state.unit) if n else ())
             for what in whats:
                 stream = functools.partial(_stream, runtime, state.index, what, piece)
                 entries.append(Entry(f"{what}/{piece.name}", tuple(piece.shape), torch.float32, stream))
@@ -144,6 +154,8 @@ def save_model(model: nn.Module, folder: str | os.PathLike[str], number: int = 0
     try:
         if mine and failed is None:
             head = {"format": _FORMAT, "kind": runtime.kind, "moments": list(moments), "steps": steps}
+            if runtime.kind == "muon":
+                head["muon"] = _by_muon(runtime)
             torch.save(head, f"{stem}.pt")
     except OSError as e:
         failed = e
@@ -208,6 +220,8 @@ def _check_head(runtime: Runtime, head: dict[str, Any], stem: str) -> None:
     late = runtime.engine.options.get("optimizer_late") and runtime.steps == 0
     if head["kind"] != runtime.kind and (not late or any(s.alive for s in runtime.steppers)):
         raise ValueError(f"the state in '{stem}.pt' is of {head['kind']}, and the optimizer is {runtime.kind}")
+    if set(head.get("muon", ())) != set(_by_muon(runtime)):
+        raise ValueError(f"Muon stepped other parameters of the state in '{stem}.pt' than of this model")
     names = {p.name for state in runtime.units if state.trainable for p in state.unit.pieces}
     missing, unknown = sorted(names - head["steps"].keys()), sorted(head["steps"].keys() - names)
     if missing or unknown:
@@ -231,8 +245,8 @@ def _open(runtime: Runtime, stem: str) -> tuple[dict[str, Any], _sources.File | 
         _check_head(runtime, head, stem)
         if os.path.exists(f"{stem}.safetensors"):
             file = _sources.File(f"{stem}.safetensors")
-        for piece in (p for s in runtime.units if s.trainable for p in s.unit.pieces):
-            for what in head["moments"] if head["steps"][piece.name] else ():
+        for unit, piece in ((s.unit, p) for s in runtime.units if s.trainable for p in s.unit.pieces):
+            for what in _of_unit(head["moments"], unit) if head["steps"][piece.name] else ():
                 found = None if file is None else file.tensors.get(f"{what}/{piece.name}")
                 if found is None or found[2] != tuple(piece.shape):
                     has = "no such tensor" if found is None else f"shape {list(found[2])}"
@@ -259,7 +273,7 @@ def load_model(model: nn.Module, folder: str | os.PathLike[str], number: int = 0
     for state in (s for s in runtime.units if s.trainable):
         pieces = state.unit.pieces
         masters = ["master"] if all(f"master/{p.name}" in tensors for p in pieces) else []
-        for what in masters + head["moments"]:
+        for what in (*masters, *_of_unit(head["moments"], state.unit)):
             rows: list[Row] = [
                 (p, functools.partial(_read_tensor, file, f"{what}/{p.name}"))
                 for p in pieces

@@ -1,9 +1,10 @@
 """Plans units: which parameters of a module are gathered and released together.
 
-A unit is a row of parameters of one dtype, all trained or all frozen, that belong to one module;
-hooks of that module gather it. One Parameter is in one unit, however many names it has: the first
-name in `named_modules()` order owns it, the others are aliases. Pure planning: nothing here opens
-a daemon, allocates or changes the model, and parameters may be on the meta device.
+A unit is a row of parameters of one dtype, all trained or all frozen, all stepped by Muon or none,
+that belong to one module; hooks of that module gather it. One Parameter is in one unit, however
+many names it has: the first name in `named_modules()` order owns it, the others are aliases. Pure
+planning: nothing here opens a daemon, allocates or changes the model, and parameters may be on the
+meta device.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Unit:
     pieces: list[Piece] = field(default_factory=list)
     elems: int = 0
     module: nn.Module | None = None  # whose hooks gather it
+    muon: bool = False  # matrices that Muon steps: they have one moment
 
     def add(self, name: str, param: nn.Parameter) -> Piece:
         """Appends a parameter; its first element is aligned to ALIGN elements."""
@@ -75,7 +77,13 @@ class Plan:
 
 
 def plan(
-    model: nn.Module, units: Wish = "auto", *, leaf: Leaf = (), max_unit: int = MAX_UNIT, small: int = SMALL
+    model: nn.Module,
+    units: Wish = "auto",
+    *,
+    leaf: Leaf = (),
+    muon: frozenset[int] = frozenset(),
+    max_unit: int = MAX_UNIT,
+    small: int = SMALL,
 ) -> Plan:
     """Plans the units of `model`.
 
@@ -83,18 +91,19 @@ def plan(
     a predicate of (name, module), or an iterable of module names, classes or modules.
     leaf: names, classes or modules that are not cut, whatever `units` says of what is in them, and however long they
     are. One that is inside of a block that is gathered whole is gathered with it.
+    muon: ids of the parameters that Muon steps. They are units of their own.
 
     Raises ValueError where a trained parameter has a dtype that cannot be stepped, where a wish names a module that is
     not there, or a leaf is a list, which is never called.
     """
     owners = _owners(model, _blocks(model, units), _leaves(model, leaf), max_unit, small)
     result = Plan([], {}, {})
-    rows: dict[int, dict[tuple[torch.dtype, bool], Unit]] = {}
+    rows: dict[int, dict[tuple[torch.dtype, bool, bool], Unit]] = {}
     names = {id(m): n for n, m in model.named_modules()}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for short, param in module.named_parameters(recurse=False, remove_duplicate=False):
             name = f"{prefix}.{short}" if prefix else short
-            _place(result, rows, owners[id(module)], names, name, param)
+            _place(result, rows, owners[id(module)], names, name, param, id(param) in muon)
     # The root's parameters are needed first and are complete last: reductions go by falling number.
     result.units.sort(key=lambda u: (u.module is not model, u.index))
     for index, unit in enumerate(result.units):
@@ -105,11 +114,12 @@ def plan(
 
 def _place(
     result: Plan,
-    rows: dict[int, dict[tuple[torch.dtype, bool], Unit]],
+    rows: dict[int, dict[tuple[torch.dtype, bool, bool], Unit]],
     owner: nn.Module,
     names: dict[int, str],
     name: str,
     param: nn.Parameter,
+    muon: bool,
 ) -> None:
     """Puts one named parameter where it belongs."""
     known = result.of_param.get(id(param))
@@ -122,10 +132,12 @@ def _place(
         result.ignored.append(name)
         return
     row = rows.setdefault(id(owner), {})
-    key = (param.dtype, not param.requires_grad)
+    if muon and param.ndim != 2:
+        raise ValueError(f"parameter '{name}' has {param.ndim} dimensions: Muon steps matrices, which have 2")
+    key = (param.dtype, not param.requires_grad, muon and param.requires_grad)
     unit = row.get(key)
     if unit is None:
-        unit = row[key] = Unit(len(result.units), names[id(owner)], param.dtype, key[1], module=owner)
+        unit = row[key] = Unit(len(result.units), names[id(owner)], *key[:2], module=owner, muon=key[2])
         result.units.append(unit)
     result.of_param[id(param)] = (unit, unit.add(name, param))
 
@@ -243,12 +255,13 @@ def _repeated(model: nn.Module) -> set[int]:
 
 def _name(units: list[Unit]) -> None:
     """Names of units: the module's path, unique, in the engine's letters and length."""
-    shared = Counter(u.name for u in units)
+    shared = Counter((u.name, u.muon) for u in units)
     taken: set[str] = set()
     for unit in units:
         name = unit.name or "root"
-        if shared[unit.name] > 1:
+        if shared[unit.name, unit.muon] > 1:
             name += "-" + str(unit.dtype).removeprefix("torch.") + ("-frozen" if unit.frozen else "")
+        name += "-muon" if unit.muon else ""
         name = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "unit"
         if len(name) > NAME_MAX or name in taken:
             mark = hashlib.sha256(f"{unit.index} {name}".encode()).hexdigest()[:8]

@@ -325,7 +325,7 @@ static void engine_buffers(void **state)
 
     (void)state;
     for (size_t i = 0; i < ZB_COUNT(engines); i++) {
-        struct zb_gpt shape = { engines[i].layers, engines[i].width, 256, 16 };
+        struct zb_gpt shape = { engines[i].layers, engines[i].width, 256, 16, false };
         struct zb_model m = { 0 };
         struct zb_run run = { .model = &m,
                               .mode = ZB_ZERO3,

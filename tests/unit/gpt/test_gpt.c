@@ -17,7 +17,7 @@
 #include "base/model.h"
 #include "examples/gpt/model/gpt.h"
 
-#define UNITS_MAX 8
+#define UNITS_MAX 12
 
 /* Under sanitizers, very large allocations must fail as they do without them. */
 #define SANITIZER_ASKS __attribute__((visibility("default")))
@@ -216,13 +216,23 @@ static void fixture_close(struct fixture *x)
     gpt_done(&x->model);
 }
 
+static struct gpt_block_weights weights_of(const struct fixture *x, uint32_t layer)
+{
+    uint32_t unit = gpt_unit_block(&x->model, layer);
+
+    return (struct gpt_block_weights){ { x->w[unit], x->w[unit + 1] } };
+}
+
 static double forward(struct fixture *x, bool backward)
 {
     uint32_t layers = x->model.shape.layers, ln_f = gpt_unit_ln_f(&x->model);
 
     gpt_embed_forward(x->run, x->w[0]);
-    for (uint32_t l = 0; l < layers; l++)
-        gpt_block_forward(x->run, l, x->w[gpt_unit_block(l)]);
+    for (uint32_t l = 0; l < layers; l++) {
+        const struct gpt_block_weights w = weights_of(x, l);
+
+        gpt_block_forward(x->run, l, &w);
+    }
     return gpt_head(x->run, x->w[ln_f], x->w[0], backward ? x->g[ln_f] : NULL,
                     backward ? x->g[0] : NULL);
 }
@@ -232,9 +242,13 @@ static double forward_backward_over(struct fixture *x, uint32_t frozen)
 {
     double loss = forward(x, true);
 
-    for (uint32_t l = x->model.shape.layers; l-- > 0;)
-        gpt_block_backward(x->run, l, x->w[gpt_unit_block(l)],
-                           l < frozen ? NULL : x->g[gpt_unit_block(l)]);
+    for (uint32_t l = x->model.shape.layers; l-- > 0;) {
+        const struct gpt_block_weights w = weights_of(x, l);
+        uint32_t unit = gpt_unit_block(&x->model, l);
+        struct gpt_block_grads g = { { x->g[unit], x->g[unit + 1] } };
+
+        gpt_block_backward(x->run, l, &w, l < frozen ? &(struct gpt_block_grads){ { NULL } } : &g);
+    }
     gpt_embed_backward(x->run, x->g[0]);
     return loss;
 }
@@ -338,7 +352,7 @@ static void frozen_blocks(void **state)
         for (uint32_t u = 0; u < x.model.nunits; u++) {
             uint64_t n = x.model.units[u].elems;
 
-            if (u < gpt_unit_block(0) || u >= gpt_unit_block(frozen))
+            if (u < gpt_unit_block(&x.model, 0) || u >= gpt_unit_block(&x.model, frozen))
                 assert_memory_equal(x.g[u], y.g[u], n * sizeof(float));
             else
                 for (uint64_t i = 0; i < n; i++)
@@ -347,6 +361,68 @@ static void frozen_blocks(void **state)
         fixture_close(&x);
         fixture_close(&y);
     }
+}
+
+/* The tensor of that name, and the place of its elements in w or g. */
+static const float *tensor_at(const struct fixture *x, float *const *units, const char *name,
+                              uint64_t *ret_elems)
+{
+    for (uint32_t u = 0; u < x->model.nunits; u++)
+        for (uint32_t k = 0; k < x->model.units[u].ntensors; k++) {
+            const struct gpt_tensor *t = &x->model.units[u].tensors[k];
+
+            *ret_elems = t->elems;
+            if (strcmp(t->name, name) == 0)
+                return units[u] + t->first;
+        }
+    fail_msg("there is no tensor '%s'", name);
+    return NULL;
+}
+
+/* Matrices in units of their own are the same model, bit for bit, frozen or not. */
+static void split_units(void **state)
+{
+    struct gpt_shape shape = small;
+    struct fixture x, y;
+
+    (void)state;
+    fixture_open(&x, shape, 2, 5);
+    shape.split = true;
+    fixture_open(&y, shape, 2, 5);
+    assert_int_equal(y.model.nunits, 2 + 2 * shape.layers);
+    assert_int_equal(y.model.params, x.model.params);
+    for (uint32_t frozen = 0; frozen < 2; frozen++) {
+        for (uint32_t u = 0; u < y.model.nunits; u++)
+            for (uint32_t k = 0; k < y.model.units[u].ntensors; k++) {
+                const struct gpt_tensor *t = &y.model.units[u].tensors[k];
+                uint64_t n;
+                const float *w = tensor_at(&x, x.w, t->name, &n);
+
+                assert_int_equal(n, t->elems);
+                memcpy(y.w[u] + t->first, w, n * sizeof(float));
+            }
+        memcpy(y.tokens, x.tokens, 2 * ((size_t)shape.seq + 1) * sizeof(*x.tokens));
+        gpt_run_tokens(x.run, x.tokens);
+        gpt_run_tokens(y.run, y.tokens);
+        assert_true(forward_backward_over(&x, frozen) == forward_backward_over(&y, frozen));
+        for (uint32_t u = 0; u < y.model.nunits; u++)
+            for (uint32_t k = 0; k < y.model.units[u].ntensors; k++) {
+                const struct gpt_tensor *t = &y.model.units[u].tensors[k];
+                uint64_t n;
+
+                assert_memory_equal(y.g[u] + t->first, tensor_at(&x, x.g, t->name, &n),
+                                    t->elems * sizeof(float));
+            }
+    }
+    for (uint32_t l = 0; l < shape.layers; l++)
+        for (uint32_t part = 0; part < 2; part++) {
+            const struct gpt_unit *u = &y.model.units[gpt_unit_block(&y.model, l) + part];
+
+            for (uint32_t k = 0; k < u->ntensors; k++)
+                assert_int_equal(u->tensors[k].ndims, part == 0 ? 2 : 1);
+        }
+    fixture_close(&x);
+    fixture_close(&y);
 }
 
 static void gradients_add(void **state)
@@ -408,7 +484,7 @@ static void not_finite_reaches_the_loss(void **state)
 
     (void)state;
     fixture_open(&x, small, 3, 5);
-    x.w[gpt_unit_block(0)][40] = NAN;
+    x.w[gpt_unit_block(&x.model, 0)][40] = NAN;
     assert_true(isnan(forward_backward(&x)));
     assert_true(isnan(x.g[0][0]));
     fixture_close(&x);
@@ -548,14 +624,14 @@ static void shapes_refused(void **state)
         struct gpt_shape shape;
         const char *says;
     } cases[] = {
-        { "no layer", { 0, 1, 4, 4, 4 }, "layers is 0" },
-        { "no head", { 1, 0, 4, 4, 4 }, "heads is 0" },
-        { "no width", { 1, 1, 0, 4, 4 }, "width is 0" },
-        { "no token", { 1, 1, 4, 0, 4 }, "seq is 0" },
-        { "no vocabulary", { 1, 1, 4, 4, 0 }, "vocabulary is 0" },
-        { "too many layers", { GPT_LAYERS_MAX + 1, 1, 4, 4, 4 }, "layers is 4097" },
-        { "too wide", { 1, 1, GPT_WIDTH_MAX + 1, 4, 4 }, "width is 65537" },
-        { "heads do not divide", { 1, 3, 16, 4, 4 }, "not a multiple of 3 heads" },
+        { "no layer", { 0, 1, 4, 4, 4, false }, "layers is 0" },
+        { "no head", { 1, 0, 4, 4, 4, false }, "heads is 0" },
+        { "no width", { 1, 1, 0, 4, 4, false }, "width is 0" },
+        { "no token", { 1, 1, 4, 0, 4, false }, "seq is 0" },
+        { "no vocabulary", { 1, 1, 4, 4, 0, false }, "vocabulary is 0" },
+        { "too many layers", { GPT_LAYERS_MAX + 1, 1, 4, 4, 4, false }, "layers is 4097" },
+        { "too wide", { 1, 1, GPT_WIDTH_MAX + 1, 4, 4, false }, "width is 65537" },
+        { "heads do not divide", { 1, 3, 16, 4, 4, false }, "not a multiple of 3 heads" },
     };
 
     (void)state;
@@ -577,10 +653,10 @@ static void runs_refused(void **state)
         uint32_t sequences;
         int rc;
     } cases[] = {
-        { "no sequence", { 1, 1, 4, 4, 4 }, 0, -EINVAL },
-        { "too many tokens", { 1, 1, 4, 1024, 4 }, 16385, -EINVAL },
-        { "more memory than there is", { 4096, 1, 65536, 1024, 4 }, 16384, -ENOMEM },
-        { "more memory than can be said", { 4096, 65536, 65536, 1048576, 4 }, 16, -ENOMEM },
+        { "no sequence", { 1, 1, 4, 4, 4, false }, 0, -EINVAL },
+        { "too many tokens", { 1, 1, 4, 1024, 4, false }, 16385, -EINVAL },
+        { "more memory than there is", { 4096, 1, 65536, 1024, 4, false }, 16384, -ENOMEM },
+        { "more memory than can be said", { 4096, 65536, 65536, 1048576, 4, false }, 16, -ENOMEM },
     };
 
     (void)state;
@@ -604,12 +680,14 @@ static void the_planner_agrees(void **state)
     const struct gpt_shape shapes[] = {
         { .layers = 1, .heads = 1, .width = 1, .seq = 1, .vocab = 1 },
         { .layers = 5, .heads = 2, .width = 48, .seq = 32, .vocab = 256 },
+        { .layers = 5, .heads = 2, .width = 48, .seq = 32, .vocab = 256, .split = true },
         { .layers = 12, .heads = 12, .width = 768, .seq = 1024, .vocab = 50257 }
     };
 
     (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        struct zb_gpt shape = { shapes[i].layers, shapes[i].width, shapes[i].vocab, shapes[i].seq };
+        struct zb_gpt shape = { shapes[i].layers, shapes[i].width, shapes[i].vocab, shapes[i].seq,
+                                shapes[i].split };
         struct zb_model planned = { 0 };
         struct gpt model;
 
@@ -619,6 +697,9 @@ static void the_planner_agrees(void **state)
         assert_int_equal(planned.nunits, model.nunits);
         for (uint32_t u = 0; u < model.nunits; u++)
             assert_int_equal(planned.units[u], model.units[u].elems);
+        for (uint32_t u = 0; u < model.nunits && shapes[i].split; u++)
+            assert_int_equal(zb_model_matrices(&planned, u),
+                             u > 0 && model.units[u].tensors[0].ndims == 2);
         zb_model_done(&planned);
         gpt_done(&model);
     }
@@ -630,6 +711,7 @@ int main(void)
         cmocka_unit_test(gradients),
         cmocka_unit_test(same_bits_again),
         cmocka_unit_test(frozen_blocks),
+        cmocka_unit_test(split_units),
         cmocka_unit_test(gradients_add),
         cmocka_unit_test(logits_in_pieces),
         cmocka_unit_test(not_finite_reaches_the_loss),

@@ -17,7 +17,7 @@
 #include "tests/unit/gpt/dev_fixture.h"
 #include "tests/unit/gpt/fake_stash.h"
 
-#define UNITS_MAX 8
+#define UNITS_MAX 12
 
 /* A unit's weights and gradients, on the processor and on the device. */
 struct unit {
@@ -29,12 +29,14 @@ struct unit {
 
 static const struct setting {
     const char *name;
-    struct gpt_shape shape; /* layers, heads, width, seq, vocab */
+    struct gpt_shape shape; /* layers, heads, width, seq, vocab, split */
     uint32_t sequences;
 } settings[] = {
-    { "small", { 2, 2, 16, 8, 40 }, 3 }, { "one of everything", { 1, 1, 1, 1, 2 }, 1 },
-    { "odd", { 2, 3, 21, 7, 33 }, 2 },   { "wide", { 1, 4, 320, 40, 260 }, 2 },
-    { "deep", { 5, 1, 8, 5, 11 }, 1 },
+    { "small", { 2, 2, 16, 8, 40, false }, 3 },
+    { "one of everything", { 1, 1, 1, 1, 2, false }, 1 },
+    { "odd", { 2, 3, 21, 7, 33, true }, 2 },
+    { "wide", { 1, 4, 320, 40, 260, false }, 2 },
+    { "deep", { 5, 1, 8, 5, 11, false }, 1 },
 };
 
 static void units_new(struct fixture *x, const struct gpt *model, enum gpt_dtype_dev dtype,
@@ -93,6 +95,50 @@ static void tokens_draw(const struct setting *s, uint32_t micro, uint32_t *token
     }
 }
 
+/* The weights and gradients of a block: on the processor, or on the device. */
+static struct gpt_block_weights block_weights(const struct gpt *model, struct unit *units,
+                                              uint32_t layer, bool dev)
+{
+    struct gpt_block_weights w = { { NULL } };
+
+    for (uint32_t part = 0; part < model->parts; part++) {
+        struct unit *u = &units[gpt_unit_block(model, layer) + part];
+
+        w.at[part] = dev ? u->dev_weights : u->weights;
+    }
+    return w;
+}
+
+static struct gpt_block_grads block_grads(const struct gpt *model, struct unit *units,
+                                          uint32_t layer, bool dev)
+{
+    struct gpt_block_grads g = { { NULL } };
+
+    for (uint32_t part = 0; part < model->parts; part++) {
+        struct unit *u = &units[gpt_unit_block(model, layer) + part];
+
+        g.at[part] = dev ? u->dev_grads : u->grads;
+    }
+    return g;
+}
+
+static void dev_forward(struct gpt_dev_run *run, const struct gpt *model, struct unit *units,
+                        uint32_t layer)
+{
+    const struct gpt_block_weights w = block_weights(model, units, layer, true);
+
+    gpt_dev_block_forward(run, layer, &w);
+}
+
+static void dev_backward(struct gpt_dev_run *run, const struct gpt *model, struct unit *units,
+                         uint32_t layer, bool frozen)
+{
+    const struct gpt_block_weights w = block_weights(model, units, layer, true);
+    const struct gpt_block_grads g = block_grads(model, units, layer, true);
+
+    gpt_dev_block_backward(run, layer, &w, frozen ? &(struct gpt_block_grads){ { NULL } } : &g);
+}
+
 static double host_micro(struct gpt_run *run, const struct gpt *model, struct unit *units,
                          const uint32_t *tokens)
 {
@@ -101,11 +147,18 @@ static double host_micro(struct gpt_run *run, const struct gpt *model, struct un
 
     gpt_run_tokens(run, tokens);
     gpt_embed_forward(run, units[0].weights);
-    for (uint32_t l = 0; l < model->shape.layers; l++)
-        gpt_block_forward(run, l, units[1 + l].weights);
+    for (uint32_t l = 0; l < model->shape.layers; l++) {
+        const struct gpt_block_weights w = block_weights(model, units, l, false);
+
+        gpt_block_forward(run, l, &w);
+    }
     loss = gpt_head(run, units[last].weights, units[0].weights, units[last].grads, units[0].grads);
-    for (uint32_t l = model->shape.layers; l-- > 0;)
-        gpt_block_backward(run, l, units[1 + l].weights, units[1 + l].grads);
+    for (uint32_t l = model->shape.layers; l-- > 0;) {
+        const struct gpt_block_weights w = block_weights(model, units, l, false);
+        const struct gpt_block_grads g = block_grads(model, units, l, false);
+
+        gpt_block_backward(run, l, &w, &g);
+    }
     gpt_embed_backward(run, units[0].grads);
     return loss;
 }
@@ -119,12 +172,11 @@ static void dev_micro(struct gpt_dev_run *run, const struct gpt *model, struct u
     gpt_dev_tokens(run, tokens);
     gpt_dev_embed_forward(run, units[0].dev_weights);
     for (uint32_t l = 0; l < model->shape.layers; l++)
-        gpt_dev_block_forward(run, l, units[1 + l].dev_weights);
+        dev_forward(run, model, units, l);
     gpt_dev_head(run, units[last].dev_weights, units[0].dev_weights, units[last].dev_grads,
                  units[0].dev_grads);
     for (uint32_t l = model->shape.layers; l-- > 0;)
-        gpt_dev_block_backward(run, l, units[1 + l].dev_weights,
-                               l < frozen ? NULL : units[1 + l].dev_grads);
+        dev_backward(run, model, units, l, l < frozen);
     gpt_dev_embed_backward(run, units[0].dev_grads);
 }
 
@@ -250,11 +302,11 @@ static void dev_vertical(struct gpt_dev_run *run, const struct gpt *model, struc
     EACH(tokens_draw(s, m, tokens); gpt_dev_tokens(run, tokens));
     EACH(gpt_dev_embed_forward(run, units[0].dev_weights));
     for (uint32_t l = 0; l < model->shape.layers; l++)
-        EACH(gpt_dev_block_forward(run, l, units[1 + l].dev_weights));
+        EACH(dev_forward(run, model, units, l));
     EACH(gpt_dev_head(run, units[last].dev_weights, units[0].dev_weights, units[last].dev_grads,
                       units[0].dev_grads));
     for (uint32_t l = model->shape.layers; l-- > 0;)
-        EACH(gpt_dev_block_backward(run, l, units[1 + l].dev_weights, units[1 + l].dev_grads));
+        EACH(dev_backward(run, model, units, l, false));
     EACH(gpt_dev_embed_backward(run, units[0].dev_grads));
 #undef EACH
 }
@@ -338,7 +390,7 @@ static void made_by(const char *name, const struct setting *s, bool bf16, bool v
  * differently. */
 static void what_is_kept_changes_nothing(void **state)
 {
-    static const struct setting deep = { "deep, wide", { 5, 2, 16, 8, 40 }, 3 }, *s = &deep;
+    static const struct setting deep = { "deep, wide", { 5, 2, 16, 8, 40, false }, 3 }, *s = &deep;
     const uint64_t n = 3 * 8, c = 16, layers = 5;
 
     (void)state;
@@ -380,7 +432,7 @@ static void what_is_kept_changes_nothing(void **state)
 /* Copies are slower than passes: a pass must not overwrite data before its copy has ended. */
 static void a_window_stays_until_it_is_copied(void **state)
 {
-    static const struct setting deep = { "deep, a slow link", { 5, 1, 8, 4, 11 }, 1 };
+    static const struct setting deep = { "deep, a slow link", { 5, 1, 8, 4, 11, false }, 1 };
 
     (void)state;
     for (int vertical = 0; vertical < 2; vertical++) {
@@ -405,7 +457,7 @@ static void a_window_stays_until_it_is_copied(void **state)
 /* Frozen blocks get no gradient, and no other gradient changes. */
 static void frozen_blocks(void **state)
 {
-    const struct setting s = { "frozen", { 3, 2, 16, 8, 40 }, 3 };
+    const struct setting s = { "frozen", { 3, 2, 16, 8, 40, false }, 3 };
 
     (void)state;
     for (int i = 0; i < 4; i++) {
@@ -435,7 +487,7 @@ static void frozen_blocks(void **state)
 /* For each layer: its residual stream. */
 static void memory_grows_by_the_stream(void **state)
 {
-    struct gpt_shape shape = { 2, 4, 64, 32, 100 };
+    struct gpt_shape shape = { 2, 4, 64, 32, 100, false };
     const struct gpt_hold hold = hold_of(3), too_many = hold_of(UINT32_MAX);
     struct zb_err err = { 0 };
     uint64_t before = 0;
@@ -457,7 +509,7 @@ static void memory_grows_by_the_stream(void **state)
 
 static void too_much_is_said(void **state)
 {
-    struct gpt_shape shape = { 2, 4, 64, 4096, 100 };
+    struct gpt_shape shape = { 2, 4, 64, 4096, 100, false };
     const struct gpt_hold hold = hold_of(8);
     struct gpt_dev_run *run = NULL;
     struct zb_err err = { 0 };
@@ -482,7 +534,7 @@ static bool give_up(void *arg)
 /* A device that never finishes: a waiting thread can give up. */
 static void a_wait_can_be_given_up(void **state)
 {
-    struct gpt_shape shape = { 1, 1, 8, 4, 10 };
+    struct gpt_shape shape = { 1, 1, 8, 4, 10, false };
     const struct gpt_hold hold = hold_of(1);
     struct gpt_dev_run *run = NULL;
     struct zb_err err = { 0 };
