@@ -11,8 +11,6 @@
 #include "base/size.h"
 #include "base/util.h"
 
-#define GPU_UNIT (2 * ZB_MIB) /* granularity of device memory */
-
 /* ---- checks of a run */
 
 static int forecast_check(const struct zb_run *run, const struct zb_node *node, struct zb_err *err)
@@ -25,6 +23,11 @@ static int forecast_check(const struct zb_run *run, const struct zb_node *node, 
         return zb_fail(err, -EINVAL,
                        "a step of %u micro-steps, %u units, and %u of them (to %u) gathered ahead",
                        run->micro_steps, run->model->nunits, run->prefetch_units, ZB_PREFETCH_MAX);
+    if (run->node_gather == ZB_GATHER_HOST && run->nodes > 1 && run->comm != ZB_COMM_HOST)
+        return zb_fail(
+            err, -EINVAL,
+            "on several nodes, ranks that exchange between GPUs do not read each other's "
+            "slices in host memory (node_gather host)");
     if (node->gpus > ZB_GPUS_MAX)
         return zb_fail(err, -EINVAL, "a node of %u GPUs: at most %u", node->gpus, ZB_GPUS_MAX);
     if (node->page_elems < ZB_BLOCK_ELEMS || node->page_elems > ZB_PAGE_ELEMS_MAX ||
@@ -115,25 +118,12 @@ static void forecast_refuse(const struct zb_node *node, const struct zb_place *p
             (unsigned long long)f->host_least);
 }
 
-/* Counts the state that goes to the GPU tier of each GPU. 0 or -ENOMEM. */
-static int forecast_gpu_tier(const struct zb_node *node, const struct zb_place_job *job,
-                             struct zb_forecast *f)
-{
-    int rc = zb_gpu_divide(job->shards, job->nshards, job->page_elems, GPU_UNIT, f->local, f->gpus,
-                           node->gpu_tier_bytes, f->gpu);
-
-    for (uint32_t g = 0; g < f->gpus && rc == 0; g++) {
-        f->gpu_used += f->gpu[g].used;
-        f->gpu_state += f->gpu[g].state;
-    }
-    return rc;
-}
-
 /* The bytes that the step itself moves. */
 static void forecast_step(const struct zb_run *run, const struct zb_place_job *job,
                           const struct zb_place *place, struct zb_forecast *f)
 {
     uint64_t all[ZB_PLANES] = { 0 }, here; /* state in memory or on the GPU */
+    uint64_t params, stepped = 0;          /* likewise; in place on the GPU */
 
     for (uint32_t i = 0; i < job->nshards; i++)
         for (enum zb_plane p = 0; p < ZB_PLANES; p++)
@@ -141,17 +131,20 @@ static void forecast_step(const struct zb_run *run, const struct zb_place_job *j
                 zb_layout_bytes(job->shards[i].layout, p, job->page_elems, job->shards[i].count);
     if (run->layout.frozen)
         return;
-    here = zb_min_u64(all[ZB_STATE], place->state_bytes + f->gpu_state);
-    f->step_read = all[ZB_PARAM] - place->param_bytes + all[ZB_STATE] - here;
+    here = zb_min_u64(all[ZB_STATE], f->later_host_state + f->gpu_state);
+    params = job->params_on_gpu ? all[ZB_PARAM] : place->param_bytes;
+    for (uint32_t g = 0; g < f->gpus && job->params_on_gpu; g++)
+        stepped += f->gpu[g].stepped;
+    f->step_read = all[ZB_PARAM] - params + all[ZB_STATE] - here;
     f->step_written = f->step_read;
     f->step_read += place->nvme_grad;
     f->push_read = (uint64_t)(run->micro_steps - 1) * place->nvme_grad;
     f->push_written = (uint64_t)run->micro_steps * place->nvme_grad;
     if (run->durable && run->commit_every > 0) {
-        f->commit_written = place->param_bytes + here;
+        f->commit_written = params + here;
         f->commit_share = 1.0 / (double)run->commit_every;
     }
-    f->kernel_bytes = 2 * (all[ZB_PARAM] + all[ZB_STATE] - f->gpu_state) + all[ZB_GRAD];
+    f->kernel_bytes = 2 * (all[ZB_PARAM] - stepped + all[ZB_STATE] - f->gpu_state) + all[ZB_GRAD];
     f->crc_bytes = f->step_read + f->step_written;
 }
 
@@ -178,8 +171,10 @@ static int forecast_try(const struct zb_run *run, const struct zb_node *node,
 static int forecast_place(const struct zb_run *run, const struct zb_node *node,
                           struct zb_place_job *job, struct zb_place *place, struct zb_forecast *f)
 {
-    int rc = forecast_try(run, node, job, place, f);
+    int rc;
 
+    job->params_on_gpu = zb_forecast_gpu_params(run, node, job, f);
+    rc = forecast_try(run, node, job, place, f);
     if (rc == -ENOMEM)
         return rc;
     forecast_least(node, place, f);
@@ -199,7 +194,8 @@ static int forecast_place(const struct zb_run *run, const struct zb_node *node,
     f->nvme_grad = place->nvme_grad;
     f->nvme_spare = zb_needs_bytes(&place->nvme) - f->nvme_param - f->nvme_state - f->nvme_grad;
     f->nvme_used = node->nvme_taken + zb_needs_bytes(&place->nvme);
-    if (node->gpu_tier_bytes > 0 && (rc = forecast_gpu_tier(node, job, f)) < 0)
+    rc = zb_forecast_gpu_tiers(run, node, job, place, f);
+    if (rc < 0)
         return rc;
     forecast_step(run, job, place, f);
     return zb_forecast_fetches(run, job, place, f->local, &f->fetch_read);
@@ -263,7 +259,7 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
     taken = node->host_taken + ret->host_staging + ret->host_buffers;
     job.nbuffers = ret->nbuffers;
     job.host_bytes = node->host_bytes > taken ? node->host_bytes - taken : 0;
-    job.params_resident = run->param != ZB_OFFLOAD_NVME || node->nvme_bytes == 0 ||
+    job.params_resident = run->param < ZB_OFFLOAD_NVME || node->nvme_bytes == 0 ||
                           !zb_mode_cuts(run->mode, ZB_PARAM); /* only stage 3 offloads them */
     job.grads_resident = run->grad == ZB_OFFLOAD_HOST || node->nvme_bytes == 0;
     job.state_resident = run->optimizer != ZB_OFFLOAD_NVME || node->nvme_bytes == 0;

@@ -31,9 +31,10 @@
 #define ZB_DRIVES_MAX   1024u
 #define ZB_FLOPS_TOKEN  8.0 /* per parameter: forward 2, backward 4, forward again 2 */
 
-/* Where planes may live: always in host memory, or on NVMe if they do not fit. An optimizer that is
- * not offloaded keeps all three planes in the ranks' own memory: the daemon has nothing. */
-enum zb_offload { ZB_OFFLOAD_NONE, ZB_OFFLOAD_HOST, ZB_OFFLOAD_NVME };
+/* Where planes may live: always in host memory, or on NVMe if they do not fit. Parameters also in the
+ * GPU tiers: all of them if they fit, else as ZB_OFFLOAD_NVME. An optimizer that is not offloaded
+ * keeps all three planes in the ranks' own memory: the daemon has nothing. */
+enum zb_offload { ZB_OFFLOAD_NONE, ZB_OFFLOAD_HOST, ZB_OFFLOAD_NVME, ZB_OFFLOAD_GPU };
 
 /* How ranks exchange. A direct exchange sends a slice to each other rank. */
 enum zb_comm {
@@ -41,6 +42,10 @@ enum zb_comm {
     ZB_COMM_HOST, /* both directly, through host memory: MPI, TCP */
     ZB_COMM_RING, /* both in a ring, as other programs do; this engine does not */
 };
+
+/* How the ranks of a node gather parameters: by collectives, or each reads all slices where the
+ * daemon has them. */
+enum zb_node_gather { ZB_GATHER_COMM, ZB_GATHER_HOST, ZB_GATHER_AUTO };
 
 struct zb_run {
     const struct zb_model *model;
@@ -58,10 +63,12 @@ struct zb_run {
     bool muon;             /* Muon steps the matrices that the model knows; no step begins early */
     uint32_t micro_steps, prefetch_units;
     enum zb_comm comm;
-    bool gather_alone; /* ranks of one node read each other's slices in host memory */
-    uint64_t tokens;   /* of a rank in a micro-step; 0: unknown */
-    double flops;      /* per second, of one rank; 0: unknown */
-    double seconds;    /* of a whole step with forward and backward; 0: only the optimizer's time
+    bool gather_alone; /* as ZB_GATHER_HOST; each rank also decides by itself what it gathers */
+    enum zb_node_gather node_gather; /* not ZB_GATHER_AUTO, which is the caller's choice */
+    bool computes_on; /* ranks compute on the node's GPUs: rank r on GPU r modulo gpus */
+    uint64_t tokens;  /* of a rank in a micro-step; 0: unknown */
+    double flops;     /* per second, of one rank; 0: unknown */
+    double seconds;   /* of a whole step with forward and backward; 0: only the optimizer's time
                        counts */
 };
 
@@ -69,9 +76,8 @@ struct zb_run {
 struct zb_node {
     uint64_t host_bytes, nvme_bytes; /* nvme_bytes: for pages, without ZB_DATA_START */
     uint64_t gpu_bytes;              /* of each rank's GPU; 0: ignored */
-    uint64_t gpu_tier_bytes;         /* of the daemon's GPU tier, for this job, on each GPU; 0: no
-                                        tier */
-    uint32_t gpus;   /* of the node; 0: one. Ranks have them by place: zb_gpu_of() */
+    uint64_t gpu_tiers[ZB_GPUS_MAX]; /* free bytes of the daemon's tier on each GPU; 0: no tier */
+    uint32_t gpus;                   /* of the node; 0: one. zb_gpu_of() says which a rank has */
     uint32_t drives; /* equal ones; 0: unknown. All other members are of all together */
     uint64_t host_taken, nvme_taken; /* by other jobs */
     uint32_t page_elems;
@@ -111,11 +117,17 @@ struct zb_forecast {
     uint64_t nvme_grad;                          /* gradients that do not fit into memory */
     uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data
                                           file, one on each drive */
-    uint64_t gpu_state; /* state on the GPU tier from the third step on, in addition to its place in
-                           the lower tier; of all GPUs */
-    uint64_t gpu_used;  /* device memory that this state takes */
-    uint32_t gpus;      /* of the node, at least one */
-    struct zb_gpu_share gpu[ZB_GPUS_MAX]; /* the same, for each */
+    /* on the GPU tiers, all GPUs together: parameters, which are nowhere else; and state from the
+     * third step on, in addition to its place in the lower tier */
+    uint64_t gpu_params, gpu_state;
+    uint64_t gpu_used; /* device memory that both take */
+    uint32_t gpus;     /* of the node, at least one */
+    struct zb_gpu_share gpu[ZB_GPUS_MAX];
+    /* host memory and NVMe from the third step on, when state is on the GPU tiers: state that may be
+     * on NVMe has no copy in host memory then */
+    uint64_t later_host_state, later_host_used;
+    uint64_t later_nvme_state, later_nvme_spare, later_nvme_used;
+    struct zb_err gpu_why; /* why parameters are not there, although requested; code 0: they are */
     uint32_t nbuffers;
     bool early; /* requested, and there is room */
 
@@ -152,6 +164,13 @@ static inline bool zb_run_keeps(const struct zb_run *run)
 /** 0: ret->fits says whether it fits; -EINVAL, with a message: the run makes no sense; -ENOMEM. */
 int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *ret,
                 struct zb_err *err);
+
+/** The GPUs of the node, for a run with `local` ranks there. */
+struct zb_gpus zb_run_gpus(const struct zb_run *run, const struct zb_node *node, uint32_t local);
+/** Whether ranks read slices of other ranks, and whether all `local` ranks of the node are on one
+ * GPU. */
+bool zb_run_reads(const struct zb_run *run);
+bool zb_run_on_one(const struct zb_run *run, const struct zb_node *node, uint32_t local);
 
 /** Only the times, for given bytes: sets drive_seconds, kernel_seconds, step_seconds and bound
  * from the other members. */

@@ -15,6 +15,17 @@ void zb_forecast_rank(const struct zb_run *run, const struct zb_node *node, stru
 /** Sets f->fits to false if the rank's GPU is too small. */
 void zb_forecast_gpu(const struct zb_node *node, struct zb_forecast *f);
 
+/* ---- forecast_gpu.c: the GPU tiers */
+
+/** Whether parameters are on the GPUs. Sets f->gpu[].params, or f->gpu_why if they were requested. */
+bool zb_forecast_gpu_params(const struct zb_run *run, const struct zb_node *node,
+                            const struct zb_place_job *job, struct zb_forecast *f);
+/** Counts the state that goes to each GPU, all that is there, and what the lower tiers have then.
+ * 0 or -ENOMEM. */
+int zb_forecast_gpu_tiers(const struct zb_run *run, const struct zb_node *node,
+                          const struct zb_place_job *job, const struct zb_place *place,
+                          struct zb_forecast *f);
+
 /* ---- forecast_fetch.c */
 
 /** Counts the bytes that one step's gathers read, over the ranks of this node. 0 or -ENOMEM. */

@@ -38,7 +38,8 @@ struct iter {
     const struct zb_node *node;
     double n, here;
     double dtype_bytes;
-    bool keeps; /* slices are in host memory */
+    bool keeps; /* slices are in the daemon */
+    bool there; /* on the GPU tiers, not in host memory */
 };
 
 /* Each rank sends to the next one, until all have all. */
@@ -69,18 +70,18 @@ static struct moved move_gather(const struct iter *it, double bytes)
     struct moved m = { 0 };
 
     if (it->n == 1) {
-        m.up = it->keeps ? bytes : 0;
-    } else if (it->run->gather_alone) {
-        m.up = bytes;
-        m.memory = it->here * bytes;
+        m.up = it->keeps && !it->there ? bytes : 0;
+    } else if (zb_run_reads(it->run)) {
+        m.up = it->there ? 0 : bytes;
+        m.memory = it->here * m.up;
     } else if (it->run->comm == ZB_COMM_HOST) {
         move_directly(it, bytes, &m);
-        m.down = it->keeps ? 0 : bytes / it->n;
+        m.down = it->keeps && !it->there ? 0 : bytes / it->n;
         m.up = bytes;
-        m.memory += it->here * bytes;
+        m.memory += it->here * (bytes + (it->there ? m.down : 0));
     } else {
         move_ring(it, bytes, &m);
-        m.up = it->keeps ? bytes / it->n : 0;
+        m.up = it->keeps && !it->there ? bytes / it->n : 0;
     }
     return m;
 }
@@ -349,11 +350,11 @@ static int iterate_check(const struct zb_run *run, struct zb_err *err)
         return missing("tokens", err);
     if (run->flops <= 0)
         return missing("flops", err);
-    if (run->gather_alone &&
-        (run->nodes > 1 || run->optimizer == ZB_OFFLOAD_NONE || !zb_mode_cuts(run->mode, ZB_PARAM)))
+    if (zb_run_reads(run) && (run->nodes > 1 || !zb_run_keeps(run) ||
+                              (run->gather_alone && !zb_mode_cuts(run->mode, ZB_PARAM))))
         return zb_fail(err, -EINVAL,
                        "ranks gather alone on one node, where parameters are split and the "
-                       "optimizer is offloaded");
+                       "optimizer is offloaded; with node_gather host, parameters may be whole");
     return 0;
 }
 
@@ -367,7 +368,8 @@ int zb_iterate(const struct zb_run *run, const struct zb_node *node, const struc
                        .n = world,
                        .here = world < f->local ? world : f->local,
                        .dtype_bytes = zb_dtype_bytes(run->layout.dtype),
-                       .keeps = zb_run_keeps(run) };
+                       .keeps = zb_run_keeps(run),
+                       .there = f->gpu_params > 0 };
     struct walk first, later, back;
     int rc = iterate_check(run, err);
 

@@ -259,24 +259,21 @@ static int place_count(const struct zb_place_job *job, const struct zb_place_sha
     return rc;
 }
 
-/* State takes the rest of the job's host bytes. Then counts all places. */
-static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uint64_t state_left)
+/* Counts all places. */
+static int place_pages(const struct zb_place_job *job, struct zb_place *ret)
 {
-    uint64_t left = state_left;
     struct place_streams streams[ZB_PLANES] = { 0 };
     int rc = 0;
 
     for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
         const struct zb_place_shard *s = &job->shards[i];
         uint32_t npages = zb_pages(s->count, job->page_elems);
-        uint32_t n = ret->state_resident[i] = place_fit(job, s, ZB_STATE, &left);
         uint32_t resident[ZB_PLANES] = { i < ret->params_resident ? npages : 0,
-                                         ret->grads_resident[i], n };
+                                         ret->grads_resident[i], ret->state_resident[i] };
 
         for (enum zb_plane p = 0; p < ZB_PLANES && rc == 0; p++)
             rc = place_count(job, s, p, resident[p], ret, &streams[p]);
     }
-    ret->state_bytes = state_left - left;
     for (enum zb_plane p = 0; p < ZB_PLANES; p++) {
         if (rc == 0)
             rc = zb_needs_spares(&ret->nvme, &streams[p].all, &streams[p].early, job->nbuffers);
@@ -330,7 +327,52 @@ int zb_place(const struct zb_place_job *job, struct zb_place *ret)
     if (!ret->grads_resident || !ret->state_resident)
         return -ENOMEM;
     rc = place_needed(job, ret, &left);
-    return rc < 0 ? rc : place_pages(job, ret, left);
+    if (rc < 0)
+        return rc;
+    ret->state_bytes = left;
+    for (uint32_t i = 0; i < job->nshards; i++)
+        ret->state_resident[i] = place_fit(job, &job->shards[i], ZB_STATE, &left);
+    ret->state_bytes -= left;
+    return place_pages(job, ret);
+}
+
+/* Bytes of the state of a shard's first pages. */
+static uint64_t place_state(const struct zb_place_job *job, uint32_t i, uint32_t pages)
+{
+    const struct zb_place_shard *s = &job->shards[i];
+
+    return zb_layout_bytes(s->layout, ZB_STATE, job->page_elems,
+                           zb_min_u64(s->count, (uint64_t)pages * job->page_elems));
+}
+
+int zb_place_moved(const struct zb_place_job *job, const struct zb_place *before,
+                   const uint32_t *from, struct zb_place *ret)
+{
+    uint64_t left = job->host_bytes - before->grad_bytes - before->param_bytes - before->ring_bytes;
+    size_t bytes = job->nshards * sizeof(*from);
+
+    ret->grads_resident = malloc(zb_max_u64(bytes, 1));
+    ret->state_resident = malloc(zb_max_u64(bytes, 1));
+    if (!ret->grads_resident || !ret->state_resident)
+        return -ENOMEM;
+    memcpy(ret->grads_resident, before->grads_resident, bytes);
+    ret->params_resident = before->params_resident;
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        ret->state_resident[i] = (uint32_t)zb_min_u64(before->state_resident[i], from[i]);
+        left -= place_state(job, i, ret->state_resident[i]);
+    }
+    for (uint32_t i = 0; i < job->nshards; i++) { /* memory that state has left */
+        uint64_t held = place_state(job, i, ret->state_resident[i]), more = held;
+
+        while (ret->state_resident[i] < from[i] &&
+               (more = place_state(job, i, ret->state_resident[i] + 1)) - held <= left) {
+            ret->state_resident[i]++;
+            left -= more - held;
+            held = more;
+        }
+        ret->state_bytes += held;
+    }
+    return place_pages(job, ret);
 }
 
 /* ---- the GPU tier */
@@ -349,7 +391,7 @@ static uint64_t gpu_state(const struct zb_place_shard *shards, uint32_t nshards,
 uint32_t zb_gpu_runs(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
                      uint64_t unit, struct zb_gpu_run *runs)
 {
-    uint64_t at = gpu_state(shards, nshards, page_elems), bytes = 0;
+    uint64_t at = gpu_state(shards, nshards, page_elems), bytes = 0, params = 0;
     uint64_t most = zb_max_u64(zb_min_u64(at / GPU_RUNS, GPU_RUN_MAX), GPU_RUN_UNITS * unit);
     uint32_t n = 0;
 
@@ -359,64 +401,102 @@ uint32_t zb_gpu_runs(const struct zb_place_shard *shards, uint32_t nshards, uint
         if (s->layout->block_bytes[ZB_STATE] == 0)
             continue;
         for (uint32_t page = zb_pages(s->count, page_elems); page-- > 0;) {
-            uint64_t first = (uint64_t)page * page_elems;
-            uint64_t add =
-                zb_layout_page(s->layout, ZB_STATE, zb_min_u64(page_elems, s->count - first));
+            uint64_t elems = zb_min_u64(page_elems, s->count - (uint64_t)page * page_elems);
+            uint64_t add = zb_layout_page(s->layout, ZB_STATE, elems);
 
             if (n == 0 || bytes + add > most) {
                 n++;
-                bytes = 0;
+                bytes = params = 0;
             }
             bytes += add;
             at -= add;
+            params += zb_layout_page(s->layout, ZB_PARAM, elems);
             if (runs)
-                runs[n - 1] =
-                    (struct zb_gpu_run){ .from = at, .bytes = bytes, .shard = i, .page = page };
+                runs[n - 1] = (struct zb_gpu_run){
+                    .from = at, .bytes = bytes, .param_bytes = params, .shard = i, .page = page
+                };
         }
     }
     assert(at == 0);
     return n;
 }
 
-/* Of the shards of one GPU: as many of their runs as fit. */
-static int gpu_fill(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
-                    uint64_t unit, uint64_t budget, struct zb_gpu_share *ret)
+uint32_t zb_gpu_params(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
+                       const struct zb_gpus *gpus, struct zb_gpu_share *ret)
 {
-    uint32_t n = zb_gpu_runs(shards, nshards, page_elems, unit, NULL);
+    uint32_t full = gpus->n;
+
+    for (uint32_t i = 0; i < nshards; i++)
+        ret[zb_gpu_of(gpus, shards[i].rank)].params +=
+            zb_layout_bytes(shards[i].layout, ZB_PARAM, page_elems, shards[i].count);
+    for (uint32_t r = 0; r < gpus->nranks; r++) { /* also a rank without parameters maps memory */
+        struct zb_gpu_share *g = &ret[zb_gpu_of(gpus, r)];
+
+        g->params_used = zb_round_up(zb_max_u64(g->params, 1), gpus->unit);
+    }
+    for (uint32_t g = gpus->n; g-- > 0;)
+        if (ret[g].params_used > gpus->budgets[g])
+            full = g;
+    return full;
+}
+
+/* The shards of one GPU, and their numbers among all. */
+struct gpu_shards {
+    struct zb_place_shard *shards;
+    uint32_t *numbers, n;
+};
+
+/* As many of their runs as fit. */
+static int gpu_fill(const struct gpu_shards *its, uint32_t page_elems, uint64_t unit, uint64_t left,
+                    struct zb_gpu_share *ret, uint32_t *from)
+{
+    uint32_t n = zb_gpu_runs(its->shards, its->n, page_elems, unit, NULL), i = 0;
     struct zb_gpu_run *runs = calloc(zb_max_u64(n, 1), sizeof(*runs));
 
     if (!runs)
         return -ENOMEM;
-    (void)zb_gpu_runs(shards, nshards, page_elems, unit, runs);
-    for (uint32_t i = 0; i < n; i++) {
+    (void)zb_gpu_runs(its->shards, its->n, page_elems, unit, runs);
+    for (; i < n; i++) {
         uint64_t taken = zb_gpu_run_taken(&runs[i], unit);
 
-        if (taken > budget - ret->used)
+        if (taken > left - ret->state_used)
             break;
-        ret->used += taken;
+        ret->state_used += taken;
         ret->state += runs[i].bytes;
+        ret->stepped += runs[i].param_bytes;
+    }
+    for (uint32_t s = 0; s < its->n; s++) {
+        bool state = its->shards[s].layout->block_bytes[ZB_STATE] > 0;
+
+        from[its->numbers[s]] = i == 0 || s < runs[i - 1].shard || !state
+                                    ? zb_pages(its->shards[s].count, page_elems)
+                                : s == runs[i - 1].shard ? runs[i - 1].page
+                                                         : 0;
     }
     free(runs);
     return 0;
 }
 
 int zb_gpu_divide(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
-                  uint64_t unit, uint32_t nranks, uint32_t ngpus, uint64_t budget,
-                  struct zb_gpu_share *ret)
+                  const struct zb_gpus *gpus, struct zb_gpu_share *ret, uint32_t *from)
 {
-    struct zb_place_shard *its = calloc(zb_max_u64(nshards, 1), sizeof(*its));
-    int rc = its ? 0 : -ENOMEM;
+    struct gpu_shards its = { .shards = calloc(zb_max_u64(nshards, 1), sizeof(*its.shards)),
+                              .numbers = calloc(zb_max_u64(nshards, 1), sizeof(*its.numbers)) };
+    int rc = its.shards && its.numbers ? 0 : -ENOMEM;
 
-    for (uint32_t g = 0; g < ngpus && rc == 0; g++) {
-        uint32_t n = 0;
-
+    for (uint32_t g = 0; g < gpus->n && rc == 0; g++) {
+        its.n = 0;
         for (uint32_t i = 0; i < nshards; i++)
-            if (zb_gpu_of(shards[i].rank, nranks, ngpus) == g)
-                its[n++] = shards[i];
-        ret[g] = (struct zb_gpu_share){ 0 };
-        rc = gpu_fill(its, n, page_elems, unit, budget, &ret[g]);
+            if (zb_gpu_of(gpus, shards[i].rank) == g) {
+                its.numbers[its.n] = i;
+                its.shards[its.n++] = shards[i];
+            }
+        rc = gpu_fill(&its, page_elems, gpus->unit,
+                      gpus->budgets[g] - zb_min_u64(gpus->budgets[g], ret[g].params_used), &ret[g],
+                      from);
     }
-    free(its);
+    free(its.shards);
+    free(its.numbers);
     return rc;
 }
 

@@ -164,13 +164,20 @@ struct zb_place {
  * grad_bytes is the part of least_host for gradients. -ENOMEM. The caller checks whether `nvme`
  * fits, and calls zb_place_done() in every case. */
 int zb_place(const struct zb_place_job *job, struct zb_place *ret);
+/** The same job when pages from[i] on of each shard's state are on GPUs: host memory has no copy of
+ * them, the data files keep places for them, and other state takes the host memory. `ret` is zeroed;
+ * it has what differs from `before`. 0 or -ENOMEM. */
+int zb_place_moved(const struct zb_place_job *job, const struct zb_place *before,
+                   const uint32_t *from, struct zb_place *ret);
 void zb_place_done(struct zb_place *place);
 
-/* ---- the GPU tier: the part of a job's state that its first steps move there */
+/* ---- the GPU tiers: parameters that a job has there, and the part of its state that its first steps
+ * move there */
 
 /** Pages of a job's state that move to the GPU and back together: one allocation there. */
 struct zb_gpu_run {
     uint64_t from, bytes; /* in the bytes of all the job's state, in order of registration */
+    uint64_t param_bytes; /* parameters of these pages */
     uint32_t shard, page; /* of its first page */
 };
 
@@ -178,29 +185,47 @@ struct zb_gpu_run {
  * the granularity of device memory. Returns the number of runs; runs NULL: only counts. */
 uint32_t zb_gpu_runs(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
                      uint64_t unit, struct zb_gpu_run *runs);
-/** What one of several GPUs holds of a job's state. */
-struct zb_gpu_share {
-    uint64_t state; /* bytes of state */
-    uint64_t used;  /* device memory that they take */
+
+/** The GPUs of a node. Shards of a rank are on the rank's GPU and on no other. */
+struct zb_gpus {
+    uint32_t n, nranks; /* ranks of the node */
+    bool
+        computed_on; /* rank r computes on GPU r modulo n; otherwise the daemon gives it one by place */
+    uint64_t unit;           /* granularity of device memory */
+    const uint64_t *budgets; /* [n]: free bytes of each tier */
 };
 
+/** What one GPU has of a job. */
+struct zb_gpu_share {
+    uint64_t params, params_used; /* bytes of parameters; device memory that they take */
+    uint64_t state, state_used;   /* the same of state */
+    uint64_t stepped;             /* bytes of parameters whose state is there, wherever they are */
+};
+
+/** The GPU of a rank of the node. */
+static inline uint32_t zb_gpu_of(const struct zb_gpus *gpus, uint32_t rank)
+{
+    return gpus->computed_on ? rank % gpus->n : (uint32_t)((uint64_t)rank * gpus->n / gpus->nranks);
+}
+
 /**
- * Divides a job's state among GPUs: the state of a rank's shards goes to its GPU (zb_gpu_of()) and
- * nowhere else. Each GPU holds the first runs of its shards, as many as fit into `budget` bytes.
+ * Places a job's parameters on its ranks' GPUs: sets ret[g].params and params_used.
  *
- * @param nranks  of the node
- * @param ret     [ngpus]
+ * @param ret  [gpus->n], zeroed
+ * @return the first GPU on which they do not fit, or gpus->n: they fit
+ */
+uint32_t zb_gpu_params(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
+                       const struct zb_gpus *gpus, struct zb_gpu_share *ret);
+/**
+ * Divides a job's state among GPUs: each holds the first runs of its ranks' shards, as many as fit
+ * besides the parameters that ret has.
+ *
+ * @param ret   [gpus->n]
+ * @param from  [nshards]: set to the first page of each shard's state that is on its GPU
  * @return 0 or -ENOMEM
  */
 int zb_gpu_divide(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
-                  uint64_t unit, uint32_t nranks, uint32_t ngpus, uint64_t budget,
-                  struct zb_gpu_share *ret);
-
-/** The GPU of a rank of the node, if each rank has the one that its place says. */
-static inline uint32_t zb_gpu_of(uint32_t rank, uint32_t nranks, uint32_t ngpus)
-{
-    return (uint32_t)((uint64_t)rank * ngpus / nranks);
-}
+                  const struct zb_gpus *gpus, struct zb_gpu_share *ret, uint32_t *from);
 
 /** Device memory that a run takes. */
 static inline uint64_t zb_gpu_run_taken(const struct zb_gpu_run *run, uint64_t unit)

@@ -169,6 +169,7 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
         .comm_across_bytes = z->colls.sent.across,
         .stall_seconds = (double)z->turns.stall_ns * 1e-9,
         .gather_up_bytes = z->device.up_bytes,
+        .gather_down_bytes = z->device.down_bytes,
         .comm_nodes_bytes = z->colls.sent.nodes,
         .node_gather = z->pass->chosen,
         .node_gather_why = z->pass->chosen_why,

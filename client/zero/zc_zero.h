@@ -328,8 +328,8 @@ struct zc_zero_options {
      *
      * ZC_ZERO_GPU (parameters only): in GPU memory of the daemon, which this engine's device maps
      * and copies from. This needs a device that is also the daemon's, a GPU tier with room for all
-     * parameters, and ranks that gather between devices; otherwise it is as ZC_ZERO_NVME, and
-     * zc_zero_stats() says why. */
+     * parameters, and ranks that may gather from there (docs/GPU.md); otherwise it is as
+     * ZC_ZERO_NVME, and zc_zero_stats() says why. */
     enum zc_zero_offload offload_param, offload_optimizer;
     /* micro-steps whose gradients make one step. 0: any number, each between zc_zero_micro() and
      * zc_zero_micro_end(); not with `vertical`, and no step is announced then */
@@ -907,6 +907,8 @@ struct zc_zero_stats {
     /* the reason, if that was not asked for: the times measured at the start, or why there was
      * nothing to choose; else "". Valid as long as the engine */
     const char *node_gather_why;
+    /* parameters in GPU memory of the daemon that gathers through host memory have copied there */
+    uint64_t gather_down_bytes;
 };
 
 /**

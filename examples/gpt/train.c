@@ -104,6 +104,7 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
     r->gather_bytes = t->stats.comm_gather_bytes - before.comm_gather_bytes;
     r->gather_nodes_bytes = t->stats.comm_nodes_bytes - before.comm_nodes_bytes;
     r->gather_up_bytes = t->stats.gather_up_bytes - before.gather_up_bytes;
+    r->gather_down_bytes = t->stats.gather_down_bytes - before.gather_down_bytes;
     r->reduce_bytes = t->stats.comm_reduce_bytes - before.comm_reduce_bytes;
     r->across_bytes = t->stats.comm_across_bytes - before.comm_across_bytes;
     r->other_bytes = t->stats.comm_bytes - before.comm_bytes - r->gather_bytes - r->reduce_bytes -

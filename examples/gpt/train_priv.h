@@ -67,6 +67,7 @@ struct report {
     uint64_t gather_bytes, reduce_bytes, across_bytes, other_bytes; /* sent by this rank */
     uint64_t gather_nodes_bytes; /* part of the first: to ranks with another daemon */
     uint64_t gather_up_bytes;    /* of parameters: from host memory to the device */
+    uint64_t gather_down_bytes;  /* and back: those in GPU memory of the daemon */
 };
 
 /* ---- train_open.c */

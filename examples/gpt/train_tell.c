@@ -68,12 +68,13 @@ static int json_states(struct train *t, const struct report *r)
         ", \"daemon_param\": %" PRIu64 ", \"daemon_grad\": %" PRIu64
         ", \"daemon_optimizer\": %" PRIu64 "}, \"buffer_bytes\": {\"forward\": %" PRIu64
         ", \"backward\": %" PRIu64 ", \"step\": %" PRIu64 "}, \"gather_up_bytes\": %" PRIu64
-        ", \"gather_nodes_bytes\": %" PRIu64 ", \"comm_bytes\": {\"gather\": %" PRIu64
-        ", \"reduce\": %" PRIu64 ", \"across\": %" PRIu64 ", \"other\": %" PRIu64 "}",
+        ", \"gather_down_bytes\": %" PRIu64 ", \"gather_nodes_bytes\": %" PRIu64
+        ", \"comm_bytes\": {\"gather\": %" PRIu64 ", \"reduce\": %" PRIu64 ", \"across\": %" PRIu64
+        ", \"other\": %" PRIu64 "}",
         b.param, b.grad, b.state, b.daemon_param, b.daemon_grad, b.daemon_state,
         m->gathered[PHASE_FORWARD] + m->reducing[PHASE_FORWARD],
         m->gathered[PHASE_BACKWARD] + m->reducing[PHASE_BACKWARD],
-        m->gathered[PHASE_STEP] + m->reducing[PHASE_STEP], r->gather_up_bytes,
+        m->gathered[PHASE_STEP] + m->reducing[PHASE_STEP], r->gather_up_bytes, r->gather_down_bytes,
         r->gather_nodes_bytes, r->gather_bytes, r->reduce_bytes, r->across_bytes, r->other_bytes);
 }
 

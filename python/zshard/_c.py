@@ -218,7 +218,8 @@ zc_zero_stats = struct("zc_zero_stats",
                                   "comm_reduce_bytes comm_across_bytes"),
                        (c_double, "stall_seconds"), (c_uint64, "grads_nvme_bytes pinned_bytes gpu_params_bytes"),
                        (c_char_p, "gpu_why"), (c_uint64, "gather_up_bytes comm_nodes_bytes"),
-                       (c_int, "node_gather"), (c_char_p, "node_gather_why"))
+                       (c_int, "node_gather"), (c_char_p, "node_gather_why"),
+                       (c_uint64, "gather_down_bytes"))
 
 zc_comm = struct("zc_comm", (c_void_p, "ops"), (c_uint32, "rank world"), (c_void_p, "arg"))
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 
-from harness import (SANITIZED, DEADLINE, Daemon, check, main, mpi_env, program, ranks_command,
+from harness import (SANITIZED, DEADLINE, Daemon, Failure, check, main, mpi_env, program, ranks_command,
                      wait_until)
 
 STEPS = 6  # the first one has neither the prefetch of the later ones, nor cached shards
@@ -331,6 +331,148 @@ def eight_gpus():
     check([n > 0 for n in half] == [True, False] * 4, f"{half}")
 
 
+def gpu_list(n):
+    return "emulated:64M" if n == 1 else f"emulated*{n}:64M"
+
+
+def first_row(rows):
+    """What does not hold, of rows {what: (measured, planned)}."""
+    return next((f"{what}: planned {want}, and it is {got}" for what, (got, want) in rows.items() if got != want), None)
+
+
+def gpu_rows(d, p):
+    """Each tier of a node whose job has settled, against the plan."""
+    tiers, want = {row["name"]: row for row in d.zctl("tiers")}, p["tiers"]
+    host, nvme = want["host"], want["nvme"]
+    rows = {
+        "host parameters": (tiers["host"]["params"], host["params"]),
+        "host gradients": (tiers["host"]["grads"], host["grads"]),
+        "host state": (tiers["host"]["state"], host["later"]["state"]),
+        "host": (tiers["host"]["used"], host["later"]["used"]),
+        "nvme parameters": (tiers["nvme"]["params"], nvme["params"]),
+        "nvme state": (tiers["nvme"]["state"], nvme["later"]["state"]),
+        "nvme": (tiers["nvme"]["used"], nvme["later"]["used"]),
+    }
+    for name, row in tiers.items():
+        if name.startswith("gpu"):
+            rows[f"{name} parameters"] = (row["params"], want[name]["params_used"])
+            rows[f"{name} state"] = (row["state"], want[name]["state_used"])
+            rows[name] = (row["used"], want[name]["used"] + row["rings"])  # the daemon's own
+    return rows
+
+
+WATCHED = 8
+
+
+def drifts(steps, of, planned, first, one):
+    """Whether a count of every step is not the planned one. The next step's gather of the first unit, of `first` bytes,
+    may be counted before a step ends or after it. So the sums of n steps are n times the plan, or as much more or less;
+    `one`: of one rank, whose gather is counted whole."""
+    sums = [0]
+    for step in steps:
+        sums.append(sums[-1] + of(step) - planned)
+    return not set(sums) <= {min(sums), min(sums) + first} if one else max(sums) - min(sums) > first
+
+
+def links(steps, p, way, ranks, gpus, first_blocks):
+    """What rank 0, and all ranks, count in each step against the plan of one way of gathers. Returns what differs."""
+    want, block = p["links"][way], 8192  # bytes of a block in bf16
+    mine = want["gpus"][0] if gpus == ranks else {key: want[key] // ranks for key in want["gpus"][0]}
+    slices = -(-first_blocks // ranks) * ranks
+    counts = {
+        "to a GPU": (lambda s: s["gather_up_bytes"], mine["up_bytes"],
+                     (first_blocks if way == "host" else slices) * block),
+        "sent": (lambda s: s["comm_bytes"]["gather"], mine["sent_bytes"], slices * (ranks - 1) // ranks * block),
+        "read in the daemon": (lambda s: s["fetched_bytes"], want["fetched_bytes"],
+                               first_blocks * block * (ranks if way == "host" else 1)),
+    }
+    if gpus == ranks or want["down_bytes"] == 0:  # ranks of one GPU may have slices of different sizes
+        counts["from a GPU"] = (lambda s: s["gather_down_bytes"], mine["down_bytes"], slices // ranks * block)
+    return [f"{way}: {what}: planned {planned}, and it is {[of(s) for s in steps]}"
+            for what, (of, planned, first) in counts.items()
+            if drifts(steps, of, planned, first, what != "read in the daemon")]
+
+
+def on_gpus(ranks, gpus, budgets, way="comm", offload="nvme", micros=1, mode="zero3", param="gpu",
+            model="eight"):
+    """Ranks that compute on emulated GPUs: the plan against each tier, each link, and what a rank keeps. Returns the
+    plan and the last step."""
+    name = f"{mode}, {ranks} ranks, {gpus} GPUs of {budgets}, {way}, state in {offload}"
+    with Daemon("--host-bytes", "1G", "--nvme-bytes", NVME, "--gpu", gpu_list(gpus), "--gpu-bytes", budgets, *PAGES) as d:
+        words = [*plan_words(model, offload)[:-4], "--offload-param", param, "--offload-optimizer", offload, "--device",
+                 "gpu", "--ranks", str(ranks), "--comm", "host", "--node-gather", way, "--micro-steps", str(micros), "--mode", mode]
+        plans, same = [plan(d, *words), plan(d, *words, "--early")], []
+        flags = ["--offload", offload, *(["--offload-param", param] if mode == "zero3" else []), "--dtype", "bf16",
+                 "--device", gpu_list(gpus), "--node-gather", way, "--stage", mode[-1]]
+        with Training(d, model, flags, ranks, micros) as t:
+            t.wait(STEPS)
+
+            def settled():
+                same.extend(p for p in plans if not first_row(gpu_rows(d, p)))
+                return same
+            try:
+                wait_until("state to settle", settled, 5)
+            except Failure:
+                check(False, f"{name}: {first_row(gpu_rows(d, plans[0]))}")
+            t.wait(STEPS + WATCHED)
+            steps = t.steps()[STEPS:]
+    p = same[0]
+    step, rows = steps[-1], {}
+    states, wrong = step["state_bytes"], links(steps, p, p["links"]["node_gather"], ranks, gpus,
+                                              -(-(256 + 16) * MODELS[model][1] // 4096))
+    for plane, key in (("param", "params"), ("grad", "grads"), ("optimizer", "state")):
+        rows[f"a rank's own {key}"] = (states[plane], p["rank"]["own"][key])
+        rows[f"a rank's {key} with the daemon"] = (states["daemon_" + plane], p["rank"]["kept"][key])
+    check(not wrong and not first_row(rows), f"{name}: {wrong} {first_row(rows)}")
+    return p, step
+
+
+def gpu_of(p, key):
+    return [gpu[key] for name, gpu in p["tiers"].items() if name.startswith("gpu") and name != "gpu"]
+
+
+def params_on_gpus():
+    """Parameters on each rank's GPU. Everything fits; state in host memory; lists of sizes; too little for the
+    parameters of one rank."""
+    p, _ = on_gpus(4, 4, "28M")
+    check(all(gpu_of(p, "params")) and all(gpu_of(p, "state")) and p["tiers"]["host"]["later"]["state"] == 0, f"{p}")
+    p, _ = on_gpus(2, 2, "6M", offload="host", micros=2)  # as much as the daemon's own memory, and parameters
+    check(all(gpu_of(p, "params")) and not any(gpu_of(p, "state")) and p["tiers"]["host"]["state"] > 0, f"{p}")
+    p, _ = on_gpus(8, 4, "10M,4M,5M,24M")
+    check([n > 0 for n in gpu_of(p, "state")] == [True, False, False, True], f"{gpu_of(p, 'state')}")
+    p, _ = on_gpus(2, 2, "16M,3M")
+    check(not any(gpu_of(p, "params")) and "gpu1" in p["tiers"]["gpu"]["why"], f"{p['tiers']}")
+    check(p["tiers"]["host"]["params"] > 0, f"{p['tiers']}")
+
+
+def params_on_one_gpu():
+    """Ranks on one GPU read each other's parameters there: nothing crosses a link. Or they gather in host memory. Of a
+    larger model, a part of the state fits."""
+    for way in ("comm", "auto"):
+        p, step = on_gpus(2, 1, "24M", way=way)
+        check(p["links"][p["links"]["node_gather"]]["params_on_gpu"], f"{p['links']}")
+        check((step["gather_up_bytes"] == 0) == (way == "auto"), f"{way}: {step}")
+    p, _ = on_gpus(2, 1, "44M", way="host", model="middle")
+    check(0 < p["tiers"]["gpu"]["state"] and 0 < p["tiers"]["host"]["later"]["state"], f"{p['tiers']}")
+
+
+def gathers():
+    """Bytes on each link by node_gather. With R ranks of P bytes of parameters, reading them in host memory moves P
+    into each GPU and R P in all; an all-gather through host memory (2 R - 1) P."""
+    for ranks, micros, mode, way in ((8, 1, "zero3", "host"), (4, 2, "zero2", "comm"), (2, 3, "zero3", "host")):
+        p, _ = on_gpus(ranks, ranks, "28M", way=way, micros=micros, mode=mode, param="host")
+        check(p["links"]["node_gather"] == way and not p["links"][way]["params_on_gpu"], f"{p['links']}")
+        host, comm = p["links"]["host"], p["links"]["comm"]
+        check(host["memory_bytes"] == host["up_bytes"] == ranks * host["gpus"][0]["up_bytes"], f"{host}")
+        check(comm["memory_bytes"] == comm["up_bytes"] + comm["sent_bytes"], f"{comm}")
+    # over NCCL, and slices of equal sizes
+    p = plan(None, "--params", str(4096 * 8 * 32), "--gpus", "8", "--device", "gpu", "--host-bytes", "1G")
+    host, comm = p["links"]["host"], p["links"]["comm"]
+    whole = host["gpus"][0]["up_bytes"]
+    check(host["memory_bytes"] == 8 * whole and comm["memory_bytes"] == 15 * whole and comm["up_bytes"] == whole,
+          f"{p['links']}")
+
+
 def durable():
     agrees("middle", 1 << 30, "nvme", ["--dtype", "bf16", "--keep", "--commit-every", "5"])
 
@@ -379,7 +521,7 @@ def kernel_counts():
 
 TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
                                  kernel_counts, muon, two_ranks, eight_ranks, four_drives, modes, nothing_offloaded, one_gpu,
-                                 eight_gpus, durable, least_is_least)}
+                                 eight_gpus, params_on_gpus, params_on_one_gpu, gathers, durable, least_is_least)}
 
 if __name__ == "__main__":
     raise SystemExit(main(TESTS))

@@ -12,13 +12,58 @@
 
 /* ---- the run */
 
+/* In one way. */
+static int run_way(const struct zctl_plan *p, enum zb_node_gather way, struct zb_forecast *f,
+                   struct zb_iteration *it, bool *ret_timed)
+{
+    struct zb_run run = p->run;
+    int rc;
+
+    run.node_gather = way;
+    rc = zb_forecast(&run, &p->node, f, &p->z->err);
+    *ret_timed = rc == 0 && f->fits && run.tokens > 0;
+    return *ret_timed ? zb_iterate(&run, &p->node, f, it, &p->z->err) : rc;
+}
+
+/* Whether `auto` has to measure, as the engine does (client/zero/pass/choose.c). *ret_way: what it is
+ * otherwise. f: the forecast with collectives. */
+static bool run_measures(const struct zctl_plan *p, const struct zb_forecast *f,
+                         enum zb_node_gather *ret_way)
+{
+    bool here = p->run.nodes == 1 && p->run.ranks > 1 && zb_run_keeps(&p->run);
+    bool there = here && f->gpu_params > 0, one = zb_run_on_one(&p->run, &p->node, f->local);
+
+    /* from one GPU nothing crosses a link; a rank cannot read on several */
+    *ret_way = there && one && p->run.comm == ZB_COMM_HOST ? ZB_GATHER_HOST : ZB_GATHER_COMM;
+    return here && *ret_way == ZB_GATHER_COMM && !(there && !one);
+}
+
 int zctl_plan_run(struct zctl_plan *p, struct zb_forecast *f, struct zb_iteration *it,
                   bool *ret_timed)
 {
-    int rc = zb_forecast(&p->run, &p->node, f, &p->z->err);
+    bool chooses = p->run.node_gather == ZB_GATHER_AUTO;
+    struct zb_iteration host_it;
+    struct zb_forecast host;
+    bool host_timed;
+    int rc;
 
-    *ret_timed = rc == 0 && f->fits && p->run.tokens > 0;
-    return *ret_timed ? zb_iterate(&p->run, &p->node, f, it, &p->z->err) : rc;
+    if (chooses)
+        p->run.node_gather = ZB_GATHER_COMM;
+    rc = run_way(p, p->run.node_gather, f, it, ret_timed);
+    if (rc < 0 || !chooses)
+        return rc;
+    if (!run_measures(p, f, &p->run.node_gather))
+        return p->run.node_gather == ZB_GATHER_HOST ? run_way(p, ZB_GATHER_HOST, f, it, ret_timed)
+                                                    : 0;
+    if (!*ret_timed)
+        return 0;
+    rc = run_way(p, ZB_GATHER_HOST, &host, &host_it, &host_timed);
+    if (rc < 0 || !host_timed || host_it.seconds >= it->seconds)
+        return rc;
+    p->run.node_gather = ZB_GATHER_HOST;
+    *f = host;
+    *it = host_it;
+    return 0;
 }
 
 /* ---- JSON */

@@ -14,15 +14,17 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/size.h"
 #include "base/sysmem.h"
 #include "base/util.h"
 #include "client/zctl/plan/plan.h"
 
-/** Returns the option if it describes the node, else NULL. */
+/** Returns the option if it describes the node, else NULL: its members in struct zctl_plan are `node`
+ * and the one after it. */
 static const struct zb_opt *node_option(const struct zb_opt *o)
 {
     return o && o->at >= offsetof(struct zctl_plan, node) &&
-                   o->at < offsetof(struct zctl_plan, node) + sizeof(struct zb_node)
+                   o->at <= offsetof(struct zctl_plan, gpu_tier_bytes)
                ? o
                : NULL;
 }
@@ -75,14 +77,13 @@ static int node_file(struct zctl_plan *p, const char *path)
 
 /* ---- this node */
 
-/* The tier of one GPU: "gpu" if there is one, else "gpu0", "gpu1" ... Of several, the smallest free
- * part counts for each. */
+/* The tier of one GPU: "gpu" if there is one, else "gpu0", "gpu1" ... */
 static void daemon_gpu(struct zctl_plan *p, const struct zc_tier_row *row)
 {
-    uint64_t room = row->budget - zb_min_u64(row->used, row->budget);
-    bool several = row->name[3] != '\0', first = p->node.gpus == 0;
+    bool several = row->name[3] != '\0';
 
-    p->node.gpu_tier_bytes = several && !first ? zb_min_u64(p->node.gpu_tier_bytes, room) : room;
+    if (p->node.gpus < ZB_GPUS_MAX)
+        p->node.gpu_tiers[p->node.gpus] = row->budget - zb_min_u64(row->used, row->budget);
     p->node.gpus += several;
 }
 
@@ -197,6 +198,28 @@ static int node_drives(struct zctl_plan *p, bool sizes)
     return 0;
 }
 
+/* Free bytes of the GPU tiers, if they were given: one size, or one for each GPU. */
+static int node_gpus(struct zctl_plan *p)
+{
+    uint32_t gpus = p->node.gpus > 0 ? p->node.gpus : 1;
+    uint64_t sizes[ZB_GPUS_MAX];
+    int n;
+
+    if (p->gpu_tier_bytes[0] == '\0') /* not given */
+        return 0;
+    n = zb_sizes_parse(p->gpu_tier_bytes, sizes, ZB_GPUS_MAX, &p->z->err);
+    if (n < 0)
+        return n;
+    if (n > 1 && (uint32_t)n != gpus)
+        return zb_fail(&p->z->err, -EINVAL,
+                       "--gpu-tier-bytes has %d sizes, and there are %u GPUs (--gpus): give one "
+                       "size, or one for each",
+                       n, gpus);
+    for (uint32_t g = 0; g < ZB_GPUS_MAX; g++)
+        p->node.gpu_tiers[g] = g < gpus ? sizes[n > 1 ? g : 0] : 0;
+    return 0;
+}
+
 int zctl_plan_node(struct zctl_plan *p)
 {
     const struct zb_opts *opts = &p->z->opts;
@@ -207,6 +230,7 @@ int zctl_plan_node(struct zctl_plan *p)
 
     p->node = (struct zb_node){ .page_elems = ZB_PAGE_ELEMS_DEFAULT,
                                 .cores = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN) };
+    p->gpu_tier_bytes[0] = '\0';
     p->node_from = p->node_file ? p->node_file : "options";
     if (p->node_file)
         rc = node_file(p, p->node_file);
@@ -217,5 +241,7 @@ int zctl_plan_node(struct zctl_plan *p)
             memcpy((char *)p + o->at, (const char *)&line + o->at, o->size);
     if (rc == 0 && given)
         node_budgets(p);
+    if (rc == 0)
+        rc = node_gpus(p);
     return rc < 0 ? rc : node_drives(p, given);
 }

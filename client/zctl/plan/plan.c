@@ -49,8 +49,10 @@ static const struct zb_opt plan_options[] = {
       .help = "optimizer of the run; muon: with the shape of a GPT, as zgpt steps it" },
     { "moments", ZB_OPT_CHOICE, AT(moments), .choices = "fp32 bf16 8bit", .min = ZB_MOMENTS_F32,
       .def = "fp32", .help = "how the optimizer's moments are stored" },
-    { "offload-param", ZB_OPT_CHOICE, AT(run.param), .choices = "host nvme", .min = ZB_OFFLOAD_HOST,
-      .def = "nvme", .help = "lowest tier for parameters; nvme: only when host memory is full" },
+    { "offload-param", ZB_OPT_CHOICE, AT(run.param), .choices = "host nvme gpu",
+      .min = ZB_OFFLOAD_HOST, .def = "nvme",
+      .help = "lowest tier for parameters; nvme: only when host memory is full; gpu: on the "
+              "daemon's GPU tiers if all fit, else as nvme" },
     { "offload-optimizer", ZB_OPT_CHOICE, AT(run.optimizer), .choices = "none host nvme",
       .min = ZB_OFFLOAD_NONE, .def = "nvme",
       .help = "the same for optimizer state; none: all states stay on the ranks' GPUs" },
@@ -72,6 +74,14 @@ static const struct zb_opt plan_options[] = {
       .help = "tokens of a rank in a micro-step: for the time of an iteration" },
     { "comm", ZB_OPT_CHOICE, AT(run.comm), .choices = "nccl host ring", .def = "nccl",
       .help = "how ranks exchange: nccl, host (MPI or TCP), or ring (not in this engine)" },
+    { "device", ZB_OPT_CHOICE, AT(device), .choices = "cpu gpu", .min = ZCTL_DEVICE_CPU,
+      .help = "where ranks compute; gpu: rank r of a node on GPU r modulo --gpus, as with zgpt "
+              "--device; cpu: the daemon gives each rank a GPU for its state",
+      .absent = "gpu with --offload-param gpu, else cpu" },
+    { "node-gather", ZB_OPT_CHOICE, AT(run.node_gather), .choices = "comm host auto nccl",
+      .def = "comm",
+      .help = "how ranks of a node gather: by collectives, from the daemon's memory, or the "
+              "faster (without --tokens: comm); nccl: the same as comm" },
     { "gather-alone", ZB_OPT_FLAG, AT(run.gather_alone),
       .help = "ranks of one node read each other's parameters in host memory" },
     { "scale", ZB_OPT_TEXT, AT(scale), .arg = "MODES",
@@ -89,8 +99,8 @@ static const struct zb_opt plan_options[] = {
       .help = "size of its data file" },
     { "gpu-bytes", ZB_OPT_SIZE, AT(node.gpu_bytes), .arg = "SIZE",
       .help = "memory of each rank's GPU: the rank's own copies must fit" },
-    { "gpu-tier-bytes", ZB_OPT_SIZE, AT(node.gpu_tier_bytes), .arg = "SIZE",
-      .help = "free bytes of the daemon's GPU tier, on each GPU" },
+    { "gpu-tier-bytes", ZB_OPT_CHARS, AT(gpu_tier_bytes), .arg = "SIZE,SIZE...", .def = "0",
+      .help = "free bytes of the daemon's GPU tier: one size for each GPU, or one for all" },
     { "gpus", ZB_OPT_COUNT, AT(node.gpus), .arg = "N", .min = 1, .max = ZB_GPUS_MAX,
       .help = "GPUs of the node, and its ranks, if --ranks is not given" },
     { "drives", ZB_OPT_COUNT, AT(node.drives), .arg = "N", .min = 1, .max = ZB_DRIVES_MAX,
@@ -179,12 +189,15 @@ static int plan_one(struct zctl_plan *p)
 {
     struct zctl *z = p->z;
     struct zb_iteration it;
+    struct zctl_links links;
     struct zb_forecast f;
     bool timed;
     int rc = zctl_plan_run(p, &f, &it, &timed);
 
     if (rc == 0)
-        rc = zctl_plan_print(p, &f, timed ? &it : NULL);
+        rc = zctl_plan_links(p, &f, &links);
+    if (rc == 0)
+        rc = zctl_plan_print(p, &f, timed ? &it : NULL, &links);
     if (rc == 0 && !f.fits) {
         z->status = ZCTL_EXIT_NO_FIT;
         rc = zb_fail(&z->err, f.why.code, "does not fit, because %s", f.why.text);
@@ -220,6 +233,10 @@ static int plan(struct zctl *z, int argc, char **argv)
     (void)argv;
     p->z = z;
     p->run.model = &p->model;
+    p->run.computes_on = p->device == ZCTL_DEVICE_GPU ||
+                         (p->device == ZCTL_DEVICE_AUTO && p->run.param == ZB_OFFLOAD_GPU);
+    if (p->run.node_gather > ZB_GATHER_AUTO) /* "nccl" */
+        p->run.node_gather = ZB_GATHER_COMM;
     rc = plan_check(p);
     if (rc == 0)
         rc = zctl_plan_model(p);

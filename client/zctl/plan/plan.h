@@ -7,9 +7,14 @@
 
 #include "base/forecast.h"
 #include "base/iteration.h"
+#include "base/links.h"
 #include "client/zctl/base/zctl.h"
 
 extern const struct zctl_cmd zctl_plan;
+
+/** Where ranks compute: on the node's GPUs if parameters are to be there, else on the processor; or as
+ * said. */
+enum zctl_device { ZCTL_DEVICE_AUTO, ZCTL_DEVICE_CPU, ZCTL_DEVICE_GPU };
 
 /** The options of the command, and the values derived from them. */
 struct zctl_plan {
@@ -24,15 +29,17 @@ struct zctl_plan {
 
     enum zb_dtype dtype; /* 0: not given */
     enum zb_dtype grad_dtype;
+    enum zctl_device device;
     enum zb_optimizer optimizer;
     enum zb_moments moments;
     struct zb_run run;
 
     const char *node_file;
     struct zb_node node;
-    const char *node_from; /* for people: "the daemon", "options" ... */
-    uint64_t gives_room;   /* host memory of idle jobs that would leave it for this one */
-    const char *measure;   /* directory on the drive to measure */
+    char gpu_tier_bytes[256]; /* sizes, separated by commas: node.gpu_tiers */
+    const char *node_from;    /* for people: "the daemon", "options" ... */
+    uint64_t gives_room;      /* host memory of idle jobs that would leave it for this one */
+    const char *measure;      /* directory on the drive to measure */
 
     const char *scale; /* modes, separated by commas: a table over numbers of nodes */
     const char *svg;   /* file for its picture */
@@ -43,15 +50,30 @@ struct zctl_plan {
 int zctl_plan_model(struct zctl_plan *p);
 /** Sets the node from options, --node, the daemon or this machine. 0, or z->err. */
 int zctl_plan_node(struct zctl_plan *p);
-/** Computes the run as it is in p. *ret_timed: `it` is set. 0, or z->err. */
+/** Computes the run as it is in p. Of ZB_GATHER_AUTO it makes the faster way, if times are known;
+ * else by collectives. *ret_timed: `it` is set. 0, or z->err. */
 int zctl_plan_run(struct zctl_plan *p, struct zb_forecast *f, struct zb_iteration *it,
                   bool *ret_timed);
+struct zctl_links;
 /** Prints the whole output; it: NULL if it is not known. 0, or z->err. */
-int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f,
-                    const struct zb_iteration *it);
+int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f, const struct zb_iteration *it,
+                    const struct zctl_links *links);
+
+struct json_t;
+
+/* ---- links.c: bytes of gathers in a node, in both ways */
+
+struct zctl_links {
+    bool known[ZB_GATHER_AUTO]; /* by way */
+    struct zb_links way[ZB_GATHER_AUTO];
+};
+
+/** Computes them; f is the forecast of the run in p. 0, or z->err. */
+int zctl_plan_links(struct zctl_plan *p, const struct zb_forecast *f, struct zctl_links *ret);
+void zctl_links_people(const struct zctl_plan *p, const struct zctl_links *links);
+struct json_t *zctl_links_json(const struct zctl_plan *p, const struct zctl_links *links);
 
 /** The iteration for people, and for programs (NULL: null). */
-struct json_t;
 void zctl_iteration_people(const struct zctl_plan *p, const struct zb_iteration *it);
 struct json_t *zctl_iteration_json(const struct zb_iteration *it);
 /** A number; null if it is not known (0), or JSON cannot represent it. */

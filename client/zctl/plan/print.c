@@ -40,10 +40,29 @@ static json_t *rank_json(const struct zctl_plan *p, const struct zb_forecast *f)
                      "grad_buffer_bytes", integer(f->grad_bytes));
 }
 
-static json_t *gpu_json(uint64_t state, uint64_t used, uint64_t budget)
+static json_t *gpu_json(const struct zb_gpu_share *g, uint64_t budget)
 {
-    return json_pack("{s:o, s:o, s:o}", "state", integer(state), "used", integer(used), "budget",
-                     integer(budget));
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "state", integer(g->state), "used",
+                     integer(g->params_used + g->state_used), "budget", integer(budget), "params",
+                     integer(g->params), "params_used", integer(g->params_used), "state_used",
+                     integer(g->state_used));
+}
+
+/* All GPUs together. */
+static struct zb_gpu_share gpu_all(const struct zctl_plan *p, const struct zb_forecast *f,
+                                   uint64_t *ret_budget)
+{
+    struct zb_gpu_share all = { 0 };
+
+    *ret_budget = 0;
+    for (uint32_t g = 0; g < f->gpus; g++) {
+        all.params += f->gpu[g].params;
+        all.params_used += f->gpu[g].params_used;
+        all.state += f->gpu[g].state;
+        all.state_used += f->gpu[g].state_used;
+        *ret_budget += p->node.gpu_tiers[g];
+    }
+    return all;
 }
 
 static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f)
@@ -61,15 +80,24 @@ static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f
                              "used", integer(f->nvme_used), "budget", integer(p->node.nvme_bytes),
                              "least", integer(f->nvme_least));
 
-    json_t *all = json_pack("{s:o, s:o, s:o}", "host", host, "nvme", nvme, "gpu",
-                            gpu_json(f->gpu_state, f->gpu_used, p->node.gpu_tier_bytes * f->gpus));
+    uint64_t budget;
+    struct zb_gpu_share gpus = gpu_all(p, f, &budget);
+    json_t *gpu = gpu_json(&gpus, budget);
+    json_t *all = json_pack("{s:o, s:o, s:o}", "host", host, "nvme", nvme, "gpu", gpu);
 
+    (void)json_object_set_new(gpu, "why", json_string(f->gpu_why.text));
+    (void)json_object_set_new(host, "later",
+                              json_pack("{s:o, s:o}", "state", integer(f->later_host_state), "used",
+                                        integer(f->later_host_used)));
+    (void)json_object_set_new(nvme, "later",
+                              json_pack("{s:o, s:o, s:o}", "state", integer(f->later_nvme_state),
+                                        "spare", integer(f->later_nvme_spare), "used",
+                                        integer(f->later_nvme_used)));
     for (uint32_t g = 0; g < p->node.gpus; g++) {
         char name[16];
 
         (void)snprintf(name, sizeof(name), "gpu%u", g);
-        (void)json_object_set_new(
-            all, name, gpu_json(f->gpu[g].state, f->gpu[g].used, p->node.gpu_tier_bytes));
+        (void)json_object_set_new(all, name, gpu_json(&f->gpu[g], p->node.gpu_tiers[g]));
     }
     return all;
 }
@@ -111,21 +139,22 @@ static json_t *node_json(const struct zctl_plan *p)
 }
 
 static int print_json(const struct zctl_plan *p, const struct zb_forecast *f,
-                      const struct zb_iteration *it)
+                      const struct zb_iteration *it, const struct zctl_links *links)
 {
     json_t *model = json_pack("{s:o, s:i, s:o}", "params", integer(f->params), "units",
                               (int)p->model.nunits, "largest_unit", integer(p->model.largest));
     json_t *all = json_pack(
         "{s:i, s:b, s:s, s:s, s:b, s:i, s:i, s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o, s:o, s:o}",
+        "s:o, s:o, s:o, s:o}",
         "schema", ZCTL_SCHEMA, "fits", (int)f->fits, "why", f->why.text, "mode",
         zb_mode_name(p->run.mode), "built", 1, "ranks", (int)p->run.ranks, "nodes",
         (int)p->run.nodes, "dtype", zb_dtype_name(p->run.layout.dtype), "grad_dtype",
         zb_dtype_name(p->run.layout.grad_dtype), "optimizer", zb_optimizer_name(p->optimizer),
         "moments", zb_moments_name(p->run.layout.moments), "model", model, "rank", rank_json(p, f),
-        "tiers", tiers_json(p, f), "step", step_json(f), "iteration", zctl_iteration_json(it),
-        "node", node_json(p), "hide_tokens", real(f->hide_tokens), "written_bytes_day",
-        real(f->written_day), "endurance_years", real(f->endurance_years));
+        "tiers", tiers_json(p, f), "step", step_json(f), "links", zctl_links_json(p, links),
+        "iteration", zctl_iteration_json(it), "node", node_json(p), "hide_tokens",
+        real(f->hide_tokens), "written_bytes_day", real(f->written_day), "endurance_years",
+        real(f->endurance_years));
     int rc = zctl_dump(p->z->out, all, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
 
     return rc < 0 ? zb_fail(&p->z->err, rc, "the output: %m") : zctl_written(p->z);
@@ -154,6 +183,37 @@ static void people_rank(const struct zctl_plan *p, const struct zb_forecast *f)
     line(p, "in the textbook", (uint64_t)f->field, "2 + 2 + 12 bytes a parameter");
     line(p, "gathered units", f->gather_bytes, "the one at hand, and those ahead");
     line(p, "gradient buffers", f->grad_bytes, "fp32, at most: one being made, two on their way");
+}
+
+static void people_gpus(const struct zctl_plan *p, const struct zb_forecast *f)
+{
+    uint64_t budget;
+    struct zb_gpu_share all = gpu_all(p, f, &budget);
+
+    if (f->gpu_why.code != 0)
+        (void)fprintf(p->z->out, "  The parameters are not on the GPU tiers: %s.\n",
+                      f->gpu_why.text);
+    if (budget == 0)
+        return;
+    if (f->gpu_params > 0)
+        line(p, "gpu:  parameters", f->gpu_params, "all of them");
+    line(p, "gpu:  state", f->gpu_state, "from the third step on; it keeps its place below");
+    if (f->gpu_state > 0) {
+        line(p, "host: used then", f->later_host_used, "");
+        line(p, "nvme: used then", f->later_nvme_used, "with places for that state");
+    }
+    line(p, "gpu:  used", all.params_used + all.state_used, "");
+    line(p, "gpu:  free", budget, "");
+    for (uint32_t g = 0; g < p->node.gpus; g++) {
+        char name[32];
+
+        if (f->gpu_params > 0) {
+            (void)snprintf(name, sizeof(name), "gpu%u: parameters", g);
+            line(p, name, f->gpu[g].params, "of its ranks");
+        }
+        (void)snprintf(name, sizeof(name), "gpu%u: state", g);
+        line(p, name, f->gpu[g].state, "of its ranks");
+    }
 }
 
 static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
@@ -200,17 +260,8 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
     }
     line(p, "nvme: budget", p->node.nvme_bytes, "");
     line(p, "nvme: smallest that works", f->nvme_least, "size of a data file, at this host_bytes");
-    if (!f->fits || p->node.gpu_tier_bytes == 0)
-        return;
-    line(p, "gpu:  state", f->gpu_state, "from the third step on; it keeps its place below");
-    line(p, "gpu:  used", f->gpu_used, "");
-    line(p, "gpu:  free", p->node.gpu_tier_bytes * f->gpus, "");
-    for (uint32_t g = 0; g < p->node.gpus; g++) {
-        char name[32];
-
-        (void)snprintf(name, sizeof(name), "gpu%u: state", g);
-        line(p, name, f->gpu[g].state, "of its ranks");
-    }
+    if (f->fits)
+        people_gpus(p, f);
 }
 
 static void people_time(const struct zctl_plan *p, const struct zb_forecast *f)
@@ -258,12 +309,13 @@ static void people_step(const struct zctl_plan *p, const struct zb_forecast *f)
     people_time(p, f);
 }
 
-int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f, const struct zb_iteration *it)
+int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f, const struct zb_iteration *it,
+                    const struct zctl_links *links)
 {
     FILE *out = p->z->out;
 
     if (p->z->json)
-        return print_json(p, f, it);
+        return print_json(p, f, it, links);
     (void)fprintf(out, "%llu parameters in %u units, the largest has %llu; %s, %s gradients, %s\n",
                   (unsigned long long)f->params, p->model.nunits,
                   (unsigned long long)p->model.largest, zb_dtype_name(p->run.layout.dtype),
@@ -271,6 +323,7 @@ int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f, const stru
     people_rank(p, f);
     people_node(p, f);
     people_step(p, f);
+    zctl_links_people(p, links);
     if (it)
         zctl_iteration_people(p, it);
     (void)fprintf(out, "\n%s\n", f->fits ? "It fits." : "It does not fit.");

@@ -4,7 +4,9 @@
  * MODEL. The store stays in host memory; the trainer's data is on the device. Collectives also run
  * in host memory, unless the backend has collectives between devices (`ops`).
  *
- *     gather, in host memory    slices are gathered, and the whole unit is copied up
+ *     gather, in host memory    slices are gathered, and the whole unit is copied up. If the
+ *                               daemon has the parameters on the device, this rank's slice is
+ *                               copied down first
  *     gather, between devices   this rank's slice is copied up to its place, and the others are
  *                               gathered around it
  *     reduce, in host memory    masked and rounded to the unit's dtype on the device, copied down,
@@ -235,27 +237,43 @@ int zcz_device_full(struct zc_zero *z, const struct zcz_pool *pool, const char *
 
 void zcz_device_clear(struct zc_zero *z)
 {
-    z->device.up_bytes = 0;
+    z->device.up_bytes = z->device.down_bytes = 0;
 }
 
 int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const struct zcz_pieces *from,
                   size_t bytes)
 {
     struct zk_gpu_stream *up = z->device.up;
-    bool within = z->store->on_device || z->store->params_dev;
     char *to = (char *)b->data + at;
     struct zb_err err = { 0 };
     int rc = zk_gpu_event_wait(b->last, up, &err);
 
     for (size_t done = 0; done < from->bytes && rc == 0; done += from->piece)
-        rc = zk_gpu_copy(up, within ? ZK_GPU_WITHIN : ZK_GPU_TO_DEVICE, to + done,
+        rc = zk_gpu_copy(up, from->on_device ? ZK_GPU_WITHIN : ZK_GPU_TO_DEVICE, to + done,
                          (const char *)from->data + done / from->piece * from->stride,
                          zb_min_u64(from->piece, from->bytes - done), &err);
-    z->device.up_bytes += within ? 0 : from->bytes;
+    z->device.up_bytes += from->on_device ? 0 : from->bytes;
     if (rc == 0 && bytes > from->bytes)
         rc = zk_gpu_fill(up, to + from->bytes, 0, bytes - from->bytes, &err);
     if (rc == 0)
         rc = zk_gpu_event_record(b->last, up, &err);
+    return rc < 0 ? zcz_device_fail(z, rc, &err) : 0;
+}
+
+int zcz_device_down(struct zc_zero *z, void *to, const struct zcz_pieces *from,
+                    struct zk_gpu_event **event)
+{
+    struct zk_gpu_stream *down = z->device.down;
+    struct zb_err err = { 0 };
+    int rc = *event ? 0 : zk_gpu_event_new(z->device.gpu, event, &err);
+
+    for (size_t done = 0; done < from->bytes && rc == 0; done += from->piece)
+        rc = zk_gpu_copy(down, ZK_GPU_TO_HOST, (char *)to + done,
+                         (const char *)from->data + done / from->piece * from->stride,
+                         zb_min_u64(from->piece, from->bytes - done), &err);
+    z->device.down_bytes += from->bytes;
+    if (rc == 0)
+        rc = zk_gpu_event_record(*event, down, &err);
     return rc < 0 ? zcz_device_fail(z, rc, &err) : 0;
 }
 
@@ -306,8 +324,13 @@ void zcz_device_used(struct zc_zero *z, const struct zcz_buf *b)
 
 int zcz_device_done(struct zc_zero *z, const struct zcz_buf *b)
 {
+    return zcz_device_reached(z, b->last);
+}
+
+int zcz_device_reached(struct zc_zero *z, struct zk_gpu_event *event)
+{
     struct zb_err err = { 0 };
-    int rc = zk_gpu_event_query(b->last, &err);
+    int rc = zk_gpu_event_query(event, &err);
 
     if (rc == -EAGAIN)
         return 0;

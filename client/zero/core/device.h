@@ -35,7 +35,7 @@ struct zcz_device {
     void *memory_arg;
     void *pins[ZCZ_PARTS_MAX]; /* parts of the store's memory that are pinned */
     uint32_t npins;
-    uint64_t up_bytes; /* copied by zcz_device_up() over the link */
+    uint64_t up_bytes, down_bytes; /* copied by zcz_device_up(), zcz_device_down() over the link */
 
     /* Collectives between devices; NULL: collectives run in host memory. */
     const struct zc_comm_device_ops *ops;
@@ -81,7 +81,8 @@ void zcz_device_moved(struct zc_zero *z);
 
 /** Bytes in pieces, `stride` apart. */
 struct zcz_pieces {
-    const void *data; /* in host memory, or on the device if the store is there */
+    const void *data;
+    bool on_device; /* data is on the device, not in host memory */
     size_t bytes;     /* of all pieces together; the last may be shorter */
     size_t piece, stride;
 };
@@ -92,6 +93,10 @@ void zcz_device_clear(struct zc_zero *z);
  * to `bytes`. */
 int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const struct zcz_pieces *from,
                   size_t bytes);
+/** Begins to copy pieces on the device, one after the other, to pinned host memory. *event comes
+ * after the copy; it is made by the first call. */
+int zcz_device_down(struct zc_zero *z, void *to, const struct zcz_pieces *from,
+                    struct zk_gpu_event **event);
 /** Fills the buffer with zeros, on the trainer's stream. */
 int zcz_device_zero(struct zc_zero *z, struct zcz_buf *b, size_t bytes);
 /** Starts a collective between devices, after its buffer's last work. Returns 0 or the device's
@@ -101,5 +106,7 @@ int zcz_device_start(struct zc_zero *z, struct zcz_coll *c, int *ret_comm_rc);
 void zcz_device_used(struct zc_zero *z, const struct zcz_buf *b);
 /** 1: the work up to b->last is done; 0: not yet; or the failure. */
 int zcz_device_done(struct zc_zero *z, const struct zcz_buf *b);
+/** The same for the work before an event. */
+int zcz_device_reached(struct zc_zero *z, struct zk_gpu_event *event);
 
 #endif

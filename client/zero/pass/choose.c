@@ -92,14 +92,14 @@ int zcz_choose(struct zc_zero *z)
     if (z->options.node_gather != ZC_NODE_GATHER_AUTO || z->options.gather_alone ||
         !zcz_nodes_share(z))
         return 0;
-    if (z->store->params_dev && !z->device.ops) { /* not readable in host memory */
-        p->chosen = ZC_NODE_GATHER_HOST;
-        (void)snprintf(p->chosen_why, sizeof(p->chosen_why),
-                       "the daemon has the parameters on the GPU");
-    } else if (z->store->params_dev && !z->device.common) { /* a rank reads only its own GPU */
+    if (z->store->params_dev && !z->device.common) { /* a rank reads only its own GPU */
         p->chosen = ZC_NODE_GATHER_COMM;
         (void)snprintf(p->chosen_why, sizeof(p->chosen_why),
                        "the daemon has the parameters on several GPUs");
+    } else if (z->store->params_dev && !z->device.ops) { /* nothing crosses a link */
+        p->chosen = ZC_NODE_GATHER_HOST;
+        (void)snprintf(p->chosen_why, sizeof(p->chosen_why),
+                       "the daemon has the parameters on the GPU");
     } else {
         rc = choose_measured(z);
     }

@@ -8,7 +8,8 @@
  *               limited
  *     FETCHING  the store fetches this rank's slice, at the version after the last step
  *     COLLECT   the slice is copied to its place in a buffer and unpinned, and the slices of the
- *               other ranks are gathered around it
+ *               other ranks are gathered around it. The slice may be on the device, and the buffer
+ *               not: then it is copied down
  *     UPLOAD    if parameters are needed on a device: they are copied there from the buffer, or
  *               from the view, which may itself be on the device. The view stays pinned until the
  *               copy is done. If slices are gathered between devices, COLLECT copies this rank's
@@ -176,15 +177,23 @@ static int gather_copy(struct zc_zero *z, struct zcz_unit *u)
 
 /* ---- codes, on the host */
 
+static int gather_wire_get(struct zc_zero *z, struct zcz_unit *u)
+{
+    u->pass->wire = zcz_buf_get(&z->pass->wire_pool, zcz_wire_bytes(u) * z->shards);
+    return u->pass->wire
+               ? 0
+               : zcz_fail(z, -ENOMEM, "no memory for the codes of unit %u '%s': %llu bytes",
+                          u->def.index, u->def.name,
+                          (unsigned long long)(zcz_wire_bytes(u) * z->shards));
+}
+
 static int gather_encode(struct zc_zero *z, struct zcz_unit *u)
 {
+    int rc = gather_wire_get(z, u);
     char *place;
 
-    u->pass->wire = zcz_buf_get(&z->pass->wire_pool, zcz_wire_bytes(u) * z->shards);
-    if (!u->pass->wire)
-        return zcz_fail(z, -ENOMEM, "no memory for the codes of unit %u '%s': %llu bytes",
-                        u->def.index, u->def.name,
-                        (unsigned long long)(zcz_wire_bytes(u) * z->shards));
+    if (rc < 0)
+        return rc;
     if (u->layout.quantized) {
         gather_place(z, u, u->pass->wire, zcz_wire_bytes(u));
     } else {
@@ -210,18 +219,56 @@ static int gather_decode(struct zc_zero *z, struct zcz_unit *u)
     return 0;
 }
 
+/* Copies the slice, as it is stored, from GPU memory of the daemon to its place in host memory. 1:
+ * it is there; 0: not yet. */
+static int gather_down(struct zc_zero *z, struct zcz_unit *u)
+{
+    size_t bytes = u->layout.quantized ? zcz_wire_bytes(u) : zcz_slice_bytes(u);
+    struct zcz_pieces from = view_pieces(z, u);
+    struct zcz_buf *b;
+    char *place;
+    int rc = 0;
+
+    if (!u->pass->copying)
+        rc = u->layout.quantized ? gather_wire_get(z, u) : zcz_gather_host_get(z, u);
+    if (rc < 0)
+        return rc;
+    b = u->layout.quantized ? u->pass->wire : u->pass->buf;
+    place = (char *)b->data + bytes * z->shard;
+    if (!u->pass->copying) {
+        u->pass->copying = true;
+        zcz_device_moves(z);
+        zcz_moved(z);
+        return zcz_device_down(z, place, &from, &u->pass->down);
+    }
+    rc = zcz_device_reached(z, u->pass->down);
+    if (rc <= 0)
+        return rc;
+    u->pass->copying = false;
+    zcz_device_moved(z);
+    memset(place + from.bytes, 0, bytes - from.bytes);
+    rc = gather_unpin(z, u);
+    return rc < 0 ? rc : 1;
+}
+
 /* Makes this rank's slice ready for the collective. */
 static int gather_send(struct zc_zero *z, struct zcz_unit *u)
 {
     bool coded = zcz_coded(z, u);
-    int rc = coded ? gather_encode(z, u) : gather_copy(z, u);
     size_t bytes = coded ? zcz_wire_bytes(u) : zcz_slice_bytes(u);
-    struct zcz_buf *b = coded ? u->pass->wire : u->pass->buf;
+    struct zcz_buf *b;
+    int rc;
 
+    if (z->store->params_dev && u->pass->pinned)
+        rc = gather_down(z, u);
+    else
+        rc = coded ? gather_encode(z, u) : gather_copy(z, u);
+    if (u->pass->copying || rc < 0)
+        return rc;
+    b = coded ? u->pass->wire : u->pass->buf;
     zcz_moved(z);
-    if (rc == 0)
-        zcz_coll_arm(&u->pass->coll, (char *)b->data + bytes * z->shard, b->data, bytes);
-    return rc;
+    zcz_coll_arm(&u->pass->coll, (char *)b->data + bytes * z->shard, b->data, bytes);
+    return 0;
 }
 
 /* ---- on a device */

@@ -122,6 +122,7 @@ struct zcz_pieces zcz_gather_pieces(const struct zc_zero *z, const struct zcz_un
     size_t bytes = zb_blocks_bytes(block, count);
     struct zcz_pieces p = {
         .data = z->store->params_dev ? z->store->params_dev + view->offset : view->data,
+        .on_device = z->store->params_dev || z->store->on_device,
         .bytes = bytes,
         .piece = zb_blocks_bytes(block, z->store->page_elems),
         .stride = zb_page_bytes(block, z->store->page_elems),

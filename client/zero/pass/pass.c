@@ -104,6 +104,8 @@ void zcz_pass_close(struct zc_zero *z, bool orphans)
 {
     struct zcz_pass *p = z->pass;
 
+    for (uint32_t i = 0; i < z->nunits && p->units; i++)
+        zk_gpu_event_free(p->units[i].down);
     zcz_pool_done(&p->gather_pool, orphans);
     zcz_pool_done(&p->wire_pool, orphans);
     zcz_pool_done(&p->grad_pool, orphans);

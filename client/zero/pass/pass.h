@@ -36,11 +36,12 @@ struct zcz_pass_unit {
     struct zcz_op fetch;
     bool pinned; /* unit->view is pinned */
     struct zcz_coll coll;
-    struct zcz_buf *wire;   /* codes and scales of all ranks that share the unit */
-    struct zcz_buf *buf;    /* on the host; kept if parameters are whole */
-    struct zcz_buf *on_dev; /* the same on the device */
-    bool copying;           /* this rank's slice was copied there, or is being copied */
-    const void *params;     /* in ZCZ_READY: the data of the view or of a buffer */
+    struct zcz_buf *wire;      /* codes and scales of all ranks that share the unit */
+    struct zcz_buf *buf;       /* on the host; kept if parameters are whole */
+    struct zcz_buf *on_dev;    /* the same on the device */
+    bool copying;              /* this rank's slice was copied there, or is being copied; or down */
+    struct zk_gpu_event *down; /* after the slice's copy to host memory; NULL: never copied */
+    const void *params;        /* in ZCZ_READY: the data of the view or of a buffer */
 
     /* alone.c: how many slices that are read by name are in place, and how many are being fetched
      * or are pinned */

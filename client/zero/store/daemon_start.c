@@ -59,16 +59,26 @@ static bool early_wanted(const struct zcz_daemon *d)
            (z->options.overlap & ZC_ZERO_EARLY) != 0;
 }
 
-/* If ranks gather between devices, by reading each other's slices on the one device that they share, or
- * not at all. If they gather through host memory, parameters are better kept there. */
+/* Why ranks cannot gather parameters that are on this rank's device; NULL: they can. They read each
+ * other's slices on the one device that they share, or gather by collectives: between devices, or
+ * through host memory, to which each rank copies its slice. */
+static const char *params_apart(const struct zc_zero *z)
+{
+    const struct zc_zero_options *o = &z->options;
+    bool share = zcz_nodes_share(z);
+
+    if (z->shards == 1 || (share && !z->near.several && z->device.common))
+        return NULL;
+    if (share && o->gather_alone)
+        return "each rank reads the slices of all, on several GPUs";
+    if (share && (o->node_gather == ZC_NODE_GATHER_HOST || z->near.several))
+        return "ranks read each other's slices in host memory (node_gather)";
+    return o->quantize_gather && !z->device.ops ? "slices are quantized in host memory" : NULL;
+}
+
 static bool params_on_gpu(const struct zc_zero *z)
 {
-    bool share = zcz_nodes_share(z), reads = share && !z->near.several && z->device.common;
-    bool must_read = share &&
-                     (z->options.gather_alone || z->options.node_gather == ZC_NODE_GATHER_HOST);
-
-    return z->options.offload_param == ZC_ZERO_GPU && z->device.gpu &&
-           (z->shards == 1 || reads || (z->device.ops && !must_read));
+    return z->options.offload_param == ZC_ZERO_GPU && z->device.gpu && !params_apart(z);
 }
 
 static enum zc_place place_param(const struct zc_zero *z)
@@ -304,9 +314,8 @@ const char *zcz_daemon_why(const struct zcz_daemon *d)
         return "";
     if (!z->device.gpu)
         return "the trainer computes on the processor";
-    if (!params_on_gpu(z))
-        return z->options.gather_alone ? "each rank reads the slices of all, on several GPUs"
-                                       : "the ranks gather through host memory";
+    if (params_apart(z))
+        return params_apart(z);
     return d->placement.gpu_why[0] ? d->placement.gpu_why
                                    : "the job was in memory before, with its parameters elsewhere";
 }

@@ -193,9 +193,9 @@ static void state_on_the_gpu(void **state)
     assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
     assert_true(f.fits && f.gpu_state == 0 && f.host_state == 0);
     for (unsigned i = 0; i <= 10; i++) {
-        node.gpu_tier_bytes = m.params * i;
+        node.gpu_tiers[0] = m.params * i;
         assert_int_equal(zb_forecast(&run, &node, &g, NULL), 0);
-        assert_true(g.gpu_used <= node.gpu_tier_bytes && g.gpu_state <= g.gpu_used);
+        assert_true(g.gpu_used <= node.gpu_tiers[0] && g.gpu_state <= g.gpu_used);
         assert_true(i < 4 || g.gpu_state > 0);
         assert_int_equal(g.step_read, f.step_read - g.gpu_state);
         assert_int_equal(g.step_written, f.step_written - g.gpu_state);
@@ -204,10 +204,17 @@ static void state_on_the_gpu(void **state)
         assert_int_equal(g.nvme_used, f.nvme_used);
         assert_int_equal(g.host_least, f.host_least);
     }
-    node.gpu_tier_bytes = 4 * ZB_GIB;
+    node.gpu_tiers[0] = 4 * ZB_GIB;
     assert_int_equal(zb_forecast(&run, &node, &g, NULL), 0);
     assert_int_equal(g.gpu_state, 10 * m.params);
     zb_model_done(&m);
+}
+
+/* As many free bytes on each GPU. */
+static void tiers(struct zb_node *node, uint64_t bytes)
+{
+    for (uint32_t g = 0; g < ZB_GPUS_MAX; g++)
+        node->gpu_tiers[g] = bytes;
 }
 
 /* Eight ranks, a GPU each, or two for each: the division is that of a rank's shards, whatever the
@@ -230,13 +237,13 @@ static void state_on_several_gpus(void **state)
     assert_int_equal(zb_model_params(&m, 4096 * ZB_BLOCK_ELEMS, 8, NULL), 0);
     for (node.gpus = 1; node.gpus <= 8; node.gpus *= 2)
         for (unsigned i = 0; i <= 3; i++) {
-            node.gpu_tier_bytes = m.params * 5 * i / node.gpus;
+            tiers(&node, m.params * 5 * i / node.gpus);
             assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
             assert_true(f.fits);
             assert_int_equal(f.gpus, node.gpus);
             for (uint32_t g = 0; g < node.gpus; g++) { /* ranks are equal, and so are GPUs */
                 assert_int_equal(f.gpu[g].state * node.gpus, f.gpu_state);
-                assert_true(f.gpu[g].used <= node.gpu_tier_bytes);
+                assert_true(f.gpu[g].state_used <= node.gpu_tiers[g]);
             }
             assert_true(i > 0 || f.gpu_state == 0);
             assert_true(i < 3 ||
@@ -244,14 +251,14 @@ static void state_on_several_gpus(void **state)
             assert_int_equal(f.kernel_bytes, (2 * 12 + 4) * m.params - 2 * f.gpu_state);
         }
     node.gpus = 0; /* not known: one */
-    node.gpu_tier_bytes = 5 * m.params;
+    tiers(&node, 5 * m.params);
     assert_int_equal(zb_forecast(&run, &node, &one, NULL), 0);
     node.gpus = 1;
     assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
     assert_int_equal(f.gpu_state, one.gpu_state);
     assert_true(f.gpu_state > 0);
     node.gpus = 16; /* more than ranks: every second one */
-    node.gpu_tier_bytes = m.params * 2;
+    tiers(&node, m.params * 2);
     assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
     for (uint32_t g = 0; g < 16; g++)
         assert_int_equal(f.gpu[g].state, g % 2 ? 0 : 10 * m.params / 8);

@@ -242,18 +242,44 @@ static const struct {
     uint32_t ngpus;
     uint64_t budget; /* in pages of state */
     uint64_t state[8];
+    bool computed_on;
 } divisions[] = {
-    { 8, 100, { 3, 3, 3, 3, 3, 3, 3, 3 } },
-    { 8, 2, { 2, 2, 2, 2, 2, 2, 2, 2 } },
-    { 4, 100, { 6, 6, 6, 6 } },
-    { 4, 5, { 5, 5, 5, 5 } },
-    { 3, 100, { 9, 9, 6 } }, /* ranks 0 to 2, 3 to 5, 6 and 7 */
-    { 3, 7, { 7, 7, 6 } },
-    { 5, 100, { 6, 6, 3, 6, 3 } }, /* 0, 1; 2, 3; 4; 5, 6; 7 */
-    { 1, 100, { 24 } },
-    { 1, 10, { 10 } },
-    { 8, 0, { 0 } },
+    { 8, 100, { 3, 3, 3, 3, 3, 3, 3, 3 }, false },
+    { 8, 2, { 2, 2, 2, 2, 2, 2, 2, 2 }, false },
+    { 4, 100, { 6, 6, 6, 6 }, false },
+    { 4, 5, { 5, 5, 5, 5 }, false },
+    { 3, 100, { 9, 9, 6 }, false }, /* ranks 0 to 2, 3 to 5, 6 and 7 */
+    { 3, 7, { 7, 7, 6 }, false },
+    { 5, 100, { 6, 6, 3, 6, 3 }, false }, /* 0, 1; 2, 3; 4; 5, 6; 7 */
+    { 1, 100, { 24 }, false },
+    { 1, 10, { 10 }, false },
+    { 8, 0, { 0 }, false },
+    { 4, 100, { 6, 6, 6, 6 }, true },
+    { 3, 100, { 9, 9, 6 }, true },       /* 0, 3, 6; 1, 4, 7; 2, 5 */
+    { 5, 100, { 6, 6, 6, 3, 3 }, true }, /* 0, 5; 1, 6; 2, 7; 3; 4 */
 };
+
+/* The division with `budget` bytes on each of n GPUs, without parameters there. */
+static void divided(const struct zb_place_shard *shards, uint32_t n, uint64_t unit,
+                    bool computed_on, uint64_t budget, struct zb_gpu_share *ret)
+{
+    const uint64_t budgets[] = { budget, budget, budget, budget, budget, budget, budget, budget };
+    const struct zb_gpus gpus = {
+        .n = n, .nranks = 8, .computed_on = computed_on, .unit = unit, .budgets = budgets
+    };
+    uint32_t from[16];
+
+    memset(ret, 0, n * sizeof(*ret));
+    assert_int_equal(zb_gpu_divide(shards, 16, PAGE, &gpus, ret, from), 0);
+    for (uint32_t g = 0; g < n; g++) { /* the last pages of its shards */
+        uint64_t pages = 0;
+
+        for (uint32_t i = 0; i < 16; i++)
+            pages += zb_gpu_of(&gpus, shards[i].rank) == g ? 1 + i % 2 - from[i] : 0;
+        assert_int_equal(ret[g].state, pages * PAGE_S);
+        assert_int_equal(ret[g].stepped, pages * PAGE_P);
+    }
+}
 
 static void gpu_division(void **state)
 {
@@ -267,20 +293,19 @@ static void gpu_division(void **state)
                                              .count = (1 + i % 2) * (uint64_t)PAGE,
                                              .rank = i / 2 };
     for (size_t d = 0; d < ZB_COUNT(divisions); d++) {
-        assert_int_equal(zb_gpu_divide(shards, 16, PAGE, 4096, 8, divisions[d].ngpus,
-                                       divisions[d].budget * PAGE_S, got),
-                         0);
+        divided(shards, divisions[d].ngpus, 4096, divisions[d].computed_on,
+                divisions[d].budget * PAGE_S, got);
         for (uint32_t g = 0; g < divisions[d].ngpus; g++) {
             assert_int_equal(got[g].state, divisions[d].state[g] * PAGE_S);
-            assert_int_equal(got[g].used, got[g].state);
+            assert_int_equal(got[g].state_used, got[g].state);
         }
     }
     /* a run takes whole units of device memory, and one that does not fit ends it */
-    assert_int_equal(zb_gpu_divide(shards, 16, PAGE, 2 * ZB_MIB, 8, 8, 2 * ZB_MIB - 1, got), 0);
-    assert_int_equal(got[7].state + got[7].used, 0);
-    assert_int_equal(zb_gpu_divide(shards, 16, PAGE, 2 * ZB_MIB, 8, 8, 2 * ZB_MIB, got), 0);
+    divided(shards, 8, 2 * ZB_MIB, false, 2 * ZB_MIB - 1, got);
+    assert_int_equal(got[7].state + got[7].state_used, 0);
+    divided(shards, 8, 2 * ZB_MIB, false, 2 * ZB_MIB, got);
     assert_int_equal(got[7].state, 3 * PAGE_S);
-    assert_int_equal(got[7].used, 2 * ZB_MIB);
+    assert_int_equal(got[7].state_used, 2 * ZB_MIB);
 }
 
 int main(void)

@@ -168,6 +168,7 @@ static void one_object_per_step(void **state)
                                             "nvme_written_bytes",
                                             "activation_bytes",
                                             "gather_up_bytes",
+                                            "gather_down_bytes",
                                             "gather_nodes_bytes" };
     static const char *const numbers[] = { "loss",         "grad_norm", "lr",
                                            "tokens_per_s", "stall_s",   "loss_scale" };

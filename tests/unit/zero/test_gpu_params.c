@@ -1,7 +1,8 @@
 /*
  * The engine with its parameters in GPU memory of a real daemon: each rank maps them and copies
  * from there, alone or as one of several that gather between devices. The bits must be those of a
- * run without a daemon. Where that is not possible, the run goes on, and reports the reason.
+ * run without a daemon. Without NCCL, slices are copied to host memory and gathered there. Where
+ * parameters cannot be there, the run goes on, and reports the reason.
  *
  * The GPU is an emulated one, or the one that ZSHARD_GPU names; with the latter each rank is alone.
  * Otherwise ranks are threads with a connection each, joined by a fake libnccl (fake_nccl.h).
@@ -51,6 +52,11 @@ struct setting {
     uint32_t overlap;
     enum zc_zero_offload optimizer;
     const char *host_bytes, *gpu_bytes;
+    enum {
+        DEVICES,
+        HOST,
+        CODES
+    } gathers; /* between devices; in host memory, as they are or coded */
 };
 
 struct member {
@@ -114,6 +120,7 @@ static void party_run(struct party *p, const struct setting *s, const struct rea
         o->overlap = s->overlap;
         o->timeout_ms = 100000;
         o->device = device;
+        o->quantize_gather = s->gathers == CODES;
         if (d) {
             o->socket = d->socket;
             o->offload_param = ZC_ZERO_GPU;
@@ -150,13 +157,19 @@ static void assert_same(const char *name, const struct party *a, const struct pa
 static void the_bits_are_those_of_any_place(void **state)
 {
     static const struct setting settings[] = {
-        { "alone", 1, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_HOST, "64M", "16M" },
-        { "alone, streamed, early", 1, ZC_BF16, 0, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "2M", "6M" },
-        { "alone, fp32, early", 1, ZC_F32, 0, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "3M", "6M" },
-        { "alone, nothing overlaps", 1, ZC_F16, 1, 0, ZC_ZERO_NVME, "2M", "16M" },
-        { "two", 2, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_HOST, "64M", "16M" },
-        { "two, streamed, early", 2, ZC_F32, 0, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "3M", "6M" },
-        { "three, fp16", 3, ZC_F16, 1, ZC_ZERO_SERVE, ZC_ZERO_NVME, "3M", "16M" },
+        { "alone", 1, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_HOST, "64M", "16M", DEVICES },
+        { "alone, streamed, early", 1, ZC_BF16, 0, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "2M", "6M",
+          DEVICES },
+        { "alone, fp32, early", 1, ZC_F32, 0, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "3M", "6M", DEVICES },
+        { "alone, nothing overlaps", 1, ZC_F16, 1, 0, ZC_ZERO_NVME, "2M", "16M", DEVICES },
+        { "two", 2, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_HOST, "64M", "16M", DEVICES },
+        { "two, streamed, early", 2, ZC_F32, 0, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "3M", "6M",
+          DEVICES },
+        { "three, fp16", 3, ZC_F16, 1, ZC_ZERO_SERVE, ZC_ZERO_NVME, "3M", "16M", DEVICES },
+        { "two, through host memory", 2, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_HOST, "64M", "16M",
+          HOST },
+        { "three, through host memory, early", 3, ZC_F32, 0, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "3M",
+          "16M", HOST },
     };
     static const char *const devices[] = { "emulated", "emulated:256M:60" };
 
@@ -171,15 +184,16 @@ static void the_bits_are_those_of_any_place(void **state)
         party_run(&none, s, NULL, NULL, false);
         daemon_start(&d, s->host_bytes, s->gpu_bytes);
         party_run(&p, s, &d, emulated() ? devices[i % ZB_COUNT(devices)] : gpu_name(),
-                  s->world > 1);
+                  s->world > 1 && s->gathers == DEVICES);
         assert_same(s->name, &none, &p);
         for (uint32_t r = 0; r < s->world; r++) {
             const struct zc_zero_stats *stats = &p.members[r].run.stats;
 
             if (stats->gpu_params_bytes == 0)
                 fail_msg("%s: %s", s->name, stats->gpu_why);
-            /* no parameters pass through host memory */
-            assert_int_equal(stats->gather_buffer_bytes, 0);
+            assert_true((stats->gather_buffer_bytes > 0) == (s->gathers == HOST));
+            assert_true((stats->gather_down_bytes > 0) == (s->gathers == HOST));
+            assert_true((stats->gather_up_bytes > 0) == (s->gathers == HOST));
         }
         real_daemon_stop(&d);
         party_done(&none);
@@ -196,15 +210,16 @@ static void elsewhere(void **state)
         bool nccl;
         const char *why;
     } cases[] = {
-        { { "no device", 1, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "64M", "16M" },
+        { { "no device", 1, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "64M", "16M", DEVICES },
           NULL,
           false,
           "on the processor" },
-        { { "through host memory", 2, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "64M", "16M" },
+        { { "codes made in host memory", 2, ZC_F32, 1, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "64M", "16M",
+            CODES },
           "emulated",
           false,
-          "through host memory" },
-        { { "no room", 1, ZC_F32, 1, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "64M", "3M" },
+          "slices are quantized in host memory" },
+        { { "no room", 1, ZC_F32, 1, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "64M", "3M", DEVICES },
           "emulated",
           false,
           "the smallest gpu_bytes" },
@@ -236,8 +251,8 @@ static void elsewhere(void **state)
 /* A device that cannot map the daemon's memory: the run ends with an error message. */
 static void cannot_be_mapped(void **state)
 {
-    static const struct setting alone = { "alone",      1,     ZC_BF16, 1, ZC_ZERO_OVERLAP,
-                                          ZC_ZERO_NVME, "64M", "16M" };
+    static const struct setting alone = { "alone",      1,     ZC_BF16, 1,      ZC_ZERO_OVERLAP,
+                                          ZC_ZERO_NVME, "64M", "16M",   DEVICES };
     struct party p;
     struct real_daemon d;
 
