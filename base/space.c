@@ -12,6 +12,7 @@ struct zb_space {
     uint64_t free_units;
     uint64_t next;   /* where the next search begins */
     uint64_t *taken; /* one bit per unit; bits past the end are set */
+    uint64_t *clean; /* the same, of units that are not stale; NULL: not tracked */
 };
 
 int zb_space_new(struct zb_space **ret, uint64_t units)
@@ -35,8 +36,10 @@ int zb_space_new(struct zb_space **ret, uint64_t units)
 
 void zb_space_free(struct zb_space *s)
 {
-    if (s)
+    if (s) {
         free(s->taken);
+        free(s->clean);
+    }
     free(s);
 }
 
@@ -59,16 +62,16 @@ static uint64_t space_find(const struct zb_space *s, uint64_t i, uint64_t end, b
     return end;
 }
 
-static void space_mark(struct zb_space *s, uint64_t first, uint64_t count, bool taken)
+static void space_mark(uint64_t *bits, uint64_t first, uint64_t count, bool set)
 {
     for (uint64_t i = first, end = first + count; i < end;) {
         uint64_t in_word = zb_min_u64(end - i, 64 - i % 64);
         uint64_t mask = (in_word == 64 ? ~UINT64_C(0) : (UINT64_C(1) << in_word) - 1) << (i % 64);
 
-        if (taken)
-            s->taken[i / 64] |= mask;
+        if (set)
+            bits[i / 64] |= mask;
         else
-            s->taken[i / 64] &= ~mask;
+            bits[i / 64] &= ~mask;
         i += in_word;
     }
 }
@@ -106,7 +109,7 @@ uint64_t zb_space_take_some(struct zb_space *s, uint64_t count, uint64_t most, u
     most = zb_min_u64(most, (s->units - first) / count);
     most = (space_find(s, first, first + most * count, true) - first) / count;
     all = most * count;
-    space_mark(s, first, all, true);
+    space_mark(s->taken, first, all, true);
     s->free_units -= all;
     s->next = first + all == s->units ? 0 : first + all;
     *ret_first = first;
@@ -118,7 +121,7 @@ void zb_space_take_rest(struct zb_space *s, uint64_t first)
     while ((first = space_find(s, first, s->units, false)) < s->units) {
         uint64_t end = space_find(s, first, s->units, true);
 
-        space_mark(s, first, end - first, true);
+        space_mark(s->taken, first, end - first, true);
         s->free_units -= end - first;
         first = end;
     }
@@ -135,18 +138,83 @@ int zb_space_take_at(struct zb_space *s, uint64_t first, uint64_t count)
         return -ERANGE;
     if (space_find(s, first, first + count, true) != first + count)
         return -EBUSY;
-    space_mark(s, first, count, true);
+    space_mark(s->taken, first, count, true);
     s->free_units -= count;
     return 0;
 }
 
-void zb_space_give(struct zb_space *s, uint64_t first, uint64_t count)
+static void space_give(struct zb_space *s, uint64_t first, uint64_t count, bool clean)
 {
     assert(count >= 1 && zb_range_inside(first, count, s->units));
     assert(space_find(s, first, first + count, false) == first + count);
-    space_mark(s, first, count, false);
+    space_mark(s->taken, first, count, false);
+    if (s->clean)
+        space_mark(s->clean, first, count, clean);
     s->free_units += count;
     assert(!space_get(s, first));
+}
+
+void zb_space_give(struct zb_space *s, uint64_t first, uint64_t count)
+{
+    space_give(s, first, count, false);
+}
+
+void zb_space_give_clean(struct zb_space *s, uint64_t first, uint64_t count)
+{
+    space_give(s, first, count, true);
+}
+
+/* ---- stale units */
+
+int zb_space_track(struct zb_space *s)
+{
+    if (!s->clean)
+        s->clean = calloc(zb_max_u64(zb_div_up(s->units, 64), 1), sizeof(*s->clean));
+    return s->clean ? 0 : -ENOMEM;
+}
+
+/* The first unit in [i, end) that is stale and free, or the first that is not; else end. */
+static uint64_t stale_find(const struct zb_space *s, uint64_t i, uint64_t end, bool stale)
+{
+    while (i < end) {
+        uint64_t word = ~(s->taken[i / 64] | s->clean[i / 64]);
+
+        word = (stale ? word : ~word) & ~UINT64_C(0) << (i % 64);
+        if (word != 0)
+            return zb_min_u64(end, i / 64 * 64 + (uint64_t)__builtin_ctzll(word));
+        i = (i / 64 + 1) * 64;
+    }
+    return end;
+}
+
+uint64_t zb_space_take_stale(struct zb_space *s, const struct zb_stale *want, uint64_t *at,
+                             uint64_t *ret_first)
+{
+    uint64_t stop = zb_min_u64(s->units, *at + 64 * want->words);
+
+    while (*at < stop) {
+        uint64_t first = stale_find(s, *at, stop, true);
+        uint64_t end =
+            stale_find(s, first, zb_min_u64(s->units, first + want->align + want->most), false);
+        uint64_t from = zb_round_up(first + want->phase, want->align) - want->phase;
+        uint64_t to = zb_min_u64((end + want->phase) / want->align * want->align,
+                                 from + want->most + want->phase);
+
+        if (first == stop) {
+            *at = stop;
+            break;
+        }
+        *at = end;
+        if (to < from + want->least + want->phase)
+            continue;
+        to -= want->phase;
+        *at = to;
+        space_mark(s->taken, from, to - from, true);
+        s->free_units -= to - from;
+        *ret_first = from;
+        return to - from;
+    }
+    return 0;
 }
 
 uint64_t zb_space_free_units(const struct zb_space *s)

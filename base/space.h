@@ -30,6 +30,25 @@ int zb_space_take_at(struct zb_space *s, uint64_t first, uint64_t count);
 /** Takes all free units from `first` to the end. */
 void zb_space_take_rest(struct zb_space *s, uint64_t first);
 
+/*
+ * STALE UNITS. A free unit is clean if it was given back as clean, and not taken since; the others are
+ * stale. This is known from zb_space_track() on, which makes all units stale.
+ */
+/** 0 or -ENOMEM. Calling it again changes nothing. */
+int zb_space_track(struct zb_space *s);
+
+/** What zb_space_take_stale() takes: `least` to `most` units. The range begins and ends where
+ * (unit + phase) is a multiple of `align`. It looks at 64 * `words` units, about. */
+struct zb_stale {
+    uint64_t align, phase, least, most, words;
+};
+/** Takes the first gap of stale units at or after *at, and moves *at behind it. Returns its units; 0:
+ * there is none before the new *at. *at is that of the end (zb_space_total_units()), and not more. */
+uint64_t zb_space_take_stale(struct zb_space *s, const struct zb_stale *want, uint64_t *at,
+                             uint64_t *ret_first);
+/** Gives a taken range back, clean. */
+void zb_space_give_clean(struct zb_space *s, uint64_t first, uint64_t count);
+
 /** Gives a taken range back; all of it must be taken (asserted). */
 void zb_space_give(struct zb_space *s, uint64_t first, uint64_t count);
 

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "daemon/disk/discard.h"
 #include "daemon/disk/drives.h"
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
@@ -56,6 +57,7 @@ void zsd_core_tick(struct zsd *daemon, uint64_t now_ns)
     zsd_scrub_tick(daemon->core, now_ns);
     zsd_drain_tick(daemon->core, zb_now_ns());
     zsd_drives_tick(daemon->core, zb_now_ns()); /* now_ns may be the end of time, in tests */
+    zsd_discards_tick(daemon->core, zb_now_ns());
     zsd_timed_expire(daemon->core, now_ns);
 }
 
@@ -185,7 +187,8 @@ unsigned zsd_core_jobs(const struct zsd *daemon)
 bool zsd_core_ticks(const struct zsd *daemon)
 {
     return zsd_core_busy(daemon) > 0 || zsd_scrub_running(daemon->core) ||
-           zsd_drain_wanted(daemon->core) || !zb_list_empty(&daemon->core->planner->strands) ||
+           zsd_drain_wanted(daemon->core) || zsd_discards_wanted(daemon->core) ||
+           !zb_list_empty(&daemon->core->planner->strands) ||
            (daemon->core->store && daemon->core->store->images > 0); /* they have a deadline */
 }
 

@@ -14,8 +14,8 @@
  * written as any other request, and its done passes the result on.
  *
  * INVARIANTS
- *     I1  stats.inflight is the number of requests between zn_submit() and their done, however
- *         often they go down; it never exceeds depth.
+ *     I1  stats.inflight is the number of transfers and flushes between zn_submit() and their done,
+ *         however often they go down; it never exceeds depth. A discard is counted by `discarding`.
  *     I2  The wake-up is readable whenever zn_reap() would find something: the backend sets it for
  *         what comes up, zn_reap() when it leaves something behind.
  *
@@ -31,11 +31,6 @@
 
 #define ENGINE_AGAIN_MAX 16u
 
-void zn_wake(struct zn_engine *e)
-{
-    (void)eventfd_write(e->wake_fd, 1); /* fails only if it is already readable */
-}
-
 void zn_why(struct zn_engine *e, const char *text)
 {
     size_t len = strlen(e->info.why);
@@ -47,7 +42,27 @@ void zn_why(struct zn_engine *e, const char *text)
 static void engine_send(struct zn_engine *e, struct zn_io *io)
 {
     io->res = io->op == ZN_FLUSH ? 0 : (int)(io->len_bytes - io->got_bytes);
-    e->ops->submit(e, io);
+    if (zn_io_discards(io) && e->file.place->discard)
+        zn_discarder_submit(e, io);
+    else
+        e->ops->submit(e, io);
+}
+
+/* A finished request, or NULL. A backend may clear the wake-up when it has none: so the discarder is
+ * asked after it. */
+static struct zn_io *engine_next(struct zn_engine *e)
+{
+    struct zn_io *io = e->ops->reap(e);
+
+    return io ? io : zn_discarder_reap(e);
+}
+
+static bool engine_discard_valid(const struct zn_engine *e, const struct zn_io *io)
+{
+    return !e->file.read_only && io->len_bytes > 0 && io->len_bytes <= ZN_IO_BYTES_MAX &&
+           (io->off_bytes | io->len_bytes) % ZN_SUPER_BYTES == 0 &&
+           io->off_bytes >= ZN_DATA_START &&
+           zb_range_inside(io->off_bytes, io->len_bytes, e->info.size_bytes);
 }
 
 static bool engine_io_valid(const struct zn_engine *e, const struct zn_io *io)
@@ -56,6 +71,8 @@ static bool engine_io_valid(const struct zn_engine *e, const struct zn_io *io)
 
     if (io->op == ZN_FLUSH)
         return true;
+    if (zn_io_discards(io))
+        return engine_discard_valid(e, io);
     if (e->file.read_only && io->op != ZN_READ)
         return false;
     if (io->op == ZN_SLOT)
@@ -99,11 +116,18 @@ int zn_submit(struct zn_engine *e, struct zn_io *io)
         return -ESHUTDOWN;
     if (io->op == ZN_SLOT && e->slot_of)
         return -EBUSY;
-    if (e->stats.inflight == e->info.depth) /* I1 */
+    if (zn_io_discards(io) && !e->info.discard)
+        return -EOPNOTSUPP;
+    if (zn_io_discards(io) && e->stats.discarding)
+        return -EBUSY;
+    if (!zn_io_discards(io) && e->stats.inflight == e->info.depth) /* I1 */
         return -EAGAIN;
     if (io->op == ZN_SLOT)
         io = engine_slot(e, io);
-    e->stats.inflight++;
+    if (zn_io_discards(io))
+        e->stats.discarding = true;
+    else
+        e->stats.inflight++;
     io->got_bytes = 0;
     io->again = 0;
     engine_send(e, io);
@@ -157,8 +181,16 @@ static bool engine_again(struct zn_engine *e, struct zn_io *io, int *ret_rc)
     return true;
 }
 
-static void engine_count(struct zn_stats *s, const struct zn_io *io, int rc)
+static void engine_count(struct zn_engine *e, const struct zn_io *io, int rc)
 {
+    struct zn_stats *s = &e->stats;
+
+    if (zn_io_discards(io)) {
+        e->stats.discarding = false;
+        s->discards += rc == 0 && io->op == ZN_DISCARD;
+        s->discarded_bytes += rc == 0 && io->op == ZN_DISCARD ? io->len_bytes : 0;
+        return; /* its failures are no transfers that failed */
+    }
     s->inflight--;
     if (rc < 0) {
         s->failed++;
@@ -177,6 +209,9 @@ static void engine_count(struct zn_stats *s, const struct zn_io *io, int rc)
     case ZN_FLUSH:
         s->flushes++;
         break;
+    case ZN_DISCARD:
+    case ZN_ALLOCATE:
+        break;
     }
 }
 
@@ -188,7 +223,7 @@ unsigned zn_reap(struct zn_engine *e, unsigned max)
 
     assert(!e->reaping); /* not to be called from a done */
     e->reaping = true;
-    while (n < max && (io = e->ops->reap(e)) != NULL) {
+    while (n < max && (io = engine_next(e)) != NULL) {
         int rc;
 
         if (engine_again(e, io, &rc)) {
@@ -196,7 +231,7 @@ unsigned zn_reap(struct zn_engine *e, unsigned max)
             again = true;
             continue;
         }
-        engine_count(&e->stats, io, rc);
+        engine_count(e, io, rc);
         io->done(io, rc);
         n++;
     }

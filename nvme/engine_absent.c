@@ -106,7 +106,7 @@ static void place_direct(struct zn_file *f, const struct zn_options *o, struct z
 static const struct zn_ops *const place_backends[] = { &absent_ops, NULL };
 
 static const struct zn_place absent_place = {
-    place_backends, place_open, place_direct, NULL, NULL, NULL, NULL,
+    place_backends, place_open, place_direct, NULL, NULL, NULL, NULL, NULL, NULL,
 };
 
 int zn_absent_open(struct zn_engine **ret, unsigned index, struct zb_err *err)

@@ -292,7 +292,7 @@ static void place_close(struct zn_file *f)
 static const struct zn_ops *const place_backends[] = { &fixed_ops, NULL };
 
 static const struct zn_place fixed_place = {
-    place_backends, place_open, place_direct, NULL, NULL, NULL, place_close,
+    place_backends, place_open, place_direct, NULL, NULL, NULL, place_close, NULL, NULL,
 };
 
 int zn_fixed_open(struct zn_engine **ret, const struct zn_fixed_options *options,

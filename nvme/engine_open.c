@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <stdalign.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -112,6 +113,17 @@ static int engine_choose(struct zn_engine *e, const char *io, struct zb_err *err
                    e->info.why[0] != '\0' ? "; " : "", why.text);
 }
 
+static void engine_discards(struct zn_engine *e, const struct zn_options *o)
+{
+    const char *why = o->read_only               ? "the data file is opened read-only"
+                      : !e->file.place->discards ? "this kind of device does not discard"
+                                                 : "";
+
+    (void)snprintf(e->info.why_no_discard, sizeof(e->info.why_no_discard), "%s", why);
+    if (*why == '\0')
+        e->file.place->discards(&e->file, &e->info);
+}
+
 static int engine_build(struct zn_engine *e, const struct zn_options *o, struct zb_err *err)
 {
     int rc = engine_check_options(e, o, err);
@@ -137,11 +149,14 @@ static int engine_build(struct zn_engine *e, const struct zn_options *o, struct 
     if (rc == 0)
         rc = zn_file_prepare(&e->file, o, &e->info, err);
     memcpy(e->info.uuid, e->file.super.uuid, sizeof(e->info.uuid));
+    if (rc == 0)
+        engine_discards(e, o);
     return rc;
 }
 
 static void engine_free(struct zn_engine *e)
 {
+    zn_discarder_close(e);
     engine_stop(e);
     zn_file_close(&e->file);
     zb_close_fd(&e->wake_fd);
@@ -175,7 +190,7 @@ int zn_open(struct zn_engine **ret, const struct zn_options *options, struct zb_
 
 int zn_cut(struct zn_engine *e, const char *path, uint64_t size_bytes, struct zb_err *err)
 {
-    assert(e->stats.inflight == 0);
+    assert(e->stats.inflight == 0 && !e->stats.discarding);
     if (e->file.read_only || size_bytes % ZN_SUPER_BYTES != 0 || size_bytes <= ZN_DATA_START ||
         size_bytes > e->file.super.size_bytes)
         return zb_fail(err, -EINVAL, "data file '%s' cannot be cut to %llu bytes", path,
@@ -189,7 +204,7 @@ void zn_close(struct zn_engine *e)
         return;
     e->closing = true;
     (void)zn_reap(e, UINT_MAX); /* completions that the caller has not reaped */
-    while (e->stats.inflight > 0) {
+    while (e->stats.inflight > 0 || e->stats.discarding) {
         zn_kick(e);
         engine_wait(e);
         (void)zn_reap(e, UINT_MAX);

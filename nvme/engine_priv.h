@@ -9,6 +9,9 @@
 #ifndef ZN_ENGINE_PRIV_H
 #define ZN_ENGINE_PRIV_H
 
+#include <pthread.h>
+#include <sys/eventfd.h>
+
 #include "nvme/layout.h"
 #include "nvme/zn.h"
 
@@ -50,6 +53,12 @@ struct zn_place {
                    struct zb_err *err);
     void (*cut)(struct zn_file *f, uint64_t size_bytes); /* undoes reserve() */
     void (*close)(struct zn_file *f);                    /* NULL: nothing to do */
+    /* Finds out whether ranges can be discarded: discard and what follows it in *info. Called when
+     * the space is reserved. NULL: they cannot. */
+    void (*discards)(struct zn_file *f, struct zn_info *info);
+    /* ZN_DISCARD and ZN_ALLOCATE; blocks, and runs on a thread of its own: discard.c. 0 or a
+     * negative errno. NULL: the backend gets them, as other requests. */
+    int (*discard)(const struct zn_file *f, enum zn_op op, uint64_t off_bytes, uint64_t len_bytes);
 };
 
 extern const struct zn_place zn_kernel_place;
@@ -69,6 +78,16 @@ struct zn_file {
     struct zb_err slot_err; /* or why it is unknown */
 };
 
+/* The thread that discards, for a place with discard(). It starts with the first request. */
+struct zn_discarder {
+    struct zn_engine *e;
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    bool up, stop;
+    struct zn_io *todo, *finished;
+    pthread_t thread;
+};
+
 struct zn_engine {
     const struct zn_ops *ops; /* NULL until one runs */
     void *impl;
@@ -82,6 +101,7 @@ struct zn_engine {
     struct zn_io slot_io;
     struct zn_io *slot_of; /* the request that it serves; NULL: none is in flight */
     void *slot_block;
+    struct zn_discarder discarder;
     struct zn_info info;
     struct zn_stats stats;
 };
@@ -90,8 +110,29 @@ struct zn_engine {
 int zn_open_at(struct zn_engine **ret, const struct zn_place *place, void *device,
                const struct zn_options *options, struct zb_err *err);
 
+/** Whether the request is one of the discarder. */
+static inline bool zn_io_discards(const struct zn_io *io)
+{
+    return io->op == ZN_DISCARD || io->op == ZN_ALLOCATE;
+}
+
+/* ---- discard.c */
+
+/** zn_place.discards and discard of the kernel's files. */
+void zn_file_discards(struct zn_file *f, struct zn_info *info);
+int zn_file_discard(const struct zn_file *f, enum zn_op op, uint64_t off_bytes, uint64_t len_bytes);
+/** Hands a request to the thread of this engine; a failure of the thread is the request's. */
+void zn_discarder_submit(struct zn_engine *e, struct zn_io *io);
+/** The finished request, or NULL. */
+struct zn_io *zn_discarder_reap(struct zn_engine *e);
+/** Ends the thread; nothing is in flight. One that never started is fine. */
+void zn_discarder_close(struct zn_engine *e);
+
 /** Makes the wake-up readable. Any thread. */
-void zn_wake(struct zn_engine *e);
+static inline void zn_wake(const struct zn_engine *e)
+{
+    (void)eventfd_write(e->wake_fd, 1); /* fails only if it is already readable */
+}
 
 /** Adds to info.why a feature that is not available. */
 void zn_why(struct zn_engine *e, const char *text);

@@ -63,6 +63,9 @@ static int pool_transfer(const struct pool *p, const struct zn_io *io)
     case ZN_FLUSH:
         n = fdatasync(p->e->file.fd);
         break;
+    case ZN_DISCARD: /* discard.c */
+    case ZN_ALLOCATE:
+        break;
     }
     return n < 0 ? -errno : (int)n;
 }

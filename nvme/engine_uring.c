@@ -369,6 +369,9 @@ static void uring_submit(struct zn_engine *e, struct zn_io *io)
     case ZN_FLUSH:
         io_uring_prep_fsync(sqe, 0, IORING_FSYNC_DATASYNC);
         break;
+    case ZN_DISCARD: /* discard.c */
+    case ZN_ALLOCATE:
+        break;
     }
     io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE); /* number 0 of the registered ones */
     io_uring_sqe_set_data(sqe, io);

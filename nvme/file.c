@@ -254,6 +254,22 @@ static int file_no_room(const char *path, uint64_t size_bytes, uint64_t free_byt
                    zb_size_text(size_bytes).s, path, zb_size_text(free_bytes).s);
 }
 
+/* A discard of an earlier daemon freed space of the file, and others took it (discard.c). */
+static int file_has_holes(const struct zn_file *f, const struct zn_options *o, uint64_t free_bytes,
+                          struct zb_err *err)
+{
+    uint64_t has = 0;
+    struct stat st;
+
+    if (fstat(f->fd, &st) == 0)
+        has = (uint64_t)st.st_blocks * 512;
+    return zb_fail(
+        err, -ENOSPC,
+        "'%s' has %s of its %s, and the file system has %s free: free the rest there. No "
+        "page is lost",
+        o->path, zb_size_text(has).s, zb_size_text(o->size_bytes).s, zb_size_text(free_bytes).s);
+}
+
 /*
  * Reserves space, if the file system can. The free space is checked first: ext4 takes all of it
  * before it reports that it is not enough, and meanwhile nobody else can write. If the file system
@@ -278,7 +294,9 @@ static int file_reserve(struct zn_file *f, const struct zn_options *o, struct zn
     if (rc == 0)
         return 0;
     if (errno == ENOSPC)
-        return file_no_room(o->path, o->size_bytes, free_bytes, err);
+        return f->was_bytes >= o->size_bytes
+                   ? file_has_holes(f, o, free_bytes, err)
+                   : file_no_room(o->path, o->size_bytes, free_bytes, err);
     if (errno != EOPNOTSUPP)
         return zb_fail(err, -errno, "reserve %s for '%s': %m", zb_size_text(o->size_bytes).s,
                        o->path);
@@ -307,7 +325,8 @@ static void file_close(struct zn_file *f)
 static const struct zn_ops *const file_backends[] = { &zn_uring_ops, &zn_threads_ops, NULL };
 
 const struct zn_place zn_kernel_place = {
-    file_backends, file_open, file_direct, NULL, file_reserve, file_cut, file_close,
+    file_backends, file_open,        file_direct,     NULL, file_reserve, file_cut,
+    file_close,    zn_file_discards, zn_file_discard,
 };
 
 /* Makes the length durable before the superblock records it: otherwise a power cut could leave a

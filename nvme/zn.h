@@ -44,13 +44,20 @@
 struct zn_engine;
 struct zn_io;
 
-/** ZN_FLUSH makes durable the writes whose done ran before it was submitted; those still in flight
+/** ZN_DISCARD tells the device that the bytes of the range are not needed: until they are written
+ * again they are unspecified, also after a power cut. A file's blocks are freed, and allocated again.
+ * ZN_ALLOCATE allocates them after a ZN_DISCARD that could not (-ENOSPC); the bytes do not change.
+ * Only if zn_info.discard is set; of these two, at most one is in flight, in addition to `depth`.
+ * They are no transfers: zn_stats.inflight does not count them. buf is ignored.
+ *
+ * ZN_FLUSH makes durable the writes whose done ran before it was submitted; those still in flight
  * then may or may not become durable. ZN_SLOT writes a commit slot (layout.h), which one follows
  * from its sequence (not 0): buf is a struct zn_slot, encoded before zn_submit() returns; len and
  * off are ignored. At most one is in flight. Like any other write, a flush makes it durable. */
-enum zn_op { ZN_READ, ZN_WRITE, ZN_FLUSH, ZN_SLOT };
+enum zn_op { ZN_READ, ZN_WRITE, ZN_FLUSH, ZN_SLOT, ZN_DISCARD, ZN_ALLOCATE };
 
-/** rc is 0, or the negative errno of the first failure: then the buffer's bytes are unspecified.
+/** rc is 0, or the negative errno of the first failure: then the buffer's bytes are unspecified. Of a
+ *  ZN_DISCARD, -ENOSPC: the range of the file has lost its space; any other failure: it has not.
  *  May submit more and may free io; must not reap or close. */
 typedef void zn_done_fn(struct zn_io *io, int rc);
 
@@ -93,6 +100,10 @@ struct zn_info {
     char why_buffered[160];     /* "" when direct */
     bool sparse;                /* the file system cannot reserve space: a write may meet -ENOSPC */
     uint32_t align_bytes;       /* of memory, offsets and lengths: a power of two, at most 4096 */
+    bool discard;               /* ZN_DISCARD is supported, of multiples of discard_bytes */
+    uint32_t discard_bytes;     /* a multiple of 4096; 0: not supported */
+    bool told;                  /* what is discarded reaches the drive; false: not, or unknown */
+    char why_no_discard[160];   /* "" if it is supported */
     uint64_t size_bytes;
     uint8_t uuid[16]; /* of the file (FORMAT.md); zero: it is absent */
     uint64_t device;  /* of the file's bytes, a dev_t; 0: unknown */
@@ -103,6 +114,8 @@ struct zn_stats {
     uint64_t reads, read_bytes, writes, written_bytes, flushes; /* completed without failure */
     uint64_t failed, short_transfers;
     uint64_t registered; /* transfers with memory registered with the kernel */
+    uint64_t discards, discarded_bytes;
+    bool discarding; /* a ZN_DISCARD or ZN_ALLOCATE is in flight */
     unsigned inflight;
 };
 
@@ -157,8 +170,8 @@ int zn_cut(struct zn_engine *e, const char *path, uint64_t size_bytes, struct zb
  * Queues io. It may reach the kernel only at zn_kick(), so call that once a turn.
  *
  * @return 0: done will run; -EAGAIN: `depth` requests are in flight already; -EBUSY: a ZN_SLOT, and
- *         there is one in flight; -EINVAL: alignment, length 0 or above ZN_IO_BYTES_MAX, or not
- *         inside the data of the file; -ESHUTDOWN: the engine is being closed: done will not run
+ *         there is one in flight, and so for ZN_DISCARD and ZN_ALLOCATE; -EINVAL: alignment, length 0
+ *         or above ZN_IO_BYTES_MAX, or not inside the data of the file; -EOPNOTSUPP: no ZN_DISCARD; -ESHUTDOWN: the engine is being closed: done will not run
  */
 int zn_submit(struct zn_engine *e, struct zn_io *io);
 void zn_kick(struct zn_engine *e);

@@ -170,6 +170,10 @@ static const struct zb_opt options[] = {
       .min = 1, .max = 86400, .word = "never", .word_value = 0,
       .help = "A drive on which no transfer ends for so long, although there are some, is reported "
               "and drained. never: it is waited for." },
+    { "discard", ZB_OPT_CHOICE, AT(discard), .def = "off", .choices = "off on",
+      .help = "Whether the drives are told which parts of the data files hold nothing any more "
+              "(BLKDISCARD; in a file: a hole, which is allocated again). A drive that knows "
+              "it copies less when it erases flash. Slowly, and beside other transfers." },
     { "clients-max", ZB_OPT_COUNT, AT(clients_max), .arg = "N", .def = "1024",
       .min = 1, .max = 65536,
       .help = "Maximum number of connections; one more is rejected with an error message. Root "

@@ -65,6 +65,25 @@ struct zsd_drive {
     char why[160]; /* with numbers, for people; "": on request */
 };
 
+/** Ranges that hold nothing any more, as the drive is told: discard.h. At most one is being discarded,
+ * and is out of the map meanwhile. */
+struct zsd_discard {
+    struct zn_io io;
+    struct zsd_core *core;
+    unsigned path;
+    uint64_t first, units; /* the range; 0 units: there is none */
+    bool runs;             /* the engine has it */
+    bool lent;             /* it is in the map all the same, because its bytes were needed */
+    bool holed;            /* it has no space in the file */
+    bool given;            /* there may be stale units that this pass has not seen */
+    bool seen;             /* a pass has found no more */
+    bool refused;          /* the drive or file system does not discard */
+    uint64_t next;         /* unit at which the pass goes on */
+    uint64_t since_ns, rests_until_ns;
+    uint64_t discarded_bytes;
+    struct zb_list waits; /* writes to the range (struct zsd_pio), if it is lent */
+};
+
 /** The queue of a data file: transfers that wait for room in the engine, and writes delayed by a
  * hold, which were charged already. */
 struct zsd_line {
@@ -74,6 +93,7 @@ struct zsd_line {
     struct zsd_gauge depths; /* of depth; updated once per turn */
     struct zsd_second second;
     struct zsd_drive drive;
+    struct zsd_discard discard;
     uint64_t spent_ns[ZSD_TIME_FLUSH + 1]; /* total time of reads, writes and flushes */
     uint64_t failed_ns;                    /* when a transfer failed last; 0: none has */
     int failed_rc;                         /* its error */
@@ -101,6 +121,7 @@ struct zsd_disk {
     uint64_t drains;                     /* how often that has changed */
     uint64_t slow_ns, window_ns; /* ZSD_DRIVE_SLOW_NS, ZSD_DRIVE_WINDOW_NS; shorter in tests */
     struct zsd_hold hold;
+    uint64_t discard_least, discard_most; /* units of a discard: discard.h; smaller in tests */
 
     uint8_t *buffers; /* page buffers: streamed pages pass through them */
     uint64_t buffer_bytes;
@@ -128,6 +149,9 @@ void zsd_pio_kick(struct zsd_core *core);
  * ended a short time ago. zsd_hold_end() without a hold is fine. */
 void zsd_hold_begin(struct zsd_core *core);
 void zsd_hold_end(struct zsd_core *core);
+
+/** Lets the writes go on that waited for the end of a discard. */
+void zsd_pio_resume(struct zsd_core *core, unsigned path);
 
 /* ---- buffers.c */
 

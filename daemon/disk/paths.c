@@ -3,6 +3,7 @@
  */
 #include "daemon/disk/paths.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
@@ -282,7 +283,24 @@ uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes)
     return zsd_map_take_on(core, bytes, (1u << ZN_PATHS_MAX) - 1);
 }
 
-uint64_t zsd_map_take_on(struct zsd_core *core, uint64_t bytes, unsigned left)
+/* Lends the ranges that are being discarded: there is no other one. What is written there waits
+ * (pio.c). One without space in its file is not lent. False: there is none. */
+static bool map_lend(struct zsd_core *core, unsigned paths)
+{
+    bool some = false;
+
+    for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {
+        struct zsd_discard *d = &core->disk->lines[i].discard;
+
+        if (!(paths >> i & 1) || d->units == 0 || d->lent || d->holed || zsd_path_drained(core, i))
+            continue;
+        zsd_map_give_discarded(core, i);
+        d->lent = some = true;
+    }
+    return some;
+}
+
+static uint64_t map_take_on(struct zsd_core *core, uint64_t bytes, unsigned left)
 {
     uint64_t first, units = bytes / ZB_PAGE_ALIGN;
     unsigned path;
@@ -293,6 +311,15 @@ uint64_t zsd_map_take_on(struct zsd_core *core, uint64_t bytes, unsigned left)
         left &= ~(1u << path);
     }
     return ZB_NO_PLACE;
+}
+
+uint64_t zsd_map_take_on(struct zsd_core *core, uint64_t bytes, unsigned paths)
+{
+    uint64_t at = map_take_on(core, bytes, paths);
+
+    if (at == ZB_NO_PLACE && map_lend(core, paths))
+        at = map_take_on(core, bytes, paths);
+    return at;
 }
 
 #define ON_PATH(path) (ZB_NO_PLACE - 1 - (path)) /* not yet a range: one of this path */
@@ -351,10 +378,12 @@ static uint64_t many_single(struct zsd_core *core, uint64_t units, uint64_t n, u
 {
     uint64_t took = 0, first, some;
 
-    while (took < n &&
-           (some = zb_space_take_some(core->disk->maps[0], units, n - took, &first)) > 0)
-        for (; some > 0; some--, first += units)
-            ret[took++] = ZN_AT(0, first * ZB_PAGE_ALIGN);
+    do {
+        while (took < n &&
+               (some = zb_space_take_some(core->disk->maps[0], units, n - took, &first)) > 0)
+            for (; some > 0; some--, first += units)
+                ret[took++] = ZN_AT(0, first * ZB_PAGE_ALIGN);
+    } while (took < n && map_lend(core, 1));
     return took;
 }
 
@@ -405,6 +434,7 @@ void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes)
     }
     zb_space_give(core->disk->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
                   bytes / ZB_PAGE_ALIGN);
+    core->disk->lines[ZN_AT_PATH(at)].discard.given = true;
     if (zsd_path_drained(core, ZN_AT_PATH(at))) /* it is not given out again */
         core->tiers.nvme.budget -= bytes;
 }
@@ -435,9 +465,35 @@ void zsd_map_give_many(struct zsd_core *core, uint64_t bytes, uint64_t n, const 
             zsd_map_give(core, runs[p].at, runs[p].bytes);
 }
 
+bool zsd_map_take_stale(struct zsd_core *core, unsigned path, const struct zb_stale *want)
+{
+    struct zsd_discard *d = &core->disk->lines[path].discard;
+
+    assert(d->units == 0 && !zsd_path_drained(core, path));
+    d->units = zb_space_take_stale(core->disk->maps[path], want, &d->next, &d->first);
+    return d->units > 0;
+}
+
+void zsd_map_give_discarded(struct zsd_core *core, unsigned path)
+{
+    struct zsd_discard *d = &core->disk->lines[path].discard;
+
+    if (d->lent)
+        return;
+    zb_space_give_clean(core->disk->maps[path], d->first, d->units);
+}
+
 void zsd_map_close(struct zsd_core *core, unsigned path, uint64_t from)
 {
     zb_space_take_rest(core->disk->maps[path], from / ZB_PAGE_ALIGN);
+}
+
+/* Units that are out of the map for a discard. */
+static uint64_t map_out(const struct zsd_core *core, unsigned path)
+{
+    const struct zsd_discard *d = &core->disk->lines[path].discard;
+
+    return d->lent ? 0 : d->units;
 }
 
 uint64_t zsd_map_free_bytes(const struct zsd_core *core)
@@ -445,7 +501,9 @@ uint64_t zsd_map_free_bytes(const struct zsd_core *core)
     uint64_t units = 0;
 
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
-        units += zsd_path_drained(core, i) ? 0 : zb_space_free_units(core->disk->maps[i]);
+        units += zsd_path_drained(core, i)
+                     ? 0
+                     : zb_space_free_units(core->disk->maps[i]) + map_out(core, i);
     return units * ZB_PAGE_ALIGN;
 }
 
@@ -457,7 +515,7 @@ uint64_t zsd_map_total_bytes(const struct zsd_core *core)
         const struct zb_space *map = core->disk->maps[i];
 
         units += zb_space_total_units(map);
-        units -= zsd_path_drained(core, i) ? zb_space_free_units(map) : 0;
+        units -= zsd_path_drained(core, i) ? zb_space_free_units(map) + map_out(core, i) : 0;
     }
     return units * ZB_PAGE_ALIGN + core->disk->lost_bytes;
 }

@@ -92,9 +92,15 @@ void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes);
 /** Gives n ranges of `bytes` back. Faster than one by one if neighbours are close in at[]. */
 void zsd_map_give_many(struct zsd_core *core, uint64_t bytes, uint64_t n, const uint64_t *at);
 
+/** Takes a range of a data file that is free and not discarded, for discard.c: struct
+ * zsd_discard.first and units. False: the pass has come to no such range. */
+bool zsd_map_take_stale(struct zsd_core *core, unsigned path, const struct zb_stale *want);
+/** Gives the range back, as one that needs no discard. Does nothing if it is lent. */
+void zsd_map_give_discarded(struct zsd_core *core, unsigned path);
+
 /** Takes all that is free on a data file from an offset on: nothing new is placed there. */
 void zsd_map_close(struct zsd_core *core, unsigned path, uint64_t from);
-/** Of data files that are not drained. */
+/** Of data files that are not drained, with what is being discarded. */
 uint64_t zsd_map_free_bytes(const struct zsd_core *core);
 /** Of data files that are not drained, and what is taken on the others: the NVMe tier's budget. */
 uint64_t zsd_map_total_bytes(const struct zsd_core *core);

@@ -9,12 +9,16 @@
  * hold is limited, and so is the fraction of time of all holds, so no client's changes can stop a
  * training job.
  *
+ * DISCARD. A range that is being discarded may be lent, if there is no other one (discard.h). A write to
+ * it waits until the discard has ended.
+ *
  * SHARES. Jobs share a drive through its queue (run/fair.h).
  */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/disk/discard.h"
 #include "daemon/disk/drives.h"
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
@@ -28,10 +32,13 @@ void zsd_disk_init(struct zsd_disk *disk, struct zsd_core *core)
     disk->core = core;
     disk->slow_ns = ZSD_DRIVE_SLOW_NS;
     disk->window_ns = ZSD_DRIVE_WINDOW_NS;
+    disk->discard_least = ZSD_DISCARD_LEAST / ZB_PAGE_ALIGN;
+    disk->discard_most = ZSD_DISCARD_MOST / ZB_PAGE_ALIGN;
     zsd_leaving_init(core);
     for (unsigned i = 0; i < ZN_PATHS_MAX; i++) {
         zsd_fair_init(&disk->lines[i].waiting);
         zb_list_init(&disk->lines[i].held);
+        zb_list_init(&disk->lines[i].discard.waits);
     }
     zsd_fair_init(&disk->buffer_line);
 }
@@ -70,6 +77,17 @@ static void pio_push(struct zsd_core *core, struct zsd_pio *pio, uint64_t bytes)
                   &pio->turn, bytes, payer->share, pio->io.urgent);
 }
 
+/* Whether it is a write to a range that is being discarded: it may come before the discard. */
+static bool pio_waits(const struct zsd_core *core, const struct zsd_pio *pio)
+{
+    const struct zsd_discard *d = &core->disk->lines[pio->path].discard;
+    const struct zn_io *io = &d->io;
+
+    return d->runs && d->lent && io->op == ZN_DISCARD && pio->io.op == ZN_WRITE &&
+           pio->io.off_bytes < io->off_bytes + io->len_bytes &&
+           io->off_bytes < pio->io.off_bytes + pio->io.len_bytes;
+}
+
 /* Submits queued transfers, as many as the engine accepts. */
 static void pio_feed(struct zsd_core *core, unsigned path)
 {
@@ -79,13 +97,29 @@ static void pio_feed(struct zsd_core *core, unsigned path)
     while ((turn = zsd_fair_next(&line->waiting)) != NULL) {
         struct zsd_pio *pio = zb_container_of(turn, struct zsd_pio, turn);
         bool held = core->disk->hold.on && pio->io.op == ZN_WRITE;
+        bool waits = pio_waits(core, pio);
 
-        if (!held && !pio_submit(core, pio))
+        if (!held && !waits && !pio_submit(core, pio))
             break;
         zsd_fair_take(&line->waiting, turn);
-        if (held)
-            zb_list_push_back(&line->held, &turn->node);
+        if (held || waits)
+            zb_list_push_back(waits ? &line->discard.waits : &line->held, &turn->node);
     }
+}
+
+/* Queues writes again, which were charged already. */
+static void pio_again(struct zsd_core *core, unsigned path, struct zb_list *list)
+{
+    struct zb_list *node;
+
+    while ((node = zb_list_pop_front(list)) != NULL)
+        pio_push(core, zb_container_of(node, struct zsd_pio, turn.node), 0);
+    pio_feed(core, path);
+}
+
+void zsd_pio_resume(struct zsd_core *core, unsigned path)
+{
+    pio_again(core, path, &core->disk->lines[path].discard.waits);
 }
 
 void zsd_hold_end(struct zsd_core *core)
@@ -98,13 +132,8 @@ void zsd_hold_end(struct zsd_core *core)
     core->disk->hold.rests_until_ns = now_ns + HOLD_REST * held_ns;
     core->daemon->stats.write_hold_us += held_ns / 1000;
     zsd_timed_disarm(&core->disk->hold.timed);
-    for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {
-        struct zb_list *node;
-
-        while ((node = zb_list_pop_front(&core->disk->lines[i].held)) != NULL)
-            pio_push(core, zb_container_of(node, struct zsd_pio, turn.node), 0);
-        pio_feed(core, i);
-    }
+    for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
+        pio_again(core, i, &core->disk->lines[i].held);
 }
 
 static void hold_on_expire(struct zsd_timed *timed)

@@ -69,7 +69,7 @@ static const struct {
     { "user-host-bytes", NULL },   { "user-nvme-bytes", NULL },   { "user-gpu-bytes", NULL },
     { "root-is-admin", set_root }, { "admin-group", set_admins }, { "quotas", set_quotas },
     { "log-level", set_level },    { "slow-request-ms", NULL },   { "drive-errors", NULL },
-    { "drive-slow", NULL },        { "drive-stall", NULL },
+    { "drive-slow", NULL },        { "drive-stall", NULL },       { "discard", NULL },
 };
 
 /* ---- one option */

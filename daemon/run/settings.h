@@ -39,6 +39,7 @@ struct zsd_config {
     uint64_t ring_bytes;   /* buffers that streamed pages pass through; 0: chosen from host_bytes */
     uint32_t drive_errors; /* failed transfers after which a drive is drained; 0: never */
     uint32_t drive_slow;   /* percent of its peers' speed below which it is drained; 0: never */
+    uint32_t discard;      /* bool: free space is discarded: disk/discard.h */
     uint32_t drive_stall_s; /* seconds without progress after which it is drained; 0: never */
     uint32_t clients_max;   /* connections */
     uint32_t jobs_max;

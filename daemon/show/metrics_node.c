@@ -3,6 +3,7 @@
  */
 #include <stdio.h>
 
+#include "daemon/disk/discard.h"
 #include "daemon/disk/drives.h"
 #include "daemon/disk/paths.h"
 #include "daemon/run/gpu_tier.h"
@@ -226,6 +227,16 @@ static double path_held(struct zsd *daemon, unsigned path)
     return (double)daemon->core->disk->lines[path].drive.held_bytes;
 }
 
+static double path_discarded(struct zsd *daemon, unsigned path)
+{
+    return (double)daemon->core->disk->lines[path].discard.discarded_bytes;
+}
+
+static double path_holed(struct zsd *daemon, unsigned path)
+{
+    return (double)zsd_discard_holed_bytes(daemon->core, path);
+}
+
 static double path_drained(struct zsd *daemon, unsigned path)
 {
     return zsd_path_drained(daemon->core, path);
@@ -379,6 +390,10 @@ const struct zsd_family zsd_node_families[] = {
     { "path_speed_bytes", ZSD_GAUGE, "bytes", "Measured speed of a drive, in bytes per second.",
       .path = path_speed },
     { "path_held_bytes", ZSD_GAUGE, "bytes", "Pages on a data file.", .path = path_held },
+    { "path_discarded_bytes", ZSD_COUNTER, "bytes",
+      "Free bytes of a data file that were discarded.", .path = path_discarded },
+    { "path_discard_holed_bytes", ZSD_GAUGE, "bytes",
+      "Bytes of a data file whose space others took during a discard.", .path = path_holed },
     { "path_drained", ZSD_GAUGE, "", "1: nothing new is placed on a data file.",
       .path = path_drained },
     { "path_stall_seconds", ZSD_GAUGE, "seconds",

@@ -44,8 +44,8 @@ struct sim_engine {
     bool in_batch;
     unsigned batch_left;
     struct zn_clock clock;
-    struct sim_request *late;   /* [depth] */
-    struct sim_request queue[]; /* [depth], then late */
+    struct sim_request *late;   /* [depth + 1]: a discard is not counted by depth */
+    struct sim_request queue[]; /* [depth + 1], then late */
 };
 
 /* ---- the backend */
@@ -57,7 +57,8 @@ static bool sim_timed(const struct sim_engine *x)
 
 static int sim_start(struct zn_engine *e, struct zb_err *err)
 {
-    struct sim_engine *x = calloc(1, sizeof(*x) + 2 * (size_t)e->info.depth * sizeof(x->queue[0]));
+    struct sim_engine *x =
+        calloc(1, sizeof(*x) + 2 * ((size_t)e->info.depth + 1) * sizeof(x->queue[0]));
     int rc = 0;
 
     if (!x)
@@ -66,7 +67,7 @@ static int sim_start(struct zn_engine *e, struct zb_err *err)
     x->e = e;
     x->sim = e->file.device;
     x->file = (unsigned)e->file.medium.fd;
-    x->late = x->queue + e->info.depth;
+    x->late = x->queue + e->info.depth + 1;
     zb_list_init(&x->fresh_urgent);
     zb_list_init(&x->fresh);
     if (sim_timed(x))
@@ -101,7 +102,8 @@ static int sim_kick(struct zn_engine *e)
         r->seq = ++x->seq;
         r->due_ns = 0;
         if (sim_timed(x)) {
-            r->due_ns = sim_due_ns(x->sim, r->io->op == ZN_FLUSH ? 0 : (size_t)r->io->res);
+            r->due_ns = sim_due_ns(
+                x->sim, r->io->op == ZN_FLUSH || zn_io_discards(r->io) ? 0 : (size_t)r->io->res);
             next_ns = zb_min_u64(next_ns, r->due_ns);
         } else {
             zn_wake(e);
@@ -116,9 +118,11 @@ static int sim_kick(struct zn_engine *e)
 static bool sim_perform(struct sim_engine *x, struct zn_io *io)
 {
     struct sim_op op = {
-        .kind = io->op == ZN_READ    ? SIM_READ
-                : io->op == ZN_FLUSH ? SIM_FLUSH
-                                     : SIM_WRITE,
+        .kind = io->op == ZN_READ       ? SIM_READ
+                : io->op == ZN_FLUSH    ? SIM_FLUSH
+                : io->op == ZN_DISCARD  ? SIM_DISCARD
+                : io->op == ZN_ALLOCATE ? SIM_ALLOCATE
+                                        : SIM_WRITE,
         .file = x->file,
         .off = zn_io_off(io),
         .len = (size_t)io->res,
@@ -326,10 +330,18 @@ static void place_close(struct zn_file *f)
     sim_user(f->device, -1);
 }
 
+static void place_discards(struct zn_file *f, struct zn_info *info)
+{
+    (void)f;
+    info->discard = info->told = true;
+    info->discard_bytes = ZN_SUPER_BYTES;
+}
+
 static const struct zn_ops *const place_backends[] = { &sim_ops, NULL };
 
 static const struct zn_place sim_place = {
-    place_backends, place_open, place_direct, place_name, place_reserve, place_cut, place_close,
+    place_backends, place_open,  place_direct,   place_name, place_reserve,
+    place_cut,      place_close, place_discards, NULL,
 };
 
 int zn_sim_engine(struct zn_engine **ret, struct zn_sim *s, const char *name, uint64_t size_bytes,

@@ -12,6 +12,8 @@
 
 #include "nvme/sim/sim_priv.h"
 
+#define SIM_HOLES_MAX 64u
+
 /* What the seed is mixed with, so that no two purposes draw the same numbers. */
 enum sim_purpose { DRAW_RANDOM = 1, DRAW_FAULT, DRAW_FORGET, DRAW_SETTLE };
 
@@ -26,6 +28,12 @@ struct sim_rule {
     enum zn_fault fault;
     uint64_t op;
     bool forever, spent;
+};
+
+/* A range that was discarded, and has no space. */
+struct sim_hole {
+    unsigned file;
+    uint64_t off, len;
 };
 
 enum sim_entry_kind { SIM_ENTRY_CHANGE, SIM_ENTRY_FLUSH, SIM_ENTRY_NAMES, SIM_ENTRY_FORGET };
@@ -56,6 +64,9 @@ struct zn_sim {
 
     struct sim_rule *rules;
     unsigned nrules;
+
+    struct sim_hole holes[SIM_HOLES_MAX];
+    unsigned nholes;
 
     bool dead;
     uint64_t dead_op;

@@ -74,7 +74,8 @@ static bool sim_applies(const struct zn_sim *s, const struct sim_doing *d, enum 
         return true;
     case ZN_FAULT_ENOSPC:
     case ZN_FAULT_EDQUOT:
-        return op->kind == SIM_WRITE || (op->kind == SIM_RESIZE && op->off > s->now[op->file].size);
+        return op->kind == SIM_WRITE || op->kind == SIM_DISCARD || op->kind == SIM_ALLOCATE ||
+               (op->kind == SIM_RESIZE && op->off > s->now[op->file].size);
     case ZN_FAULT_SHORT:
         return transfer && d->len > SIM_SECTOR;
     case ZN_FAULT_FLUSH:
@@ -107,7 +108,7 @@ static void sim_strike(struct zn_sim *s, struct sim_doing *d, enum zn_fault faul
         d->rc = -ENOSPC;
         break;
     case ZN_FAULT_EDQUOT:
-        d->rc = -EDQUOT;
+        d->rc = d->op->kind == SIM_DISCARD ? -ENOSPC : -EDQUOT;
         break;
     case ZN_FAULT_SHORT:
         d->len = (size_t)(SIM_SECTOR * (1 + sim_draw(&seed) % ((d->len - 1) / SIM_SECTOR)));
@@ -156,4 +157,15 @@ void sim_strike_all(struct zn_sim *s, struct sim_doing *d)
         r->spent = !r->forever;
         sim_strike(s, d, r->fault);
     }
+}
+
+uint64_t zn_sim_holes(const struct zn_sim *s)
+{
+    uint64_t bytes = 0;
+
+    sim_lock(s);
+    for (unsigned i = 0; i < s->nholes; i++)
+        bytes += s->holes[i].len;
+    sim_unlock(s);
+    return bytes;
 }

@@ -81,6 +81,73 @@ static ssize_t sim_do_write(struct zn_sim *s, struct sim_doing *d)
     return sim_change(s, d, c);
 }
 
+/* ---- discards */
+
+static void hole_add(struct zn_sim *s, const struct sim_doing *d)
+{
+    if (s->nholes < SIM_HOLES_MAX)
+        s->holes[s->nholes++] =
+            (struct sim_hole){ .file = d->op->file, .off = d->off, .len = d->len };
+}
+
+/* Allocates what lies inside of the range; discards and allocations are of the same ranges. */
+static void holes_fill(struct zn_sim *s, const struct sim_doing *d)
+{
+    unsigned kept = 0;
+
+    for (unsigned i = 0; i < s->nholes; i++) {
+        const struct sim_hole *h = &s->holes[i];
+
+        if (h->file != d->op->file || h->off < d->off || h->off + h->len > d->off + d->len)
+            s->holes[kept++] = *h;
+    }
+    s->nholes = kept;
+}
+
+static bool hole_hit(const struct zn_sim *s, const struct sim_doing *d)
+{
+    for (unsigned i = 0; i < s->nholes; i++)
+        if (s->holes[i].file == d->op->file && d->off < s->holes[i].off + s->holes[i].len &&
+            s->holes[i].off < d->off + d->len)
+            return true;
+    return false;
+}
+
+/* Other bytes, as if written. */
+static ssize_t sim_do_discard(struct zn_sim *s, struct sim_doing *d)
+{
+    struct sim_data *now = &s->now[d->op->file];
+    uint64_t draw = sim_mix(s->options.seed, d->n);
+    struct sim_change *c;
+    ssize_t rc;
+
+    if (!now->exists)
+        return -ENOENT;
+    if (s->options.discard)
+        return s->dead ? -EIO : (ssize_t)d->len;
+    c = sim_change_new(SIM_CHANGE_WRITE, d->op->file, now->born, d->off, NULL, d->len);
+    if (!c)
+        return -ENOMEM;
+    for (size_t i = 0; i + sizeof(draw) <= d->len; i += sizeof(draw)) {
+        memcpy(c->bytes + i, &draw, sizeof(draw));
+        draw += UINT64_C(0x9e3779b97f4a7c15);
+    }
+    rc = sim_change(s, d, c);
+    if (rc < 0)
+        return rc;
+    if (d->rc == -ENOSPC)
+        hole_add(s, d);
+    return d->rc < 0 ? d->rc : (ssize_t)d->len;
+}
+
+static ssize_t sim_do_allocate(struct zn_sim *s, const struct sim_doing *d)
+{
+    if (s->dead)
+        return -EIO;
+    holes_fill(s, d);
+    return (ssize_t)d->len;
+}
+
 static ssize_t sim_do_meta(struct zn_sim *s, struct sim_doing *d)
 {
     static const enum sim_change_kind kinds[] = {
@@ -155,7 +222,10 @@ ssize_t sim_do(struct zn_sim *s, struct sim_op *op)
         if (d.forget)
             sim_forget(s, &d);
     }
-    if (rc == 0 && (!s->dead || s->dead_op == d.n)) {
+    if (op->kind == SIM_WRITE && rc == 0 && hole_hit(s, &d))
+        rc = -ENOSPC;
+    if ((rc == 0 || (rc == -ENOSPC && op->kind == SIM_DISCARD)) &&
+        (!s->dead || s->dead_op == d.n)) {
         switch (op->kind) {
         case SIM_READ:
             rc = sim_do_read(s, &d);
@@ -171,6 +241,12 @@ ssize_t sim_do(struct zn_sim *s, struct sim_op *op)
         case SIM_CREATE:
         case SIM_DELETE:
             rc = sim_do_meta(s, &d);
+            break;
+        case SIM_DISCARD:
+            rc = sim_do_discard(s, &d);
+            break;
+        case SIM_ALLOCATE:
+            rc = sim_do_allocate(s, &d);
             break;
         }
     }

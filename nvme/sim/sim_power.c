@@ -45,6 +45,7 @@ int zn_sim_restart(struct zn_sim *s)
     if (rc == 0)
         rc = sim_snap(s);
     s->dead = s->cut = false;
+    s->nholes = 0;
     s->cut_variant = 0;
     s->nrules = 0;
     sim_unlock(s);

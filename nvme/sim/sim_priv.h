@@ -65,7 +65,7 @@ struct sim_change {
     unsigned char bytes[]; /* [len] */
 };
 
-/** One reference; NULL: no memory. bytes may be NULL for len 0. */
+/** One reference; NULL: no memory. bytes NULL: the caller sets them. */
 struct sim_change *sim_change_new(enum sim_change_kind kind, unsigned file, uint32_t born,
                                   uint64_t off, const void *bytes, size_t len);
 struct sim_change *sim_change_ref(struct sim_change *c);
@@ -126,7 +126,8 @@ static inline uint64_t sim_draw(uint64_t *state)
 
 /* ---- the device */
 
-/* FLUSH_NAMES: creations and deletions of all files become durable. */
+/* FLUSH_NAMES: creations and deletions of all files become durable. DISCARD: as a write of bytes that
+ * nobody wrote; if it fails with -ENOSPC, also, and the range is a hole until it is allocated. */
 enum sim_kind {
     SIM_READ,
     SIM_WRITE,
@@ -134,7 +135,9 @@ enum sim_kind {
     SIM_FLUSH_NAMES,
     SIM_RESIZE,
     SIM_CREATE,
-    SIM_DELETE
+    SIM_DELETE,
+    SIM_DISCARD,
+    SIM_ALLOCATE
 };
 
 struct sim_op {

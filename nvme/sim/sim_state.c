@@ -183,7 +183,7 @@ struct sim_change *sim_change_new(enum sim_change_kind kind, unsigned file, uint
     c->born = born;
     c->off = off;
     c->len = len;
-    if (len > 0)
+    if (len > 0 && bytes)
         memcpy(c->bytes, bytes, len);
     return c;
 }

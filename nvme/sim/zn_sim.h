@@ -18,11 +18,13 @@
  * the others choose freely. The write that was operation n itself may be torn too.
  *
  * FAULTS are rules: from operation n on, once or permanently, of one kind. ENOSPC and EDQUOT
- * hit writes, and truncates that grow; a short transfer moves a part of the bytes, a multiple of 512; a failed
+ * hit writes, truncates that grow, and discards and allocations, which leave a hole; a short transfer moves a part of the bytes, a multiple of 512; a failed
  * flush returns -EIO and drops the unflushed writes of that file from the cache at random, as a
  * kernel does. A lost write reports success and never happens; a misdirected one goes to another 4
  * KiB-aligned place of the same file; a stale one is undone at the next restart although a flush
  * followed; a bit flip changes one bit of what is written or read.
+ *
+ * A DISCARD (ZN_DISCARD) replaces the bytes of the range, as a write of bytes that nobody wrote.
  *
  * TIME. Requests of an engine happen, get their numbers and finish inside zn_reap(), in an order
  * drawn from the seed, one for each zn_reap() or more (zn_sim_options.batch), immediately in real
@@ -55,7 +57,7 @@ struct zn_sim_options {
     uint64_t rate_bytes; /* fixed-rate mode: bytes a second; 0: off */
     uint64_t latency_ns; /* of it */
     bool discard;
-    bool record; /* keep all operations, for zn_sim_cut_at() */
+    bool record;   /* keep all operations, for zn_sim_cut_at() */
 };
 
 int zn_sim_new(struct zn_sim **ret, const struct zn_sim_options *options, struct zb_err *err);
@@ -100,6 +102,9 @@ int zn_sim_fault(struct zn_sim *s, enum zn_fault fault, uint64_t op, bool foreve
 void zn_sim_faults_clear(struct zn_sim *s);
 /** How often a fault has struck. */
 uint64_t zn_sim_struck(const struct zn_sim *s);
+/** Bytes of files that were discarded and have no space: writes to them fail with -ENOSPC until
+ * ZN_ALLOCATE, or a restart, after which the file is reserved again. */
+uint64_t zn_sim_holes(const struct zn_sim *s);
 
 /* ---- power */
 

@@ -8,6 +8,7 @@
  * ZSHARD_CUT=op:v   one cut, of the run of ZSHARD_SEED
  * ZSHARD_LOSE=1     two data files; after each cut the catalog is damaged, and its copy replaces it
  * ZSHARD_DRAINS=1   two data files, which are drained and used again
+ * ZSHARD_DISCARDS=1 free space gets other bytes, now and then
  */
 #include "tests/sim/zsim.h"
 
@@ -169,6 +170,7 @@ int main(void)
     zs_watch();
     loses = zs_env("ZSHARD_LOSE", 0) != 0;
     zs_drains = zs_env("ZSHARD_DRAINS", 0) > 0;
+    zs_discards = zs_env("ZSHARD_DISCARDS", 0) > 0;
     zs_paths = loses || zs_drains ? 2 : 1;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,7 @@
  * ZSHARD_SEED=N               the run (1)
  * ZSHARD_FAULTS=N             the number of faults (300), of all kinds and operations; 0: all
  * ZSHARD_DRAINS=1             two data files, which are drained and used again
+ * ZSHARD_DISCARDS=1           free space gets other bytes, now and then
  * ZSHARD_FAULT=kind:op:0|1    one fault; 0: once, 1: always
  */
 #include "tests/sim/zsim.h"
@@ -170,6 +171,7 @@ int main(void)
 
     zs_watch();
     zs_drains = zs_env("ZSHARD_DRAINS", 0) > 0;
+    zs_discards = zs_env("ZSHARD_DISCARDS", 0) > 0;
     zs_paths = zs_drains ? 2 : 1;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

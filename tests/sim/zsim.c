@@ -13,13 +13,17 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "daemon/disk/discard.h"
 #include "daemon/disk/drives.h"
 #include "daemon/store/drain.h"
 
-#define TURNS_MAX   200000u /* nothing takes as many */
-#define IDLE_TURNS  64u     /* this many in a row without progress: there will be none */
-#define DRAIN_TURNS 97u     /* turns, about, until a drive is drained or used again */
-#define WATCH_S     60u     /* for one case: hundreds of times the usual duration */
+#define TURNS_MAX     200000u /* nothing takes as many */
+#define IDLE_TURNS    64u     /* this many in a row without progress: there will be none */
+#define DRAIN_TURNS   97u     /* turns, about, until a drive is drained or used again */
+#define DISCARD_TURNS 3u      /* turns, about, until the next discard */
+#define HOLED_TURNS   2048u   /* until space is allocated again: there are idle turns in between */
+#define DISCARD_UNITS 256u    /* of a discard, at most: 1 MiB */
+#define WATCH_S       60u     /* for one case: hundreds of times the usual duration */
 
 /* ---- failures of a test */
 
@@ -126,14 +130,23 @@ static void world_drains(struct zs_world *w, uint64_t draw)
     zsd_drain_start(core);
 }
 
+/* Whether space is allocated again, which is tried after a time. */
+static bool world_holed(const struct zsd_core *core)
+{
+    return zsd_discard_holed_bytes(core, 0) + zsd_discard_holed_bytes(core, 1) > 0;
+}
+
 /* Draws the next source of work. Returns how much was done. */
 static unsigned world_turn(struct zs_world *w)
 {
     uint64_t draw = ztest_random(&w->seed);
+    struct zsd_core *core = w->core.daemon.core;
     unsigned n = 0;
 
     if (zs_drains && (draw >> 32) % DRAIN_TURNS == 0)
         world_drains(w, draw >> 48);
+    if (zs_discards && (draw >> 40) % (world_holed(core) ? HOLED_TURNS : DISCARD_TURNS) == 0)
+        zsd_discards_tick(core, UINT64_MAX); /* whatever the time is */
     zsd_core_turn(&w->core.daemon);
     if (draw & 3)
         n += zn_reap(w->core.daemon.engine, 8);
@@ -199,7 +212,7 @@ void zs_hang_up(struct zs_world *w)
 
 /* ---- up and down */
 
-bool zs_measures, zs_drains, zs_patient;
+bool zs_measures, zs_drains, zs_discards, zs_patient;
 struct zn_sim *zs_second;
 unsigned zs_paths = 1, zs_retire;
 uint64_t zs_shrink_bytes;
@@ -243,10 +256,15 @@ int zs_start(struct zs_world *w, struct zn_sim *sim, uint64_t seed, uint32_t pag
         rc = zn_sim_engine(&daemon->engine, sim, ZS_DATA, ZS_DATA_BYTES, 0, err);
     if (rc == 0)
         rc = zs_paths > 1 ? start_second(daemon, sim, err) : 0;
+    daemon->config.discard = zs_discards;
     if (rc == 0)
         rc = world_up(&w->core, ZS_RANKS + 1, err);
-    if (rc < 0)
+    if (rc < 0) {
         zs_stop(w);
+    } else {
+        daemon->core->disk->discard_least = 1;
+        daemon->core->disk->discard_most = DISCARD_UNITS;
+    }
     return rc;
 }
 

@@ -175,12 +175,74 @@ static void space_rest(void **state)
     }
 }
 
+/* The stale units against an array: each is taken at most once between two uses, none is missed, and
+ * the rest of the map is left alone. */
+static void space_stale(void **state)
+{
+    enum { UNITS = 700, ROUNDS = 300 };
+    static const struct zb_stale wants[] = {
+        { .align = 1, .phase = 0, .least = 1, .most = 8, .words = 2 },
+        { .align = 4, .phase = 1, .least = 4, .most = 16, .words = 1 },
+        { .align = 1, .phase = 16, .least = 5, .most = 300, .words = 100 },
+        { .align = 64, .phase = 63, .least = 64, .most = 64, .words = 3 },
+    };
+    uint64_t seed = 11;
+
+    (void)state;
+    for (size_t k = 0; k < sizeof(wants) / sizeof(wants[0]); k++) {
+        const struct zb_stale *want = &wants[k];
+        char units[UNITS]; /* s: stale, c: clean, t: taken */
+        struct zb_space *s;
+
+        assert_int_equal(zb_space_new(&s, UNITS), 0);
+        assert_int_equal(zb_space_track(s), 0);
+        memset(units, 's', sizeof(units));
+        for (int round = 0; round < ROUNDS; round++) {
+            uint64_t at = 0, first = 0, n, run = 0;
+
+            while (at < UNITS) {
+                n = zb_space_take_stale(s, want, &at, &first);
+                assert_true(at <= UNITS);
+                if (n == 0)
+                    continue;
+                assert_true(n >= want->least && n <= want->most);
+                assert_true((first + want->phase) % want->align == 0 && n % want->align == 0);
+                for (uint64_t i = first; i < first + n; i++)
+                    assert_int_equal(units[i], 's');
+                zb_space_give_clean(s, first, n);
+                memset(units + first, 'c', n);
+            }
+            for (uint64_t i = 0; i < UNITS; i++) { /* what is left is too short */
+                run = units[i] == 's' ? run + 1 : 0;
+                assert_true(run < want->least + 2 * want->align);
+            }
+            for (int i = 0; i < 20; i++) {
+                uint64_t from = ztest_random(&seed) % UNITS;
+                uint64_t count = 1 + ztest_random(&seed) % (UNITS - from) % 100;
+
+                if (zb_space_take_at(s, from, count) == 0)
+                    memset(units + from, 't', count);
+            }
+            for (uint64_t i = 0; i < UNITS; i++)
+                if (units[i] == 't' && ztest_random(&seed) % 32 > 0) {
+                    zb_space_give(s, i, 1);
+                    units[i] = 's';
+                }
+            n = 0;
+            for (uint64_t i = 0; i < UNITS; i++)
+                n += units[i] != 't';
+            assert_int_equal(zb_space_free_units(s), n);
+        }
+        zb_space_free(s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(space_against_model), cmocka_unit_test(space_some),
         cmocka_unit_test(space_whole),         cmocka_unit_test(space_at),
-        cmocka_unit_test(space_rest),
+        cmocka_unit_test(space_rest),          cmocka_unit_test(space_stale),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -533,7 +533,7 @@ static const struct {
     { "an odd address", ZN_READ, 256, false, ZN_DATA_START, 4096, -EINVAL },
     { "no memory", ZN_WRITE, 0, true, ZN_DATA_START, 4096, -EINVAL },
     { "a slot of nothing", ZN_SLOT, 0, true, 0, 0, -EINVAL },
-    { "no such operation", (enum zn_op)4, 0, false, ZN_DATA_START, 4096, -EINVAL },
+    { "no such operation", (enum zn_op)6, 0, false, ZN_DATA_START, 4096, -EINVAL },
     { "a flush, which has none of these", ZN_FLUSH, 1, true, 1, 1, 0 },
 };
 

@@ -7,14 +7,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>
-#include <linux/loop.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -412,10 +410,23 @@ static void open_read_only(void **state)
     mount_down();
 }
 
+/* Makes the file system full, to the last page. */
+static void file_fill(const char *name)
+{
+    struct statvfs vfs;
+    int fd = open(name, O_WRONLY | O_CLOEXEC);
+
+    assert_int_equal(fstatvfs(fd, &vfs), 0);
+    assert_int_equal(
+        fallocate(fd, 0, (off_t)vfs.f_bsize, (off_t)((uint64_t)vfs.f_bfree * vfs.f_bsize)), 0);
+    assert_int_equal(close(fd), 0);
+}
+
 /* The file system is too small; a file that should grow keeps its old length. */
 static void open_no_room(void **state)
 {
     char at[400], other[400];
+    int fd;
 
     (void)state;
     (void)snprintf(at, sizeof(at), "%s/data", mnt);
@@ -432,14 +443,21 @@ static void open_no_room(void **state)
     assert_int_equal(try_open(at, ZB_MIB, NULL), 0);
     assert_int_equal(unlink(at), 0);
     file_make(other, "x", 1, 1);
-    {
-        int fd = open(other, O_WRONLY | O_CLOEXEC);
-
-        assert_int_equal(fallocate(fd, 0, 0, (off_t)(2 * ZB_MIB)), 0); /* full to the last page */
-        assert_int_equal(close(fd), 0);
-    }
+    file_fill(other);
     assert_int_equal(try_open(at, ZB_MIB, NULL), -ENOSPC);
     expect_text("full", "has 0 B free");
+    assert_int_equal(unlink(other), 0);
+    assert_int_equal(try_open(at, ZB_MIB, NULL), 0);
+    fd = open(at, O_RDWR | O_CLOEXEC); /* a discard that did not come to its end */
+    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4 * 65536, 65536),
+                     0);
+    assert_int_equal(close(fd), 0);
+    file_make(other, "x", 1, 1);
+    file_fill(other);
+    assert_int_equal(try_open(at, ZB_MIB, NULL), -ENOSPC);
+    expect_text("a hole", "has 960 KiB of its 1.00 MiB");
+    assert_int_equal(unlink(other), 0);
+    assert_int_equal(try_open(at, ZB_MIB, NULL), 0);
     mount_down();
 }
 
@@ -471,32 +489,6 @@ static void open_without_help(void **state)
     free(buf);
 }
 
-/* Makes a loop device for a file: its name in ret, or false with a message. */
-static bool loop_up(const char *file, char *ret, size_t size, int *ret_fd)
-{
-    int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
-    int file_fd = open(file, O_RDWR | O_CLOEXEC), nr = -1;
-    bool up = false;
-
-    *ret_fd = -1;
-    for (int attempt = 0; control >= 0 && file_fd >= 0 && !up && attempt < 8; attempt++) {
-        struct loop_info64 info = { .lo_flags = LO_FLAGS_AUTOCLEAR };
-
-        nr = ioctl(control, LOOP_CTL_GET_FREE);
-        (void)snprintf(ret, size, "/dev/loop%d", nr);
-        *ret_fd = open(ret, O_RDWR | O_CLOEXEC);
-        up = *ret_fd >= 0 && ioctl(*ret_fd, LOOP_SET_FD, file_fd) == 0 &&
-             ioctl(*ret_fd, LOOP_SET_STATUS64, &info) == 0;
-        if (!up)
-            zb_close_fd(ret_fd);
-    }
-    if (!up)
-        print_message("skipped: a loop device: %s\n", strerror(errno));
-    zb_close_fd(&control);
-    zb_close_fd(&file_fd);
-    return up;
-}
-
 static void open_device(void **state)
 {
     unsigned char *buf = zn_test_memory(8192);
@@ -508,7 +500,7 @@ static void open_device(void **state)
     (void)state;
     (void)snprintf(image, sizeof(image), "%s/image", dir);
     file_make(image, "", 0, 2 * ZB_MIB);
-    if (!loop_up(image, device, sizeof(device), &fd)) {
+    if (!zn_test_loop_up(image, device, sizeof(device), &fd)) {
         free(buf);
         skip();
     }

@@ -2,13 +2,16 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/loop.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -57,7 +60,7 @@ bool zn_test_wait(struct zn_engine *e)
 
 void zn_test_drain(struct zn_engine *e)
 {
-    while (zn_stats(e).inflight > 0) {
+    while (zn_stats(e).inflight > 0 || zn_stats(e).discarding) {
         zn_kick(e);
         if (!zn_test_wait(e))
             fail_msg("no wake-up with %u requests in flight", zn_stats(e).inflight);
@@ -92,6 +95,31 @@ int zn_test_io(struct zn_engine *e, enum zn_op op, void *buf, uint32_t len_bytes
         return rc;
     zn_test_drain(e);
     return t.rc;
+}
+
+bool zn_test_loop_up(const char *file, char *ret, size_t size, int *ret_fd)
+{
+    int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
+    int file_fd = open(file, O_RDWR | O_CLOEXEC), nr = -1;
+    bool up = false;
+
+    *ret_fd = -1;
+    for (int attempt = 0; control >= 0 && file_fd >= 0 && !up && attempt < 8; attempt++) {
+        struct loop_info64 info = { .lo_flags = LO_FLAGS_AUTOCLEAR };
+
+        nr = ioctl(control, LOOP_CTL_GET_FREE);
+        (void)snprintf(ret, size, "/dev/loop%d", nr);
+        *ret_fd = open(ret, O_RDWR | O_CLOEXEC);
+        up = *ret_fd >= 0 && ioctl(*ret_fd, LOOP_SET_FD, file_fd) == 0 &&
+             ioctl(*ret_fd, LOOP_SET_STATUS64, &info) == 0;
+        if (!up)
+            zb_close_fd(ret_fd);
+    }
+    if (!up)
+        print_message("skipped: a loop device: %s\n", strerror(errno));
+    zb_close_fd(&control);
+    zb_close_fd(&file_fd);
+    return up;
 }
 
 int zn_test_refuse(const struct zn_test_refusal *refusals, unsigned count)

@@ -32,6 +32,10 @@ void zn_test_drain(struct zn_engine *e);
 int zn_test_io(struct zn_engine *e, enum zn_op op, void *buf, uint32_t len_bytes,
                uint64_t off_bytes);
 
+/** Makes a loop device for a file: its name in ret, or false with a message. It is there until
+ * *ret_fd is closed. */
+bool zn_test_loop_up(const char *file, char *ret, size_t size, int *ret_fd);
+
 /** A system call that fails with an errno, whichever code makes it. */
 struct zn_test_refusal {
     int nr, error;
