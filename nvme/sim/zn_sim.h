@@ -57,7 +57,7 @@ struct zn_sim_options {
     uint64_t rate_bytes; /* fixed-rate mode: bytes a second; 0: off */
     uint64_t latency_ns; /* of it */
     bool discard;
-    bool record;   /* keep all operations, for zn_sim_cut_at() */
+    bool record; /* keep all operations, for zn_sim_cut_at() */
 };
 
 int zn_sim_new(struct zn_sim **ret, const struct zn_sim_options *options, struct zb_err *err);

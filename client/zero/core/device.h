@@ -83,7 +83,7 @@ void zcz_device_moved(struct zc_zero *z);
 struct zcz_pieces {
     const void *data;
     bool on_device; /* data is on the device, not in host memory */
-    size_t bytes;     /* of all pieces together; the last may be shorter */
+    size_t bytes;   /* of all pieces together; the last may be shorter */
     size_t piece, stride;
 };
 
