@@ -13,6 +13,7 @@
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 #include "daemon/op/commit.h"
+#include "daemon/op/early.h"
 #include "daemon/op/image.h"
 #include "daemon/op/leave.h"
 #include "daemon/op/open.h"
@@ -247,5 +248,6 @@ void zsd_core_drain(struct zsd *daemon)
 
         zsd_commit_last(job);
         zsd_image_save(job);
+        zsd_early_resume(job);
     }
 }

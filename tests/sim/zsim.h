@@ -116,6 +116,8 @@ extern struct zn_sim *zs_second;
 extern bool zs_patient;
 /** If set, and there are two data files: now and then one of them is drained, or used again. */
 extern bool zs_drains;
+/** ZSHARD_RING: jobs do not hold the gradients of streamed pages. */
+bool zs_rings(void);
 /** The data file that a start retires, from 1; 0: none. */
 extern unsigned zs_retire;
 /** If set: that file is not retired, but made so short. */
