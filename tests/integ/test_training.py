@@ -187,6 +187,8 @@ def overlaps():
                 name = f"{dtype}, {ranks} ranks, {' '.join(clip)}, overlap {overlap}, {host} bytes"
                 flags = ["--offload", "nvme", "--overlap", overlap]
                 flags += rng.choice(([], ["--keep", "--commit-every", "3"]))
+                ring = overlap != "none" and overlap != "serve" and clip is not tensor
+                flags += ["--grad-ring"] if ring else []
                 run = good(Run(base + flags, ranks, d.env(), steps=FEW), name)
                 early = {row["name"]: row["value"] for row in d.zctl("stat")}["pages_early"]
                 check(run.losses() == here.losses(), f"{name}: other losses than without a daemon")
