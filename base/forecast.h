@@ -54,6 +54,7 @@ struct zb_run {
     bool durable;
     uint64_t commit_every; /* durable: steps between commits; 0: never */
     bool early;            /* steps begin early, if there is room for it */
+    bool grad_ring;        /* and gradients of pages with streamed state are not held */
     bool muon;             /* Muon steps the matrices that the model knows; no step begins early */
     uint32_t micro_steps, prefetch_units;
     enum zb_comm comm;
@@ -108,6 +109,8 @@ struct zb_forecast {
                                                     memory */
     uint64_t nvme_param, nvme_state, nvme_spare; /* places: of one version, and all others */
     uint64_t nvme_grad;                          /* gradients that do not fit into memory */
+    uint64_t grads_ringed;                       /* gradients that are not held */
+    uint64_t grads_aside;                        /* of host_grad: new parameters, instead of them */
     uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data
                                           file, one on each drive */
     uint64_t gpu_state; /* state on the GPU tier from the third step on, in addition to its place in
