@@ -297,6 +297,7 @@ static void it_is_skipped_while_pushes_wait(void **state)
     before = bytes_of_all(&j);
     assert_int_equal(zc_step_begin_wait(j.r->c, j.r->job.id, &step, 1), 0);
     push_begin(&j.r[0], 0, 1, 0, &call);
+    zi_pump(j.r, 2, 20);
     o.name = "other";
     zi_job(&other, 1, &j.d, &o, units, UNITS);
     for (unsigned u = 0; u < UNITS; u++)
@@ -327,6 +328,7 @@ static void the_daemon_ends(void **state)
     job_open(&j, &placements[2], 2, true, options);
     assert_int_equal(zc_step_begin_wait(j.r->c, j.r->job.id, &step, 1), 0);
     push_begin(&j.r[0], 0, 1, 0, &call);
+    zi_pump(j.r, 2, 20);
     zi_term(&j.d);
     zi_ended(&j.d);
     for (unsigned i = 0; i < 2; i++)
@@ -350,7 +352,8 @@ static void until(struct job *j, enum moment moment, struct zi_call *call)
     static struct zc_stepped stepped;
 
     assert_int_equal(zc_step_begin_wait(j->r->c, j->r->job.id, &step, 1), 0);
-    push_begin(&j->r[0], 0, 2, 0, call);
+    push_begin(&j->r[0], UNITS - 1, 2, 0, call);
+    zi_pump(j->r, 2, 20); /* it is on its way */
     if (moment == PUSH_WAITS)
         return;
     assert_int_equal(zc_step_begin_wait(j->r[1].c, j->r[1].job.id, &step, 1), 0);
@@ -360,11 +363,11 @@ static void until(struct job *j, enum moment moment, struct zi_call *call)
     }
     assert_int_equal(zi_await(j->r, 2, call), 0);
     for (uint64_t first = PAGE; first < ELEMS / 2; first += PAGE) {
-        push_begin(&j->r[0], 0, 2, first, call);
+        push_begin(&j->r[0], UNITS - 1, 2, first, call);
         assert_int_equal(zi_await(j->r, 2, call), 0);
     }
     for (unsigned i = 0; i < 2; i++)
-        for (unsigned u = 1 - i; u < UNITS; u++)
+        for (unsigned u = 0; u < UNITS - 1 + i; u++)
             zi_push_all(&j->r[i], u, 2, grad);
     if (moment != ONE_ASKED)
         return;
