@@ -29,6 +29,13 @@ static const char *const narrow[] = {
     "72K",          "--timeout-ms", "120000",       NULL
 };
 
+/* A GPU: its tier takes parameters that ask for it, and no state of such a job. */
+static const char *const with_gpu[] = { "--host-bytes", "16M",          "--nvme-bytes",
+                                        "16M",          "--page-elems", "4096",
+                                        "--ring-bytes", "256K",         "--timeout-ms",
+                                        "120000",       "--gpu-bytes",  "8M",
+                                        "--gpu",        "emulated",     NULL };
+
 static const struct zc_tensor all = { .name = "all", .ndims = 1, .dims = { ELEMS } };
 
 static const struct zc_unit units[UNITS] = {
@@ -45,12 +52,15 @@ static const struct placement {
     const char *name;
     uint64_t host_bytes;
     bool durable;
+    enum zc_place params;
 } placements[] = {
-    { "all state is streamed", 2 * PARAMS, false },
-    { "a part of the state is in memory, with its gradients", 2 * PARAMS + 300 * 1024, false },
-    { "the same, durable", 2 * PARAMS + 300 * 1024, true },
-    { "parameters are streamed, too", PARAMS, false },
-    { "only the last page of state is streamed", PARAMS + ELEMS * 52 - PAGE, false },
+    { "all state is streamed", 2 * PARAMS, false, ZC_NVME },
+    { "a part of the state is in memory, with its gradients", 2 * PARAMS + 300 * 1024, false,
+      ZC_NVME },
+    { "the same, durable", 2 * PARAMS + 300 * 1024, true, ZC_NVME },
+    { "parameters are streamed, too", PARAMS, false, ZC_NVME },
+    { "only the last page of state is streamed", PARAMS + ELEMS * 52 - PAGE, false, ZC_NVME },
+    { "parameters are on the GPU, new ones in host memory", PARAMS + 100 * 1024, false, ZC_GPU },
 };
 
 struct job {
@@ -86,6 +96,8 @@ static struct zc_job_options options_of(const struct placement *p, unsigned worl
                                     .early = ring,
                                     .grad_ring = ring,
                                     .tensor_norms = true,
+                                    .offload_param = p->params,
+                                    .device = p->params == ZC_GPU ? "emulated" : NULL,
                                     .host_bytes_max = world * STAGING + p->host_bytes };
 }
 
@@ -102,6 +114,7 @@ static void job_open(struct job *j, const struct placement *p, unsigned world, b
     assert_true(ring == (j->r->place.grads_ringed > 0));
     assert_int_equal(j->r->place.grads_on_nvme, 0);
     assert_true(j->r->place.host_bytes <= o.host_bytes_max);
+    assert_true((p->params == ZC_GPU) == (j->r->place.gpu_params > 0));
     for (unsigned r = 0; r < world; r++)
         for (unsigned u = 0; u < UNITS; u++)
             zi_write_all(&j->r[r], u, value);
@@ -194,6 +207,7 @@ static uint64_t run(const struct placement *p, unsigned world, bool ring, const 
         assert_int_equal(bytes_of_all(&j) == before, number == 2);
     }
     if (ring) {
+        assert_true(p->params != ZC_GPU || zi_tier(j.r->c, "gpu").state == 0);
         assert_true(zi_counter(j.r->c, "pages_early") > 0);
         assert_true(zi_counter(j.r->c, "pages_undone") > 0);
     }
@@ -210,7 +224,10 @@ static void it_changes_no_bit(void **state)
 
         for (size_t i = 0; i < ZB_COUNT(placements); i++)
             if (world == 2 || i < 2)
-                if (run(&placements[i], world, true, i == 1 ? narrow : options) != held)
+                if (run(&placements[i], world, true,
+                        placements[i].params == ZC_GPU ? with_gpu
+                        : i == 1                       ? narrow
+                                                       : options) != held)
                     fail_msg("%u ranks, %s: other bytes", world, placements[i].name);
     }
 }
