@@ -28,6 +28,11 @@ static int forecast_check(const struct zb_run *run, const struct zb_node *node, 
             err, -EINVAL,
             "on several nodes, ranks that exchange between GPUs do not read each other's "
             "slices in host memory (node_gather host)");
+    if (run->grad_ring && (!run->early || run->muon || run->micro_steps > 1))
+        return zb_fail(
+            err, -EINVAL,
+            "a ring of gradients needs steps that begin early, without Muon, and gradients "
+            "of all micro-steps that are added up before they are pushed (--micro-steps 1)");
     if (node->gpus > ZB_GPUS_MAX)
         return zb_fail(err, -EINVAL, "a node of %u GPUs: at most %u", node->gpus, ZB_GPUS_MAX);
     if (node->page_elems < ZB_BLOCK_ELEMS || node->page_elems > ZB_PAGE_ELEMS_MAX ||
@@ -158,10 +163,11 @@ static int forecast_try(const struct zb_run *run, const struct zb_node *node,
     int rc;
 
     job->early = run->early && !run->muon;
+    job->grad_ring = run->grad_ring && job->early && !job->state_resident;
     rc = zb_place(job, place);
     if (rc == 0 && job->early && zb_needs_bytes(&place->nvme) > room) {
         zb_place_done(place);
-        job->early = false;
+        job->early = job->grad_ring = false;
         rc = zb_place(job, place);
     }
     f->early = job->early;
@@ -192,6 +198,8 @@ static int forecast_place(const struct zb_run *run, const struct zb_node *node,
     f->nvme_param = place->nvme_param;
     f->nvme_state = place->nvme_state;
     f->nvme_grad = place->nvme_grad;
+    f->grads_ringed = place->grads_ringed;
+    f->grads_aside = place->aside_bytes;
     f->nvme_spare = zb_needs_bytes(&place->nvme) - f->nvme_param - f->nvme_state - f->nvme_grad;
     f->nvme_used = node->nvme_taken + zb_needs_bytes(&place->nvme);
     rc = zb_forecast_gpu_tiers(run, node, job, place, f);

@@ -60,6 +60,7 @@ struct zb_run {
     bool durable;
     uint64_t commit_every; /* durable: steps between commits; 0: never */
     bool early;            /* steps begin early, if there is room for it */
+    bool grad_ring;        /* and gradients of pages with streamed state are not held */
     bool muon;             /* Muon steps the matrices that the model knows; no step begins early */
     uint32_t micro_steps, prefetch_units;
     enum zb_comm comm;
@@ -115,6 +116,8 @@ struct zb_forecast {
                                                     memory */
     uint64_t nvme_param, nvme_state, nvme_spare; /* places: of one version, and all others */
     uint64_t nvme_grad;                          /* gradients that do not fit into memory */
+    uint64_t grads_ringed;                       /* gradients that are not held */
+    uint64_t grads_aside;                        /* of host_grad: new parameters, instead of them */
     uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data
                                           file, one on each drive */
     /* on the GPU tiers, all GPUs together: parameters, which are nowhere else; and state from the

@@ -113,6 +113,7 @@ int zb_forecast_gpu_tiers(const struct zb_run *run, const struct zb_node *node,
 {
     struct zb_gpus gpus = zb_run_gpus(run, node, f->local);
     uint32_t *from = calloc(zb_max_u64(job->nshards, 1), sizeof(*from));
+    bool stays = run->muon || run->grad_ring; /* state, in the lower tiers */
     int rc = from ? 0 : -ENOMEM;
 
     f->later_host_state = f->host_state;
@@ -120,9 +121,9 @@ int zb_forecast_gpu_tiers(const struct zb_run *run, const struct zb_node *node,
     f->later_nvme_state = f->nvme_state;
     f->later_nvme_spare = f->nvme_spare;
     f->later_nvme_used = f->nvme_used;
-    if (rc == 0 && !run->muon) /* otherwise its state stays in the lower tiers */
+    if (rc == 0 && !stays)
         rc = zb_gpu_divide(job->shards, job->nshards, job->page_elems, &gpus, f->gpu, from);
-    if (rc == 0 && !run->muon && !job->state_resident)
+    if (rc == 0 && !stays && !job->state_resident)
         rc = gpu_lower(node, job, place, from, f);
     for (uint32_t g = 0; g < f->gpus && rc == 0; g++) {
         f->gpu_params += f->gpu[g].params;

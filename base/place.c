@@ -157,36 +157,63 @@ static uint64_t shard_bytes(const struct zb_place_job *job, const struct zb_plac
     return zb_layout_bytes(s->layout, plane, job->page_elems, s->count);
 }
 
+/* Whether gradients of the shard's streamed pages are not held. */
+static bool shard_rings(const struct zb_place_job *job, const struct zb_place_shard *s)
+{
+    const uint32_t *bytes = s->layout->block_bytes;
+
+    return job->grad_ring && !s->layout->frozen && bytes[ZB_STATE] > 0 &&
+           bytes[ZB_PARAM] <= bytes[ZB_STATE] + bytes[ZB_GRAD];
+}
+
+/* Whether new parameters of its streamed pages are kept aside. */
+static bool shard_keeps_aside(const struct zb_place_job *job, const struct zb_place *place,
+                              uint32_t i)
+{
+    return i < place->params_resident && shard_rings(job, &job->shards[i]);
+}
+
+/* Memory for new parameters of a shard whose state is all streamed, if its parameters are not. */
+static uint64_t shard_aside(const struct zb_place_job *job, const struct zb_place_shard *s)
+{
+    return shard_rings(job, s) ? shard_bytes(job, s, ZB_PARAM) : 0;
+}
+
 /*
- * Finds the longest resident prefix whose parameters and ring fit into `bytes`; -ENOSPC: they do
- * not fit even if all are streamed. Walks from the end, and adds one shard at a time to the ring of
+ * Finds the longest resident prefix whose parameters, memory aside and ring fit into `bytes`; -ENOSPC:
+ * they do not fit even if all are streamed. Walks from the end, and adds one shard at a time to the ring of
  * the suffix.
  */
 static int place_params(const struct zb_place_job *job, uint64_t bytes, struct zb_place *ret)
 {
     struct zb_slots ring = { 0 };
-    uint64_t resident = 0, ring_bytes = 0, least = UINT64_MAX;
+    uint64_t resident = 0, aside = 0, ring_bytes = 0, least = UINT64_MAX;
     uint32_t class;
     int rc = 0;
     bool found = false;
 
+    for (uint32_t i = 0; i < job->nshards && job->params_on_gpu; i++)
+        aside += shard_aside(job, &job->shards[i]);
     if (job->params_on_gpu) {
         ret->params_resident = job->nshards;
-        ret->least_params = 0;
-        return 0;
+        ret->least_params = ret->aside_bytes = aside;
+        return aside <= bytes ? 0 : -ENOSPC;
     }
-    for (uint32_t i = 0; i < job->nshards; i++)
+    for (uint32_t i = 0; i < job->nshards; i++) {
         resident += shard_bytes(job, &job->shards[i], ZB_PARAM);
+        aside += shard_aside(job, &job->shards[i]);
+    }
     for (uint32_t n = job->nshards;; n--) { /* shards [0, n) resident */
         const struct zb_place_shard *last;
 
-        if (resident + ring_bytes <= bytes && !found) {
+        if (resident + aside + ring_bytes <= bytes && !found) {
             found = true;
             ret->params_resident = n;
             ret->param_bytes = resident;
             ret->ring_bytes = ring_bytes;
+            ret->aside_bytes = aside;
         }
-        least = zb_min_u64(least, resident + ring_bytes);
+        least = zb_min_u64(least, resident + aside + ring_bytes);
         if (n == 0 || job->params_resident)
             break;
         last = &job->shards[n - 1];
@@ -196,23 +223,23 @@ static int place_params(const struct zb_place_job *job, uint64_t bytes, struct z
         if (ring.classes[class].users <= ZB_RING_PINS)
             ring_bytes += ring.classes[class].bytes;
         resident -= shard_bytes(job, last, ZB_PARAM);
+        aside -= shard_aside(job, last);
     }
     zb_slots_done(&ring);
     ret->least_params = least;
     return rc < 0 ? rc : found ? 0 : -ENOSPC;
 }
 
-/* Number of pages of a shard's plane that fit into *left; subtracts their bytes. */
+/* Number of pages of a shard that fit into *left, if a full page takes `full` bytes, and its last one
+ * `tail`; subtracts their bytes. */
 static uint32_t place_fit(const struct zb_place_job *job, const struct zb_place_shard *s,
-                          enum zb_plane plane, uint64_t *left)
+                          uint64_t full, uint64_t tail, uint64_t *left)
 {
-    uint64_t full = zb_layout_page(s->layout, plane, job->page_elems), tail;
     uint32_t npages = zb_pages(s->count, job->page_elems), page;
 
     if (npages == 0)
         return 0;
     page = npages - 1;
-    tail = zb_layout_page(s->layout, plane, s->count - (uint64_t)page * job->page_elems);
     if (full > 0)
         page = (uint32_t)zb_min_u64(page, *left / full);
     *left -= page * full;
@@ -222,18 +249,64 @@ static uint32_t place_fit(const struct zb_place_job *job, const struct zb_place_
     return npages;
 }
 
+/* Elements of a shard's last page. */
+static uint64_t place_tail(const struct zb_place_job *job, const struct zb_place_shard *s)
+{
+    return s->count -
+           (uint64_t)(zb_max_u64(zb_pages(s->count, job->page_elems), 1) - 1) * job->page_elems;
+}
+
+/* The same for pages of one plane. */
+static uint32_t place_fit_plane(const struct zb_place_job *job, const struct zb_place_shard *s,
+                                enum zb_plane plane, uint64_t *left)
+{
+    return place_fit(job, s, zb_layout_page(s->layout, plane, job->page_elems),
+                     zb_layout_page(s->layout, plane, place_tail(job, s)), left);
+}
+
+/* What a page of state in memory takes in a job with a ring of gradients. */
+static uint64_t place_page(const struct zb_layout *layout, bool aside, uint64_t elems)
+{
+    return zb_layout_page(layout, ZB_STATE, elems) + zb_layout_page(layout, ZB_GRAD, elems) -
+           (aside ? zb_layout_page(layout, ZB_PARAM, elems) : 0);
+}
+
+/* Bytes of the first n pages of a plane. */
+static uint64_t place_first(const struct zb_place_job *job, const struct zb_place_shard *s,
+                            enum zb_plane plane, uint32_t n)
+{
+    return zb_layout_bytes(s->layout, plane, job->page_elems,
+                           zb_min_u64(s->count, (uint64_t)n * job->page_elems));
+}
+
+/* State and gradients of a shard that uses the ring: as many pages as fit. Their number. */
+static uint32_t place_ringed(const struct zb_place_job *job, const struct zb_place_shard *s,
+                             bool aside, struct zb_place *ret, uint64_t *left)
+{
+    uint32_t n = place_fit(job, s, place_page(s->layout, aside, job->page_elems),
+                           place_page(s->layout, aside, place_tail(job, s)), left);
+    uint64_t here = aside ? place_first(job, s, ZB_PARAM, n) : 0;
+
+    ret->state_bytes += place_first(job, s, ZB_STATE, n);
+    ret->grad_bytes += place_first(job, s, ZB_GRAD, n) - here;
+    ret->aside_bytes -= here;
+    ret->grads_ringed += shard_bytes(job, s, ZB_GRAD) - place_first(job, s, ZB_GRAD, n);
+    return n;
+}
+
 /* Streamed pages of a plane, and those of them that exist twice when a step begins early. */
 struct place_streams {
     struct zb_needs all, early;
 };
 
-/* Puts pages of gradients into memory as long as `left` bytes last. */
+/* Puts pages of gradients that must be held into memory as long as `left` bytes last. */
 static void place_grads(const struct zb_place_job *job, struct zb_place *ret, uint64_t bytes)
 {
     uint64_t left = bytes;
 
     for (uint32_t i = 0; i < job->nshards; i++)
-        ret->grads_resident[i] = place_fit(job, &job->shards[i], ZB_GRAD, &left);
+        if (!shard_rings(job, &job->shards[i]))
+            ret->grads_resident[i] = place_fit_plane(job, &job->shards[i], ZB_GRAD, &left);
     ret->grad_bytes = bytes - left;
 }
 
@@ -259,7 +332,17 @@ static int place_count(const struct zb_place_job *job, const struct zb_place_sha
     return rc;
 }
 
-/* Counts all places. */
+/* State of a shard whose gradients are placed already: as many pages as fit. Their number. */
+static uint32_t place_held(const struct zb_place_job *job, const struct zb_place_shard *s,
+                           struct zb_place *ret, uint64_t *left)
+{
+    uint32_t n = place_fit_plane(job, s, ZB_STATE, left);
+
+    ret->state_bytes += place_first(job, s, ZB_STATE, n);
+    return n;
+}
+
+/* Counts all places. Gradients that go through the ring have none. */
 static int place_pages(const struct zb_place_job *job, struct zb_place *ret)
 {
     struct place_streams streams[ZB_PLANES] = { 0 };
@@ -268,8 +351,9 @@ static int place_pages(const struct zb_place_job *job, struct zb_place *ret)
     for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
         const struct zb_place_shard *s = &job->shards[i];
         uint32_t npages = zb_pages(s->count, job->page_elems);
-        uint32_t resident[ZB_PLANES] = { i < ret->params_resident ? npages : 0,
-                                         ret->grads_resident[i], ret->state_resident[i] };
+        uint32_t grads = shard_rings(job, s) ? npages : ret->grads_resident[i];
+        uint32_t resident[ZB_PLANES] = { i < ret->params_resident ? npages : 0, grads,
+                                         ret->state_resident[i] };
 
         for (enum zb_plane p = 0; p < ZB_PLANES && rc == 0; p++)
             rc = place_count(job, s, p, resident[p], ret, &streams[p]);
@@ -286,12 +370,14 @@ static int place_pages(const struct zb_place_job *job, struct zb_place *ret)
 /* Places parameters, their ring and gradients; *ret_left is left for state. */
 static int place_needed(const struct zb_place_job *job, struct zb_place *ret, uint64_t *ret_left)
 {
-    bool spills = !job->params_resident && !job->grads_resident && !job->state_resident;
+    bool spills = !job->params_resident && !job->grads_resident && !job->state_resident &&
+                  !job->grad_ring;
     uint64_t grads = 0, state = 0;
     int rc;
 
     for (uint32_t i = 0; i < job->nshards; i++) {
-        grads += shard_bytes(job, &job->shards[i], ZB_GRAD);
+        if (!shard_rings(job, &job->shards[i]))
+            grads += shard_bytes(job, &job->shards[i], ZB_GRAD);
         if (job->state_resident)
             state += shard_bytes(job, &job->shards[i], ZB_STATE);
     }
@@ -313,7 +399,8 @@ static int place_needed(const struct zb_place_job *job, struct zb_place *ret, ui
         return 0;
     }
     place_grads(job, ret, grads);
-    *ret_left = job->host_bytes - grads - ret->param_bytes - ret->ring_bytes;
+    ret->grad_bytes += ret->aside_bytes;
+    *ret_left = job->host_bytes - ret->grad_bytes - ret->param_bytes - ret->ring_bytes;
     return 0;
 }
 
@@ -329,20 +416,16 @@ int zb_place(const struct zb_place_job *job, struct zb_place *ret)
     rc = place_needed(job, ret, &left);
     if (rc < 0)
         return rc;
-    ret->state_bytes = left;
-    for (uint32_t i = 0; i < job->nshards; i++)
-        ret->state_resident[i] = place_fit(job, &job->shards[i], ZB_STATE, &left);
-    ret->state_bytes -= left;
+    for (uint32_t i = 0; i < job->nshards; i++) { /* state takes the rest of the host bytes */
+        const struct zb_place_shard *s = &job->shards[i];
+
+        if (shard_rings(job, s))
+            ret->grads_resident[i] = ret->state_resident[i] =
+                place_ringed(job, s, shard_keeps_aside(job, ret, i), ret, &left);
+        else
+            ret->state_resident[i] = place_held(job, s, ret, &left);
+    }
     return place_pages(job, ret);
-}
-
-/* Bytes of the state of a shard's first pages. */
-static uint64_t place_state(const struct zb_place_job *job, uint32_t i, uint32_t pages)
-{
-    const struct zb_place_shard *s = &job->shards[i];
-
-    return zb_layout_bytes(s->layout, ZB_STATE, job->page_elems,
-                           zb_min_u64(s->count, (uint64_t)pages * job->page_elems));
 }
 
 int zb_place_moved(const struct zb_place_job *job, const struct zb_place *before,
@@ -359,13 +442,14 @@ int zb_place_moved(const struct zb_place_job *job, const struct zb_place *before
     ret->params_resident = before->params_resident;
     for (uint32_t i = 0; i < job->nshards; i++) {
         ret->state_resident[i] = (uint32_t)zb_min_u64(before->state_resident[i], from[i]);
-        left -= place_state(job, i, ret->state_resident[i]);
+        left -= place_first(job, &job->shards[i], ZB_STATE, ret->state_resident[i]);
     }
     for (uint32_t i = 0; i < job->nshards; i++) { /* memory that state has left */
-        uint64_t held = place_state(job, i, ret->state_resident[i]), more = held;
+        const struct zb_place_shard *s = &job->shards[i];
+        uint64_t held = place_first(job, s, ZB_STATE, ret->state_resident[i]), more = held;
 
         while (ret->state_resident[i] < from[i] &&
-               (more = place_state(job, i, ret->state_resident[i] + 1)) - held <= left) {
+               (more = place_first(job, s, ZB_STATE, ret->state_resident[i] + 1)) - held <= left) {
             ret->state_resident[i]++;
             left -= more - held;
             held = more;

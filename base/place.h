@@ -29,6 +29,13 @@
  * for them, whereas gathers are read ahead. So gradients move to NVMe last, and only if parameters
  * and state may live there too: a job that requires memory for one of them is refused.
  *
+ * A RING OF GRADIENTS (grad_ring) instead of memory for all of them: if steps begin early, a page
+ * whose state is streamed can be stepped as its gradient is pushed. Then the gradient is only in a
+ * page buffer, never in host memory or on NVMe. New parameters of such a page wait for the step. If
+ * its parameters are resident, they need memory `aside`, as much as the parameters. So a resident
+ * page of state also takes its gradient, less what it no longer needs aside. A job that has this
+ * ring puts nothing on NVMe instead of gradients.
+ *
  * THE RING of streamed parameters has, for each rank and each size of shard, as many places as
  * there are such shards, but at most ZB_RING_PINS. So a rank can pin any ZB_RING_PINS shards at the
  * same time, and nothing fragments.
@@ -137,6 +144,8 @@ struct zb_place_job {
     bool params_resident, grads_resident, state_resident;
     bool params_on_gpu; /* parameters take no host memory and no ring */
     bool early;         /* its steps may begin early */
+    bool grad_ring; /* gradients of pages with streamed state are not held; needs `early`, and no
+                           plane but parameters that must be in memory */
     bool durable;
     /* durable: places for each trainable page, in addition to those counted already: 2 for a new
      * job */
@@ -151,7 +160,9 @@ struct zb_place {
     uint32_t *state_resident; /* [nshards]: pages of each with state in memory */
     uint32_t *grads_resident; /* [nshards]: pages of each with the gradient in memory */
     uint64_t param_bytes, ring_bytes, grad_bytes, state_bytes; /* of host memory */
-    struct zb_needs nvme;                                      /* places of pages */
+    uint64_t grads_ringed; /* bytes of gradients that are not held */
+    uint64_t aside_bytes;  /* of grad_bytes: new parameters of pages without a gradient in memory */
+    struct zb_needs nvme;  /* places of pages */
     uint64_t nvme_param, nvme_state;   /* of them, one version of the pages that live or are saved
                                           there */
     uint64_t nvme_grad;                /* of them, gradients: one place for each page */

@@ -2,7 +2,7 @@
  * bench_overlap.c - `zbench overlap`: what a trainer gains when a step overlaps its passes.
  *
  * MODEL. The trainer's computing is a sleep. In each iteration it is as long as the drive needs for
- * a step: a third of it in the forward pass (fetch a unit, sleep, release), the rest in the
+ * a step whose state is all streamed (times --compute): a third of it in the forward pass (fetch a unit, sleep, release), the rest in the
  * backward pass (sleep, push a unit's gradient; the last unit first). Parameters and gradients are
  * in host memory, and all state is on a device of a fixed rate, so that the drive's time is known:
  * bytes / rate. Each case has its own daemon. An iteration is timed from the end of one forward
@@ -14,6 +14,10 @@
  *     early  shards are stepped as their gradients arrive, and the trainer waits for the step
  *     all    both: about the larger of computing and I/O
  *
+ * GRADIENTS. With --grad-ring, gradients of pages with streamed state are not held in the cases whose steps
+ * begin early. The host memory is the same in all cases, so these have some state in it. A push then
+ * waits for the drive; the trainer computes meanwhile, and waits before its next push.
+ *
  * CLIPPING. global: the step needs the norm of all gradients, so it cannot begin early. tensor: each
  * tensor has a limit for its norm, 1.05 times its last norm; the daemon steps a unit early when its
  * norm is known. Gradients are the same in each step, so nothing is clipped after all.
@@ -21,6 +25,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -56,13 +61,16 @@ struct overlap_bench {
     uint64_t params, rate;
     unsigned rounds;
     uint32_t clip; /* enum overlap_clip */
+    bool grad_ring;
+    double compute; /* of drive_s */
 
-    uint64_t unit;  /* elements of each */
-    double drive_s; /* of a step, and of computing */
+    uint64_t unit;     /* elements of each */
+    double drive_s;    /* of a step whose state is all streamed */
+    uint64_t streamed; /* parameters whose state is streamed */
     const struct overlap_case *now;
     struct zbench_rig rig;
-    bool stepping;
-    int step_rc;
+    bool stepping, pushing;
+    int step_rc, push_rc;
     struct zc_stepped stepped;
     double limits[OVERLAP_UNITS]; /* of the next step; 0: none */
 };
@@ -83,10 +91,26 @@ static void compute_for(double s)
 
 /* ---- the job */
 
+/* Says where gradients are. */
+static int overlap_memory(struct overlap_bench *b)
+{
+    struct zc_tier_row *rows = NULL;
+    size_t n = 0;
+    int rc = zc_tiers_wait(b->rig.c, &rows, &n);
+
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(rows[i].name, "host") == 0)
+            zbench_note(b->z, "%s: host memory of %.1f MB for gradients, %.1f MB for state",
+                        b->now->name, (double)rows[i].grads / 1e6, (double)rows[i].state / 1e6);
+    free(rows);
+    return rc < 0 ? zbench_rig_failed(&b->rig, rc) : 0;
+}
+
 static int overlap_begin(struct overlap_bench *b)
 {
     uint64_t buffers = OVERLAP_BUFFERS * zb_buffer_bytes(OVERLAP_PAGE);
     const struct zc_job_options options = { .early = overlap_early(b),
+                                            .grad_ring = b->grad_ring && overlap_early(b),
                                             .tensor_norms = b->clip == CLIP_TENSOR,
                                             .staging_bytes = b->unit * sizeof(float) };
     struct zc_placement placement = { 0 };
@@ -97,7 +121,7 @@ static int overlap_begin(struct overlap_bench *b)
                               buffers + b->unit * sizeof(float) + b->params * HOST_BYTES,
                               b->params * NVME_BYTES + (64u << 20), buffers, OVERLAP_PAGE, b->rate);
 
-    b->stepping = false;
+    b->stepping = b->pushing = false;
     memset(b->limits, 0, sizeof(b->limits));
     if (rc == 0)
         rc = zbench_rig_open(&b->rig, &options);
@@ -107,7 +131,8 @@ static int overlap_begin(struct overlap_bench *b)
         ((float *)b->rig.job.staging)[i] = 0x1p-10f;
     if (rc == 0 && placement.early != overlap_early(b))
         return zb_fail(&b->z->err, -ENOSPC, "the daemon had no room for early steps");
-    return rc;
+    b->streamed = options.grad_ring ? placement.grads_ringed / sizeof(float) : b->params;
+    return rc < 0 ? rc : overlap_memory(b);
 }
 
 /* ---- an iteration */
@@ -167,10 +192,28 @@ static int overlap_scale(struct overlap_bench *b, struct zc_step *step)
     return rc;
 }
 
+static void overlap_push_done(void *arg, int rc)
+{
+    struct overlap_bench *b = arg;
+
+    b->pushing = false;
+    b->push_rc = rc;
+}
+
+/* Waits for the push in flight, if there is one. */
+static int overlap_pushed(struct overlap_bench *b)
+{
+    while (b->pushing)
+        if (zc_poll(b->rig.c, 1000) < 0)
+            return -ENOTCONN;
+    return b->push_rc;
+}
+
 static int overlap_backward(struct overlap_bench *b, const struct zc_step *step)
 {
     const struct zbench_rig *r = &b->rig;
-    double pause = b->drive_s * (OVERLAP_FORWARD - 1) / OVERLAP_FORWARD / OVERLAP_UNITS;
+    double pause = b->compute * b->drive_s * (OVERLAP_FORWARD - 1) / OVERLAP_FORWARD /
+                   OVERLAP_UNITS;
     int rc = overlap_early(b) ? overlap_announce(b, step) : 0;
 
     for (uint32_t u = OVERLAP_UNITS; u-- > 0 && rc == 0;) {
@@ -181,9 +224,14 @@ static int overlap_backward(struct overlap_bench *b, const struct zc_step *step)
                                       .staged = r->job.staging };
 
         compute_for(pause);
-        rc = zc_push_wait(r->c, &push);
+        rc = overlap_pushed(b);
+        b->pushing = rc == 0;
+        if (rc == 0)
+            rc = zc_push(r->c, &push, overlap_push_done, b);
+        if (rc == 0 && !b->grad_ring)
+            rc = overlap_pushed(b);
     }
-    return rc;
+    return rc < 0 ? rc : overlap_pushed(b);
 }
 
 static int overlap_forward(struct overlap_bench *b)
@@ -197,7 +245,7 @@ static int overlap_forward(struct overlap_bench *b)
         rc = zc_fetch_wait(r->c, &r->ids[u], 1, r->step, 0, &view);
         if (rc < 0)
             break;
-        compute_for(b->drive_s / OVERLAP_FORWARD / OVERLAP_UNITS);
+        compute_for(b->compute * b->drive_s / OVERLAP_FORWARD / OVERLAP_UNITS);
         rc = zc_release(r->c, &r->ids[u], 1);
     }
     while (rc == 0 && b->stepping) /* its last shard was fetched: the step is nearly complete */
@@ -234,10 +282,10 @@ static int overlap_iteration(void *bench, unsigned who, double *ret_s)
     return rc < 0 ? zbench_rig_failed(r, rc) : 0;
 }
 
-/* Each step must have read every byte of state once, and nothing else. */
+/* Each step must have read every byte of streamed state once, and nothing else. */
 static int overlap_check(struct overlap_bench *b)
 {
-    unsigned long long want = b->params * (STEP_BYTES / 2) * b->rig.step;
+    unsigned long long want = b->streamed * (STEP_BYTES / 2) * b->rig.step;
     struct zc_job_row row;
     int rc = zbench_rig_row(&b->rig, &row);
 
@@ -261,7 +309,9 @@ static int overlap_case(struct overlap_bench *b)
     if (rc == 0)
         rc = overlap_check(b);
     rc = zbench_rig_end(&b->rig, rc);
-    return rc < 0 ? rc : zbench_add_fixed(b->z, &row, s.of[0][0], b->drive_s, b->rounds);
+    return rc < 0 ? rc
+                  : zbench_add_fixed(b->z, &row, s.of[0][0], fmax(1, b->compute) * b->drive_s,
+                                     b->rounds);
 }
 
 /* ---- options */
@@ -275,7 +325,8 @@ static int overlap_main(struct zbench *z, void *bench)
     b->unit = b->params / OVERLAP_UNITS;
     b->drive_s = (double)(b->params * STEP_BYTES) / (double)b->rate;
     zbench_note(z, "%.1f million parameters, %.0f MB/s: %.2f s of I/O and %.2f s of computing",
-                (double)b->params / 1e6, (double)b->rate / 1e6, b->drive_s, b->drive_s);
+                (double)b->params / 1e6, (double)b->rate / 1e6, b->drive_s,
+                b->compute * b->drive_s);
     for (size_t i = 0; i < ZB_COUNT(cases) && rc == 0; i++) {
         b->now = &cases[i];
         rc = overlap_case(b);
@@ -293,6 +344,8 @@ static const struct zb_opt overlap_options[] = {
     /* so slow that the processor does not matter */
     { "rate", ZB_OPT_SIZE, AT(rate), .arg = "SIZE", .def = "300000000", .min = 1 },
     { "clip-mode", ZB_OPT_CHOICE, AT(clip), .choices = "none tensor global", .def = "none" },
+    { "grad-ring", ZB_OPT_FLAG, AT(grad_ring) },
+    { "compute", ZB_OPT_REAL, AT(compute), .arg = "X", .def = "1", .max = 100 },
     ZBENCH_ROUNDS(struct overlap_bench, "5"),
     { 0 },
 };

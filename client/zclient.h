@@ -307,6 +307,12 @@ struct zc_job_options {
     /* sum the squares of gradients tensor by tensor, too: for zc_tensor_norms(), and for limits of
      * zc_step_tensors() */
     bool tensor_norms;
+    /* with `early`: do not hold gradients of pages whose state is on NVMe. Such a page is stepped as its
+     * gradient is pushed, so each rank calls zc_step_begin() before it pushes (-EINVAL), without limits,
+     * for steps of one micro-step; a push then waits until all ranks have called it. These gradients
+     * cannot be read (-ENOTSUP). zc_placement.grads_ringed says how much memory that saves. State of
+     * this job does not go to a GPU */
+    bool grad_ring;
 };
 
 /** A state that a kept job can resume from. */
@@ -443,6 +449,8 @@ struct zc_placement {
     /* 1 + the NUMA node where that part should be; 0: the daemon has not chosen one. The kernel may
      * have taken memory of another node, if that one is full */
     uint32_t node;
+    /* bytes of gradients that are not held (zc_job_options.grad_ring) */
+    uint64_t grads_ringed;
 };
 
 /**

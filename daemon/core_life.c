@@ -14,6 +14,7 @@
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 #include "daemon/op/commit.h"
+#include "daemon/op/early.h"
 #include "daemon/op/image.h"
 #include "daemon/op/leave.h"
 #include "daemon/op/open.h"
@@ -250,5 +251,6 @@ void zsd_core_drain(struct zsd *daemon)
 
         zsd_commit_last(job);
         zsd_image_save(job);
+        zsd_early_resume(job);
     }
 }

@@ -86,6 +86,7 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.returns = options->returns;
     m.share = options->share;
     m.early = options->early;
+    m.grad_ring = options->grad_ring;
     m.tensor_norms = options->tensor_norms;
     c->params_writable = options->writable;
     m.device = UNCONST(char, options->device ? options->device : "");
@@ -114,6 +115,7 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
                                   .applied = r->applied,
                                   .early = r->early,
                                   .grads_on_nvme = r->grads_on_nvme,
+                                  .grads_ringed = r->grads_ringed,
                                   .arena = c->params.base,
                                   .gpu_params = r->gpu_params,
                                   .own_at = r->own_at,

@@ -251,7 +251,8 @@ uint32_t zcz_digest(const struct zc_zero *z)
                            o->node_gather,
                            o->clip_mode,
                            o->clip_tensor_warmup,
-                           o->muon_scale };
+                           o->muon_scale,
+                           o->grad_ring };
     double scalars[] = { o->clip,
                          o->beta1,
                          o->beta2,

@@ -445,6 +445,11 @@ struct zc_zero_options {
     double clip_tensor_ratio, clip_tensor_beta;
     uint64_t clip_tensor_warmup;
     enum zc_muon_scale muon_scale; /* ZC_MUON: as in struct zc_group */
+    /* The daemon does not hold gradients of pages whose state is on NVMe, and has that memory for state
+     * (docs/OVERLAP.md). Every step is announced (zc_zero_announce()) before its first gradient is
+     * reduced (-EINVAL). Needs offload_optimizer ZC_ZERO_NVME, ZC_ZERO_EARLY, no clipping, and one push
+     * for each unit and step: micro_steps 1, accumulate_local or vertical (-EINVAL) */
+    bool grad_ring;
 };
 
 /**

@@ -70,7 +70,8 @@ struct zsd_jobs {
 
 /*
  * One plane of a shard. Pages [0, resident) are in memory at mem. The others are in their extents:
- * those of a gradient from their first push on, those of the state if they are before gpu_from. A
+ * those of a gradient from their first push on (unless the job has a ring of gradients: then they are
+ * nowhere), those of the state if they are before gpu_from. A
  * resident page of a durable job also has an extent while it is clean, that is, while the data file
  * has the same bytes.
  */
@@ -133,13 +134,15 @@ struct zsd_shard {
 
     /* stepping it before the barrier: op/early.c */
     bool early;          /* begun: its gradient is complete, and belongs to the step */
+    bool ringed;         /* pages whose gradient is not held were begun */
     bool early_dropped;  /* results of operations in flight are to be discarded */
     uint32_t early_next; /* pages from the first one with streamed state up to here were begun */
-    uint32_t early_inflight; /* early page operations in flight; no push begins meanwhile */
-    struct zsd_held **held;  /* [npages] results that are not published; NULL: none so far */
-    uint32_t early_held;     /* number of these */
+    uint32_t
+        early_inflight; /* early page operations in flight; if dropped, no push begins meanwhile */
+    struct zsd_held **held; /* [npages] results that are not published; NULL: none so far */
+    uint32_t early_held;    /* number of these */
     struct zb_list early_node;
-    struct zb_list early_all; /* in early->begun, while `early` */
+    struct zb_list early_all; /* in early->begun, while `early` or `ringed` */
     struct zb_list rank_node; /* in the shards of its rank */
 };
 
@@ -225,6 +228,7 @@ struct zsd_job {
     enum zp_offload offload_grad; /* ZP_HOST, else anywhere; not saved: each attach sets it */
     uint64_t host_bytes_max;
     bool early_wish;       /* its ranks requested room for early steps */
+    bool ring_wish;        /* they requested that gradients of streamed pages are not held */
     bool tensor_norms;     /* they requested norms of single tensors; not saved, like that */
     uint32_t share_opened; /* as its ranks opened it */
     struct zsd_unit **units;
@@ -266,7 +270,9 @@ struct zsd_job {
     uint64_t memory_bytes;
     uint64_t grads_nvme_bytes; /* of gradients on NVMe */
     bool early_room;           /* there is room for early steps */
-    struct zsd_muon_room {     /* plan/muon.h */
+    bool grad_ring;        /* pages of gradients that are not resident are nowhere: op/early.c */
+    uint64_t grads_ringed; /* bytes of these */
+    struct zsd_muon_room { /* plan/muon.h */
         uint64_t matrices_bytes, scratch_bytes, slot_bytes, bytes; /* bytes: of all */
         uint32_t slots;
         uint8_t *at; /* the matrices, then the slots, then the scratch memory */

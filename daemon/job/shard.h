@@ -115,7 +115,7 @@ static inline bool zsd_plane_tables(const struct zsd_shard *s, enum zb_plane pla
 {
     const struct zsd_plane *p = &s->planes[plane];
 
-    return p->block_bytes > 0 &&
+    return p->block_bytes > 0 && !(plane == ZB_GRAD && s->job->grad_ring) &&
            (p->resident < s->npages || (plane != ZB_GRAD && s->job->durable) ||
             (plane == ZB_STATE && zsd_state_moves(s->job)));
 }
@@ -139,6 +139,39 @@ static inline bool zsd_page_streamed(const struct zsd_shard *s, enum zb_plane pl
 {
     return s->planes[plane].block_bytes > 0 && page >= s->planes[plane].resident &&
            (plane != ZB_STATE || page < s->gpu_from);
+}
+
+/** Whether the gradient of this page is never held: the page is stepped as it is pushed (op/early.c). */
+static inline bool zsd_page_rings(const struct zsd_shard *s, uint32_t page)
+{
+    return s->job->grad_ring && page >= s->planes[ZB_GRAD].resident;
+}
+
+/** Bytes of the first n pages of a plane in memory. */
+static inline uint64_t zsd_plane_first(const struct zsd_shard *s, enum zb_plane plane, uint32_t n)
+{
+    uint64_t page_elems = s->job->core->page_elems;
+
+    return zb_plane_bytes(s->planes[plane].block_bytes, page_elems,
+                          zb_min_u64(s->count, n * page_elems));
+}
+
+/** Bytes of memory for new parameters of the pages whose gradients are not held. It follows the
+ * gradients that are. */
+static inline uint64_t zsd_aside_bytes(const struct zsd_shard *s)
+{
+    if (!s->job->grad_ring || s->planes[ZB_PARAM].resident < s->npages)
+        return 0;
+    return zsd_plane_first(s, ZB_PARAM, s->npages) -
+           zsd_plane_first(s, ZB_PARAM, s->planes[ZB_GRAD].resident);
+}
+
+static inline uint8_t *zsd_page_aside(const struct zsd_shard *s, uint32_t page)
+{
+    const struct zsd_plane *grad = &s->planes[ZB_GRAD];
+
+    return grad->mem + zsd_plane_first(s, ZB_GRAD, grad->resident) +
+           zsd_plane_first(s, ZB_PARAM, page) - zsd_plane_first(s, ZB_PARAM, grad->resident);
 }
 
 static inline bool zsd_shard_live(const struct zsd_shard *s)

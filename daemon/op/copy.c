@@ -252,6 +252,11 @@ ZSD_REQUEST(zsd_read, Read)
                    s->unit->name);
         return;
     }
+    if (what == ZK_GRAD && zsd_page_rings(s, s->npages - 1)) {
+        zsd_refuse(req, -ENOTSUP, "unit '%s' does not hold its gradient: its job was opened so",
+                   s->unit->name);
+        return;
+    }
     if (what == ZK_GRAD && (s->early || s->early_inflight > 0)) {
         zsd_refuse(req, -EBUSY, "the gradient of shard %u of unit '%s' is being stepped",
                    zsd_shard_number(s), s->unit->name);

@@ -24,6 +24,16 @@
  * finite, the unit waits for the barrier, where the step will be skipped. Step has the same factors
  * (zsd_early_check()), which the ranks compute from the same sums.
  *
+ * A RING OF GRADIENTS (job->grad_ring). Gradients of pages with streamed state are then not held. Such
+ * a page is begun by its push: one operation takes a page buffer, takes the gradient in from the rank's
+ * staging, and steps the page. So the ring is the daemon's page buffers, and if none is free, the push
+ * waits. It also waits until all ranks have announced the step. The push ends when the gradient was
+ * taken in. An operation waits for a buffer, the drive and the compute threads, and for no rank. So a
+ * page that was begun always ends, in whatever order ranks push. A step cannot be made from gradients
+ * that are lost: if pages may not be begun (a page has failed, a rank skips the step, the daemon ends),
+ * pushes are taken and discarded, and the step fails with early.err. If a rank leaves, pushes that
+ * wait fail.
+ *
  * ROOM. If the job was opened for it, it was placed with a spare place for each page that can be
  * stepped early (plan/place.c).
  *
@@ -34,9 +44,9 @@
  *
  * INVARIANTS
  *
- *     E1  s->early: the gradient of s is complete. Only early operations and, at the barrier, those
+ *     E1  s->early: the gradient of s is complete (what of it is held). Only early operations and, at the barrier, those
  *         of the step read or write it. After an undo the shard has no gradient.
- *     E2  If s->early, each page p that was begun is in flight, has its result in s->held[p], was
+ *     E2  If s->early or s->ringed, each page p that was begun is in flight, has its result in s->held[p], was
  *         taken by the step, or has failed (early.err, or the job has ended).
  *     E3  An operation that was dropped in flight ends before the shard accepts a new gradient
  *         (early_inflight), before its page is stepped, before zsd_step_prepare() changes the
@@ -62,141 +72,18 @@
 
 #define EARLY_NOW 2u /* pages of a shard that are dropped at once */
 
-static void early_work(struct zsd_job *job);
+static void early_on_work(struct zsd_work *work);
 
-/* ---- announcements */
-
-/* Whether a step has the factors that its limits gave, as far as they are decided. */
-static bool early_factors_same(const struct zsd_job *job, bool factors)
+static void early_work(struct zsd_job *job)
 {
-    const struct zsd_early *e = job->early;
-
-    if (factors != e->limited)
-        return false;
-    for (uint32_t i = 0; factors && i < job->tensors->n; i++)
-        if (!isnan(e->factors[i]) &&
-            memcmp(&e->factors[i], &job->tensors->factors.v[i], sizeof(double)) != 0)
-            return false;
-    return true;
+    job->early->work.run = early_on_work;
+    zsd_defer(job->core, &job->early->work);
 }
 
-static bool early_same(const struct zsd_early *e, double scale, const struct zk_params *params,
-                       const struct zsd_classes *classes)
+void zsd_early_said(struct zsd_job *job)
 {
-    return memcmp(&e->scale, &scale, sizeof(scale)) == 0 &&
-           memcmp(e->params, params, sizeof(e->params)) == 0 &&
-           zsd_classes_same(e->classes, classes);
-}
-
-int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, uint32_t rank,
-                    struct zb_err *err)
-{
-    if (job->early_said == 0 || want->skip ||
-        (early_same(job->early, want->scale, want->params, want->classes) &&
-         early_factors_same(job, want->factors)))
-        return 0;
-    return zb_fail(
-        err, -EINVAL,
-        "rank %u asks for step %llu of job '%s' with different values from those it was begun with",
-        rank, (unsigned long long)want->step, job->name);
-}
-
-static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struct zb_err *err)
-{
-    const struct zsd_job *job = m->job;
-    uint64_t step = job->iterations + 1;
-
-    if (job->core->draining)
-        return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new steps");
-    if (job->optimizer == ZB_MUON)
-        return zb_fail(err, -ENOTSUP, "job '%s' with Muon cannot begin its steps early", job->name);
-    if (!job->early_room)
-        return zb_fail(err, -EINVAL, "job '%s' was opened without room for early steps", job->name);
-    if (job->state != ZSD_READY || zsd_job_writing(job))
-        return zb_fail(err, -EBUSY, "job '%s' is stepping, or initial values are being written",
-                       job->name);
-    if (job->left > 0)
-        return zb_fail(err, -EOWNERDEAD, "%u ranks have left job '%s'", job->left, job->name);
-    if (q->step != step)
-        return zb_fail(err, q->step < step ? -EEXIST : -EINVAL,
-                       "step %llu of job '%s' begins: step %llu comes next",
-                       (unsigned long long)q->step, job->name, (unsigned long long)step);
-    if (!zsd_job_live(job))
-        return zb_fail(err, -EAGAIN, "job '%s' has no initial values yet", job->name);
-    if (q->micros < 1)
-        return zb_fail(err, -EINVAL, "a step of 0 micro-steps: at least 1");
-    for (uint32_t i = 0; i < job->nshards && job->micro_most >= q->micros; i++)
-        if (!zsd_grad_absent(job->shards[i]) && job->shards[i]->micro >= q->micros)
-            return zb_fail(err, -EINVAL,
-                           "a step of %u micro-steps, and unit '%s' has one with number %u",
-                           q->micros, job->shards[i]->unit->name, job->shards[i]->micro);
-    return 0;
-}
-
-/* Memory for a step with limits of tensors. 0 or -ENOMEM. */
-static int begin_limits(struct zsd_job *job)
-{
-    struct zsd_early *e = job->early;
-    uint32_t n = job->tensors->n;
-
-    e->factors = calloc(zb_max_u64(n, 1), sizeof(*e->factors));
-    e->decided = calloc(zb_max_u64(job->nunits, 1), sizeof(*e->decided));
-    if (!e->factors || !e->decided) {
-        free(e->factors);
-        free(e->decided);
-        e->factors = NULL;
-        e->decided = NULL;
-        return -ENOMEM;
-    }
-    for (uint32_t i = 0; i < n; i++)
-        e->factors[i] = (double)NAN;
-    return 0;
-}
-
-ZSD_REQUEST(zsd_step_begin, StepBegin)
-{
-    struct zsd_member *m = zsd_member_of(req, q->job);
-    struct zk_params params[ZP_GROUPS_MAX] = { 0 };
-    struct zsd_classes *classes = NULL;
-    struct zb_err err = { 0 };
-    struct zsd_early *e;
-    struct zsd_job *job;
-
-    if (!m)
-        return;
-    job = m->job;
-    e = job->early;
-    if (begin_check(m, q, &err) < 0 ||
-        zsd_step_values(m, q->scale, q->groups, q->n_groups, q->by_classes ? q->step : 0, params,
-                        &classes, &err) < 0 ||
-        (q->limits && zsd_values_check(m, true, q->step, &err) < 0)) {
-        zsd_reply_err(req, &err);
-        return;
-    }
-    if (job->early_said > 0 && (!early_same(e, q->scale, params, classes) ||
-                                e->micros != q->micros || e->limited != q->limits)) {
-        zsd_refuse(req, -EINVAL,
-                   "rank %u begins step %llu of job '%s' with different values from its peers",
-                   m->rank, (unsigned long long)q->step, job->name);
-        return;
-    }
-    if (job->early_said == 0 && q->limits && begin_limits(job) < 0) {
-        zsd_refuse(req, -ENOMEM, "limits of tensors: %m");
-        return;
-    }
-    e->micros = q->micros;
-    e->limited = q->limits;
-    e->scale = q->scale;
-    memcpy(e->params, params, sizeof(params));
-    if (job->early_said == 0)
-        e->classes = zsd_classes_get(classes);
-    job->early_said += !m->begun;
-    m->begun = true;
-    zsd_reply(req, NULL, -1);
-    if (job->early_said == job->world) { /* offer the shards that are complete, in parts */
-        e->offer = job->nshards;
-        early_work(job);
-    }
+    job->early->offer = job->nshards;
+    early_work(job);
 }
 
 /* ---- pages before the barrier */
@@ -217,10 +104,13 @@ bool zsd_early_drained(const struct zsd_job *job)
     return job->early_inflight == 0 || (e->prepared && e->err.code == 0 && !job->step->skip);
 }
 
-/* The end of the pages that can be begun. Those from there on are on the GPU, or will be. */
+/* The end of the pages that can be begun when the gradient is complete. Those from there on are on the
+ * GPU, or will be; or they are begun by their pushes. */
 static uint32_t early_end(const struct zsd_shard *s)
 {
-    return (uint32_t)zb_min_u64(s->gpu_from, s->gpu_next);
+    uint32_t end = (uint32_t)zb_min_u64(s->gpu_from, s->gpu_next);
+
+    return s->job->grad_ring ? (uint32_t)zb_min_u64(end, s->planes[ZB_GRAD].resident) : end;
 }
 
 /* The first page that can be begun; npages: none. Pages before it have resident state, or state
@@ -234,7 +124,8 @@ static uint32_t early_first(const struct zsd_shard *s)
 
 bool zsd_early_begun(const struct zsd_shard *s, uint32_t page)
 {
-    return s->early && page >= early_first(s) && page < s->early_next;
+    return (s->ringed && zsd_page_rings(s, page)) ||
+           (s->early && page >= early_first(s) && page < s->early_next);
 }
 
 /* Makes the table of the step. False: not yet, or there is no memory. */
@@ -281,6 +172,21 @@ static bool early_decide(const struct zsd_shard *of)
     return true;
 }
 
+/* Makes the table of the shard's results. 0 or -ENOMEM. */
+static int early_table(struct zsd_shard *s)
+{
+    if (!s->held)
+        s->held = calloc(s->npages, sizeof(struct zsd_held *));
+    return s->held ? 0 : -ENOMEM;
+}
+
+/* Its first pages are begun. */
+static void early_list(struct zsd_shard *s)
+{
+    if (!s->early && !s->ringed)
+        zb_list_push_back(&s->job->early->begun, &s->early_all);
+}
+
 void zsd_early_offer(struct zsd_shard *s)
 {
     struct zsd_early *e = s->job->early;
@@ -292,17 +198,15 @@ void zsd_early_offer(struct zsd_shard *s)
         early_work(s->job);
         return;
     }
-    if (s->early || s->early_inflight > 0 || !early_whole(s) || (e->limited && !early_decide(s)) ||
+    if (s->early || s->early_dropped || !early_whole(s) || (e->limited && !early_decide(s)) ||
         s->grad_reads > 0 || early_first(s) == s->npages)
         return;
-    if (!s->held)
-        s->held = calloc(s->npages, sizeof(struct zsd_held *));
-    if (!s->held)
+    if (early_table(s) < 0)
         return; /* it is stepped at the barrier */
+    early_list(s);
     s->early = true;
     s->early_next = early_first(s);
     zb_list_push_back(e->shards.next, &s->early_node); /* the newest first: ORDER */
-    zb_list_push_back(&e->begun, &s->early_all);
     early_work(s->job);
 }
 
@@ -332,6 +236,8 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
         if (runs)
             zsd_step_publish(s, spec->page);
     }
+    if (spec->ingest)
+        spec->ingest->done(spec->ingest); /* the page failed before it was taken in */
     if (job->state == ZSD_ENDED)
         return;
     if (job->early_inflight == 0)
@@ -357,12 +263,74 @@ static int early_begin(struct zsd_job *job)
     return 0;
 }
 
+/* ---- a ring of gradients */
+
+/* Pages are not begun any more: the step fails with `why`, unless it has an error already. */
+static void ring_close(struct zsd_job *job, int code, const char *why)
+{
+    if (job->early->err.code == 0)
+        (void)zb_fail(&job->early->err, code, "step %llu of job '%s': %s",
+                      (unsigned long long)job->iterations + 1, job->name, why);
+}
+
+bool zsd_early_ring_waits(struct zsd_job *job)
+{
+    struct zsd_early *e = job->early;
+    struct zb_err err = { 0 };
+
+    if (job->core->draining || (job->step->asked && job->step->skip))
+        ring_close(job, -ECANCELED, "it was skipped, or the daemon is ending");
+    if (e->err.code != 0)
+        return false; /* zsd_early_take() discards them */
+    if (job->early_said < job->world)
+        return true;
+    if (zsd_saved_room(job->saved, &err) < 0)
+        ring_close(job, err.code, err.text);
+    else if (!early_prepare(job) && job->early_inflight > 0)
+        return true; /* its end resumes pushes */
+    else if (!e->prepared)
+        ring_close(job, -ENOMEM, "no memory to begin it");
+    return false;
+}
+
+int zsd_early_take(struct zsd_shard *s, uint32_t page, struct zsd_ingest *ingest)
+{
+    struct zsd_job *job = s->job;
+    struct zsd_page_spec spec = { .kind = ZSD_PAGE_EARLY,
+                                  .shard = s,
+                                  .page = page,
+                                  .ingest = ingest,
+                                  .done = early_on_page,
+                                  .owner = s };
+
+    early_list(s);
+    s->ringed = true; /* even if it is discarded: the gradient is lost in both cases */
+    if (job->early->err.code != 0)
+        return 0;
+    zsd_step_with(s, &spec);
+    if (early_table(s) < 0 || zsd_pageop_start(&spec) < 0) {
+        ring_close(job, -ENOMEM, "no memory for a page");
+        return 0;
+    }
+    job->early_inflight++;
+    s->early_inflight++;
+    return 1;
+}
+
+void zsd_early_resume(struct zsd_job *job)
+{
+    if (job->grad_ring)
+        early_work(job);
+}
+
 static void early_on_work(struct zsd_work *work)
 {
     struct zsd_job *job = zb_container_of(work, struct zsd_early, work)->job;
     struct zsd_early *e = job->early;
     struct zb_err err = { 0 };
 
+    if (job->grad_ring)
+        zsd_pushes_resume(job);
     if (!early_open(job))
         e->offer = 0;
     if (e->limited && e->offer > 0 && !early_prepare(job))
@@ -382,12 +350,6 @@ static void early_on_work(struct zsd_work *work)
             return; /* no memory: the next page that ends tries again */
 }
 
-static void early_work(struct zsd_job *job)
-{
-    job->early->work.run = early_on_work;
-    zsd_defer(job->core, &job->early->work);
-}
-
 void zsd_early_factors(struct zsd_job *job, const double *factors)
 {
     for (uint32_t u = 0; u < job->nunits; u++)
@@ -399,12 +361,12 @@ void zsd_early_factors(struct zsd_job *job, const double *factors)
 
 void zsd_early_stepped(struct zsd_shard *s)
 {
-    if (!s->early)
+    if (!s->early && !s->ringed)
         return;
     assert(s->early_held == 0 && s->early_inflight == 0);
     zb_list_remove(&s->early_node);
     zb_list_remove(&s->early_all);
-    s->early = false;
+    s->early = s->ringed = false;
 }
 
 /* Results of a shard that are dropped, and freed in parts: disk/leaving.h. */
@@ -430,24 +392,37 @@ static bool gone_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *le
     return true;
 }
 
+/* Its results are in pages [early_low(), early_high()). */
+static uint32_t early_low(const struct zsd_shard *s)
+{
+    uint32_t first = early_first(s);
+
+    return s->ringed ? (uint32_t)zb_min_u64(first, s->planes[ZB_GRAD].resident) : first;
+}
+
+static uint32_t early_high(const struct zsd_shard *s)
+{
+    return s->ringed ? s->npages : s->early_next;
+}
+
 /* Frees the results of a shard: in parts if there are many, unless there is no memory for that. */
 static void early_give(struct zsd_shard *s)
 {
-    uint32_t first = early_first(s);
-    struct early_gone *g = s->early_next > first + EARLY_NOW ? calloc(1, sizeof(*g)) : NULL;
+    uint32_t first = early_low(s), end = early_high(s);
+    struct early_gone *g = end > first + EARLY_NOW ? calloc(1, sizeof(*g)) : NULL;
 
     s->job->core->daemon->stats.pages_undone += s->early_held;
     if (g) {
         g->shard = s;
         g->held = s->held;
         g->page = first;
-        g->end = s->early_next;
+        g->end = end;
         s->held = NULL;
         s->early_held = 0;
         zsd_job_hold(s->job);
         zsd_leave(s->job->core, &g->leaving, gone_part);
     }
-    for (uint32_t page = first; page < s->early_next && s->early_held > 0; page++) {
+    for (uint32_t page = first; page < end && s->early_held > 0; page++) {
         s->early_held -= s->held[page] != NULL;
         zsd_held_drop(s, page, s->held[page]);
         s->held[page] = NULL;
@@ -461,9 +436,9 @@ static void early_drop_shard(struct zsd_shard *s)
     zb_list_remove(&s->early_node);
     zb_list_remove(&s->early_all);
     s->early_dropped = s->early_inflight > 0;
-    s->early = false;
-    if (s->early_next > early_first(s)) /* E1 */
+    if (s->ringed || s->early_next > early_first(s)) /* E1 */
         zsd_grad_reset(s);
+    s->early = s->ringed = false;
 }
 
 bool zsd_early_undo(struct zsd_job *job)
@@ -484,6 +459,8 @@ void zsd_early_drop(struct zsd_job *job)
 
     if (job->early_said == 0)
         return;
+    if (job->grad_ring)
+        zsd_pushes_drop(job);
     while (!zb_list_empty(&e->begun))
         early_drop_shard(zb_container_of(e->begun.next, struct zsd_shard, early_all));
     zb_list_each(pos, &job->members) zb_container_of(pos, struct zsd_member, node)->begun = false;

@@ -6,6 +6,7 @@
 
 #include "daemon/job/shard.h"
 
+struct zsd_ingest;
 struct zsd_step_op;
 
 /* The step that the ranks announced by step-begin, and its progress before they call step.
@@ -30,6 +31,15 @@ struct zsd_early {
 /** Call when a gradient of this shard has arrived, or is no longer being read: steps the shard
  * early, if possible. */
 void zsd_early_offer(struct zsd_shard *s);
+/** Call when all ranks have announced the step: offers the shards that are complete, in parts. */
+void zsd_early_said(struct zsd_job *job);
+/** RING: whether pushes of pages whose gradients are not held have to wait. If not, they may begin. */
+bool zsd_early_ring_waits(struct zsd_job *job);
+/** Takes the gradient of such a page in, and steps the page. 1: ingest->done() follows; 0: the step has
+ * failed already, and the gradient is discarded. */
+int zsd_early_take(struct zsd_shard *s, uint32_t page, struct zsd_ingest *ingest);
+/** Call when pushes that wait for the ring may have to continue. */
+void zsd_early_resume(struct zsd_job *job);
 /** Undoes the announcement of the step, and all that was done for it. Call at its end, too. */
 void zsd_early_drop(struct zsd_job *job);
 /** Undoes the early steps of as many shards as the turn has room for. True: all are undone, and

@@ -64,8 +64,8 @@ void zsd_job_quit(struct zsd_job *job, uint16_t event, uint32_t rank, const stru
     if (why->code != -ECANCELED)
         zsd_job_tell(job, event, rank, why);
     zsd_step_cancel(job, why);
-    zsd_early_drop(job);
     zsd_push_cancel(job, why);
+    zsd_early_drop(job);
     zb_list_each(pos, &job->members)
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);

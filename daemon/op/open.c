@@ -187,7 +187,7 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *e
                      zsd_open_optimizer(job->core, q) != job->offload_optimizer ||
                      (q->offload_grad == ZP_HOST) != (job->offload_grad == ZP_HOST) ||
                      q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
-                     q->tensor_norms != job->tensor_norms ||
+                     q->grad_ring != job->ring_wish || q->tensor_norms != job->tensor_norms ||
                      (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with different options from its peers",
                        q->rank, q->name);

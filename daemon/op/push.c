@@ -9,6 +9,9 @@
  *
  *     zsd_push ---> [waits in its shard's queue] ---> pages, in parts ---> answer
  *
+ * A page whose gradient is not held (zsd_page_rings()) is stepped instead (op/early.c). A push of such
+ * pages waits until its step has been announced by all ranks.
+ *
  * FAILURE of a page (its transfer, its checksum, or no memory for it) ends its push with that code,
  * and fails all other pushes of that shard that have begun or wait. The shard then has no gradient.
  * When the last of these pushes has ended, the shard accepts pushes again, from the first
@@ -62,6 +65,7 @@ struct push {
     enum zsd_wait wait;
     enum zb_dtype dtype;
     bool add;
+    bool rings; /* some of its pages are not held */
     uint64_t first, count;
     const uint8_t *from;
     struct zb_err err; /* of the first page that failed */
@@ -122,8 +126,10 @@ static void push_run_task(struct zsd_task *task)
 
 static int push_lost(const struct zsd_shard *s, struct zb_err *err)
 {
-    return zb_fail(err, s->grad_rc, "unit '%s' has lost its gradient of step %llu: a push failed",
-                   s->unit->name, (unsigned long long)s->job->iterations + 1);
+    return zb_fail(
+        err, s->grad_rc,
+        "unit '%s' has lost its gradient of step %llu: a push failed, or the step was dropped",
+        s->unit->name, (unsigned long long)s->job->iterations + 1);
 }
 
 /* Drops the shard's gradient, because a part of it is lost. Pushes that wait to add to it fail. */
@@ -141,8 +147,11 @@ static void push_lose(struct zsd_shard *s, int rc)
 
 void zsd_push_resume(struct zsd_shard *s)
 {
-    while (!zb_list_empty(&s->push_waiters) && s->grad_reads == 0 && s->early_inflight == 0) {
+    while (!zb_list_empty(&s->push_waiters) && s->grad_reads == 0 && !s->early_dropped) {
         const struct push *p = zb_container_of(s->push_waiters.next, struct push, node);
+
+        if (p->rings && zsd_early_ring_waits(s->job))
+            return; /* zsd_pushes_resume() */
 
         if (p->first == 0) { /* a new micro-step begins */
             if (s->pushing > 0)
@@ -203,7 +212,12 @@ static void push_on_page(void *owner, const struct zsd_page_spec *spec, const st
     push_page_done(owner, err);
 }
 
-/* Starts a page: a task, or a page operation if it is on NVMe. 0 or -ENOMEM. */
+static void push_on_taken(struct zsd_ingest *ingest)
+{
+    push_page_done(zb_container_of(ingest, struct push_page, ingest), NULL);
+}
+
+/* Starts a page: a task, or a page operation if it is on NVMe, or not held. 0 or -ENOMEM. */
 static int push_page_start(struct push_page *t, uint64_t at)
 {
     struct zsd_shard *s = t->push->shard;
@@ -214,6 +228,12 @@ static int push_page_start(struct push_page *t, uint64_t at)
                                         .done = push_on_page,
                                         .owner = t };
 
+    if (zsd_page_rings(s, spec.page)) {
+        t->ingest.done = push_on_taken;
+        if (zsd_early_take(s, spec.page, &t->ingest) == 0)
+            push_page_done(t, NULL);
+        return 0;
+    }
     if (zsd_page_streamed(s, ZB_GRAD, spec.page))
         return zsd_pageop_start(&spec);
     t->page = (struct zk_page){ .first = s->first + at, .count = zsd_page_elems(s, spec.page) };
@@ -272,6 +292,20 @@ static void push_start(struct push *p)
     s->job->pushed_bytes += p->count * zb_dtype_bytes(p->dtype);
     p->work.run = push_on_work;
     push_on_work(&p->work);
+}
+
+/* Whether the pages of a push that are not held can be stepped. 0 or -EINVAL. */
+static int push_admit_ring(const struct zsd_shard *s, const struct zsd_member *m, uint64_t end,
+                           struct zb_err *err)
+{
+    uint64_t held = (uint64_t)s->planes[ZB_GRAD].resident * s->job->core->page_elems;
+
+    if (!s->job->grad_ring || end <= held || m->begun)
+        return 0;
+    return zb_fail(err, -EINVAL,
+                   "a push for unit '%s', which does not hold this part of its gradient: step %llu "
+                   "must be begun first",
+                   s->unit->name, (unsigned long long)s->job->iterations + 1);
 }
 
 /* Checks that this part comes next, and then advances grad_next and micro. */
@@ -364,7 +398,8 @@ ZSD_REQUEST(zsd_push, Push)
         zsd_refuse(req, -ENOMEM, "a push of %llu elements", (unsigned long long)q->count);
         return;
     }
-    if (push_admit(s, q, &err) < 0) {
+    if (push_admit_ring(s, req->conn->member, q->first + q->count, &err) < 0 ||
+        push_admit(s, q, &err) < 0) {
         zsd_reply_err(req, &err);
         free(p);
         return;
@@ -378,6 +413,7 @@ ZSD_REQUEST(zsd_push, Push)
     p->count = q->count;
     p->from = from;
     p->npages = npages;
+    p->rings = zsd_page_rings(s, (uint32_t)((q->first + q->count - 1) / s->job->core->page_elems));
     s->job->stats.pushes++;
     push_waits(p, ZSD_WAIT_PUSH_TURN);
     p->member->staging_users++; /* G3 */
@@ -386,6 +422,45 @@ ZSD_REQUEST(zsd_push, Push)
     push_wait(p);
     zsd_grad_changed(s);
     zsd_push_resume(s);
+}
+
+void zsd_pushes_resume(struct zsd_job *job)
+{
+    uint32_t n = 0;
+
+    zb_list_each(pos, &job->pushes) n++;
+    for (; n > 0 && !zb_list_empty(&job->pushes); n--) { /* each of them once */
+        struct push *p = zb_container_of(zb_list_pop_front(&job->pushes), struct push, waits);
+
+        zb_list_push_back(&job->pushes, &p->waits);
+        zsd_push_resume(p->shard);
+    }
+}
+
+/* The first push that waits for the ring; NULL: none does. */
+static struct push *push_ring_first(const struct zsd_job *job)
+{
+    zb_list_each(pos, &job->pushes)
+    {
+        struct push *p = zb_container_of(pos, struct push, waits);
+
+        if (p->rings)
+            return p;
+    }
+    return NULL;
+}
+
+void zsd_pushes_drop(struct zsd_job *job)
+{
+    struct push *p;
+
+    while ((p = push_ring_first(job)) != NULL) {
+        struct zsd_shard *s = p->shard;
+
+        push_lose(s, -ECANCELED);
+        s->grad_rc = s->pushing > 0 ? s->grad_rc : 0;
+        zsd_grad_changed(s);
+    }
 }
 
 void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why)

@@ -41,6 +41,7 @@ static void ready_answer(struct zsd_job *job)
     reply.applied = job->applied;
     reply.early = job->early_room;
     reply.grads_on_nvme = job->grads_nvme_bytes;
+    reply.grads_ringed = job->grads_ringed;
     reply.gpu_why = job->params->why;
     zb_list_each(pos, &job->members)
     {

@@ -184,6 +184,8 @@ static void step_ask(struct zsd_req *req, struct zsd_member *m, struct zsd_step_
         job->step->classes = zsd_classes_get(want->classes);
     }
     job->step->check = job->step->check || want->check;
+    if (want->skip)
+        zsd_early_resume(job); /* pages that wait are not stepped */
     m->step_req = req;
     zsd_timed_arm(job->core, &m->step_timed, timeout_ms, step_expire);
     zb_list_each(pos, &job->members)

@@ -4,7 +4,8 @@
  *
  * MODEL. EARLY (pageop.h) leaves the shard's bytes as they are. New bytes of a streamed plane are
  * in a fresh extent; struct zsd_held has the extent and its checksums. New resident parameters are
- * in the memory of the gradient. PUBLISH makes both the contents of the page (pageop.c). If the
+ * in the memory of the gradient, or, if that is not held, in memory beside gradients
+ * (zsd_page_aside()). PUBLISH makes both the contents of the page (pageop.c). If the
  * result is dropped instead, the page is unchanged.
  */
 #include "daemon/page/held.h"
@@ -16,10 +17,12 @@
 
 bool zsd_page_early(const struct zsd_shard *s, uint32_t page)
 {
+    const struct zsd_plane *grad = &s->planes[ZB_GRAD];
+
     return !s->unit->layout.frozen && zsd_page_streamed(s, ZB_STATE, page) &&
-           (zsd_page_streamed(s, ZB_PARAM, page) ||
-            (s->planes[ZB_GRAD].resident == s->npages &&
-             s->planes[ZB_PARAM].block_bytes <= s->planes[ZB_GRAD].block_bytes));
+           (zsd_page_streamed(s, ZB_PARAM, page) || zsd_page_rings(s, page) ||
+            ((grad->resident == s->npages || s->job->grad_ring) &&
+             s->planes[ZB_PARAM].block_bytes <= grad->block_bytes));
 }
 
 struct zsd_held *zsd_held_new(const struct zsd_shard *s, uint32_t page)

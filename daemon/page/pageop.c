@@ -163,6 +163,17 @@ static void page_compute(struct zsd_pageop *op)
     zsd_task_start(s->job->core, &op->task);
 }
 
+/* EARLY: the gradient was taken in, and its staging is no longer needed. */
+static void page_taken(struct zsd_pageop *op)
+{
+    struct zsd_ingest *ingest = op->spec.kind == ZSD_PAGE_EARLY ? op->spec.ingest : NULL;
+
+    if (!ingest)
+        return;
+    op->spec.ingest = NULL;
+    ingest->done(ingest);
+}
+
 static void page_on_task(struct zsd_task *task)
 {
     struct zsd_pageop *op = zb_container_of(task, struct zsd_pageop, task);
@@ -176,6 +187,8 @@ static void page_on_task(struct zsd_task *task)
             "differs)",
             s->job->name, s->unit->name, zsd_shard_number(s), op->spec.page,
             zsd_plane_text(zsd_page_planes[op->bad.plane]), op->bad.crc);
+    } else {
+        page_taken(op);
     }
     page_run(op);
 }

@@ -12,7 +12,8 @@
  *     SAVE  seal what is resident and dirty, write
  *     EARLY    as STEP, for a page whose state is streamed; but the shard keeps its bytes: the new
  *              ones are held in fresh extents, and new resident parameters in the memory of the
- *              page's gradient, which is lost
+ *              page's gradient, which is lost. With `ingest`, the gradient is not held anywhere: it
+ *              comes from staging
  *     PUBLISH  makes the result of EARLY the contents of the page
  *     PUSH     a gradient on NVMe: read and verify, if it is added to; add, seal, write. A
  *              gradient in memory is pushed without a page operation (op/push.c)
@@ -51,12 +52,14 @@ struct zsd_page_spec {
      * but that alone does not fail the operation. NULL (not for SAVE): resident pages are not
      * written. */
     struct zb_err *save_err;
-    const float *values;       /* INIT: of this page */
-    bool keep;                 /* INIT of masters: replaces them, and keeps the moments */
-    void *out;                 /* READ: for this page */
-    enum zk_what what;         /* READ; INIT: the master, or a moment of a page that has one */
-    uint8_t *fill;             /* FILL: of this page, in the arena */
-    struct zsd_ingest *ingest; /* PUSH */
+    const float *values; /* INIT: of this page */
+    bool keep;           /* INIT of masters: replaces them, and keeps the moments */
+    void *out;           /* READ: for this page */
+    enum zk_what what;   /* READ; INIT: the master, or a moment of a page that has one */
+    uint8_t *fill;       /* FILL: of this page, in the arena */
+    /* PUSH. EARLY: NULL, or the gradient; its done() runs when it was taken in, and `ingest` is NULL from
+     * then on. If the operation fails before that, done() below has to call it */
+    struct zsd_ingest *ingest;
     /* PUBLISH: the result to publish; the operation owns it if zsd_pageop_start() returns 0. EARLY:
      * the new result; on success, done() takes ownership. */
     struct zsd_held *held;

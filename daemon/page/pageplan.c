@@ -31,6 +31,8 @@ bool zsd_page_wants(const struct zsd_pageop *op, enum zb_plane plane)
     switch (op->spec.kind) {
     case ZSD_PAGE_STEP:
     case ZSD_PAGE_EARLY:
+        if (plane == ZB_GRAD && op->spec.ingest)
+            return false;                                  /* it comes from staging */
         return plane != ZB_GRAD || op->spec.nsegments > 0; /* else it may have no gradient */
     case ZSD_PAGE_PUBLISH:
         return false;
@@ -227,7 +229,8 @@ void zsd_page_locate(struct zsd_pageop *op)
     op->page.param = op->buffer;
     if (!op->io[0].streamed &&
         (op->spec.kind == ZSD_PAGE_EARLY || op->spec.kind == ZSD_PAGE_PUBLISH))
-        op->aside = op->page.grad;
+        op->aside = zsd_page_rings(s, op->spec.page) ? zsd_page_aside(s, op->spec.page)
+                                                     : op->page.grad;
     if (!op->io[0].streamed && !op->param_there)
         op->param = zsd_page_at(s, ZB_PARAM, op->spec.page);
     if (op->param && op->spec.kind != ZSD_PAGE_EARLY)

@@ -246,6 +246,12 @@ static int work_step(struct work *k, struct zsd_pagework_bad *ret_bad)
     return 0;
 }
 
+static void work_ingest(const struct zsd_pagework *w)
+{
+    zk_page_ingest_by(w->ops, w->layout, &w->page, w->ingest->from, w->ingest->dtype,
+                      w->ingest->add, &w->ingest->sum, &w->ingest->nonfinite, &w->ingest->by);
+}
+
 /* Steps the page. Resident parameters must not change, so a copy of them is stepped. It goes to
  * `aside` last, because the gradient is there until then. */
 static int work_early(struct work *k, struct zsd_pagework_bad *ret_bad)
@@ -254,6 +260,8 @@ static int work_early(struct work *k, struct zsd_pagework_bad *ret_bad)
     size_t bytes = w->planes[ZSD_WORK_PARAM].len_bytes;
     int rc;
 
+    if (w->ingest)
+        work_ingest(w);
     if (w->param)
         memcpy(w->page.param, w->param, bytes);
     rc = work_step(k, ret_bad);
@@ -285,8 +293,7 @@ static void work_kernel(const struct zsd_pagework *w)
         zk_page_read(w->ops, w->layout, &w->page, w->what, w->out);
         break;
     case ZSD_PAGE_PUSH:
-        zk_page_ingest_by(w->ops, w->layout, &w->page, w->ingest->from, w->ingest->dtype,
-                          w->ingest->add, &w->ingest->sum, &w->ingest->nonfinite, &w->ingest->by);
+        work_ingest(w);
         break;
     case ZSD_PAGE_STEP:
     case ZSD_PAGE_EARLY:

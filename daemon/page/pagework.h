@@ -34,6 +34,9 @@ struct zsd_ingest {
     struct zk_xsum sum;
     uint64_t nonfinite;
     struct zk_by_tensor by; /* n 0: not by tensor */
+    /* EARLY: runs on the loop thread when the bytes at `from` are no longer needed. The struct may be
+     * freed then */
+    void (*done)(struct zsd_ingest *ingest);
 };
 
 /* What to do with the checksums of a plane. */
@@ -61,7 +64,7 @@ struct zsd_pagework {
     const float *values;               /* INIT */
     bool keep;                         /* INIT: as in zsd_page_spec */
     void *out;                         /* READ */
-    struct zsd_ingest *ingest;         /* PUSH */
+    struct zsd_ingest *ingest;         /* PUSH; EARLY of a gradient that is not held, else NULL */
     struct zk_page page;
     /* EARLY, PUBLISH: param is the address of resident parameters, and aside that of the gradient.
      * EARLY reads param, and stores the new parameters in page.param and in aside; the gradient is

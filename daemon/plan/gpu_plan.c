@@ -276,6 +276,7 @@ static bool gpu_moves(const struct zsd_job *job)
 {
     return (job->state == ZSD_READY || job->state == ZSD_STEPPING) && job->replan->all_bytes > 0 &&
            job->optimizer != ZB_MUON && /* its matrices are orthogonalized in host memory */
+           !job->grad_ring && /* a page there is stepped at the barrier, by a held gradient */
            !job->retiring && zsd_job_attached(job) > 0;
 }
 

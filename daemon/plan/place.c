@@ -174,6 +174,7 @@ static int place_try(struct zsd_placing *p, bool early)
 
     zb_place_done(&p->plan);
     p->in.early = early;
+    p->in.grad_ring = early && p->rings;
     rc = zb_needs_sum(&p->plan.nvme, &p->held, 1);
     return rc < 0 ? rc : zb_place(&p->in, &p->plan);
 }
@@ -322,6 +323,7 @@ int zsd_placing_book(const struct zsd_placing *p, struct zb_err *err)
         return rc;
     }
     job->early_room = p->in.early;
+    job->grads_ringed = plan->grads_ringed;
     job->arena_bytes = plan->param_bytes + plan->ring_bytes;
     job->ring_bytes = plan->ring_bytes;
     job->memory_bytes = plan->grad_bytes + job->replan->all_bytes;
@@ -428,6 +430,10 @@ void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *re
             continue;
         }
         host += zb_plane_bytes(plane->block_bytes, page_elems, resident);
+        if (p == ZB_GRAD && s->job->grad_ring) {
+            host += zsd_aside_bytes(s);
+            continue; /* the others are nowhere */
+        }
         nvme += zb_plane_bytes(plane->block_bytes, page_elems, end - resident);
         gpu += zb_plane_bytes(plane->block_bytes, page_elems, s->count - end);
     }

@@ -12,7 +12,8 @@ struct zsd_placing {
     struct zsd_task task; /* PLAN */
     struct zsd_job *job;
     zsd_placed *done;
-    bool spill, early;                  /* gradients may go to NVMe; early steps are wished for */
+    bool spill, early;                  /* gradients may go to NVMe; early steps are wished for, */
+    bool rings;                         /* and gradients of streamed pages need not be held */
     bool applies;                       /* APPLY; else GATHER */
     uint32_t shard;                     /* the next one of a walk */
     struct zb_place_shard *shards;      /* [nshards] */

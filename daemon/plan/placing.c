@@ -163,6 +163,7 @@ static void placing_check(struct zsd_placing *p)
     } else {
         p->applies = true;
         p->shard = 0;
+        p->job->grad_ring = p->in.grad_ring;
         zsd_replan_begin(p->job);
         placing_walk(p);
     }
@@ -183,6 +184,7 @@ void zsd_place(struct zsd_job *job, bool spill, zsd_placed *done)
     p->job = job;
     p->spill = spill;
     p->early = job->early_wish && job->optimizer != ZB_MUON;
+    p->rings = p->early && job->ring_wish && zsd_state_moves(job);
     p->done = done;
     p->work.run = placing_on_work;
     zsd_muon_size(job);

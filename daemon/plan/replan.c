@@ -42,6 +42,9 @@
  * job may have very many of them. A change of any of the counts ends that. zsd_replan_release()
  * finds out when all moves are complete.
  *
+ * A RING OF GRADIENTS (job->grad_ring): pages whose gradients are not held cannot move into memory,
+ * because their gradients would have no place. Pages with held gradients move as always.
+ *
  * NOT HERE. Allocating and freeing memory: plan/replan_memory.c. Free memory of the host tier:
  * plan/host.c. The division: plan/parts.c. Promises of places: plan/needs.c.
  *
@@ -165,7 +168,7 @@ static uint64_t part_most(const struct zsd_job *job, uint64_t now_ns)
     uint64_t most = 0, others = 0;
 
     if (job->replan->settled)
-        most = job->replan->all_bytes;
+        most = job->replan->most_bytes;
     for (uint32_t i = 0; i < job->nshards && !job->replan->settled; i++)
         most += zsd_state_bytes(job->shards[i], zsd_state_cap(job->shards[i]));
     if (job->host_bytes_max > 0) {

@@ -12,6 +12,7 @@
 /* The plan for the optimizer state of a job: plan/replan.c. */
 struct zsd_replan {
     uint64_t all_bytes;    /* of the state of all its shards */
+    uint64_t most_bytes;   /* of these, as many as may be in host memory */
     uint64_t target_bytes; /* resident bytes assigned by the last division */
     uint64_t giving_bytes; /* still booked, while their memory is being freed */
     uint64_t used_bytes;   /* of the job's memory, registered with the I/O engines */

@@ -33,6 +33,7 @@ void zsd_replan_begin_shard(struct zsd_shard *s)
     s->state_to = s->state_next = s->state_made = s->state_booked = s->planes[ZB_STATE].resident;
     s->gpu_from = s->gpu_next = s->npages;
     s->job->replan->all_bytes += zsd_state_bytes(s, s->npages);
+    s->job->replan->most_bytes += zsd_state_bytes(s, zsd_state_cap(s));
 }
 
 /* Whether all of the state is in memory, and stays there. */

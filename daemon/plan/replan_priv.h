@@ -8,10 +8,13 @@
 #include "daemon/plan/replan.h"
 
 /* Number of the shard's pages whose state may be in host memory. The others are on the GPU, or will
- * be after the next step. */
+ * be after the next step; or their gradients are not held. */
 static inline uint32_t zsd_state_cap(const struct zsd_shard *s)
 {
-    return zsd_state_moves(s->job) ? s->gpu_next : s->npages;
+    uint32_t cap = zsd_state_moves(s->job) ? s->gpu_next : s->npages;
+
+    return s->job->grad_ring && s->planes[ZB_GRAD].resident < cap ? s->planes[ZB_GRAD].resident
+                                                                  : cap;
 }
 
 /* Number of the shard's booked pages, without those of the GPU. */

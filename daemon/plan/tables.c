@@ -126,16 +126,14 @@ static int make_plane(struct tables *t, struct zsd_shard *s)
     return 1;
 }
 
-/* The memory of a shard's gradient. */
+/* The memory of a shard's gradient, and of new parameters beside it. */
 static uint64_t grad_bytes(const struct zsd_shard *s)
 {
     const struct zsd_plane *grad = &s->planes[ZB_GRAD];
-    uint64_t page_elems = s->job->core->page_elems;
 
-    if (grad->block_bytes == 0 || grad->resident == 0)
+    if (grad->block_bytes == 0)
         return 0;
-    return zb_plane_bytes(grad->block_bytes, page_elems,
-                          zb_min_u64(s->count, grad->resident * page_elems));
+    return zsd_plane_first(s, ZB_GRAD, grad->resident) + zsd_aside_bytes(s);
 }
 
 /* Adds what a shard takes to the ranges of its rank. */

@@ -133,6 +133,10 @@ static const struct zb_opt rows[] = {
     { "overlap", ZB_OPT_CHOICE, AT(overlap),
       .help = "what overlaps with the passes; early needs --clip 0, or --clip-mode tensor or none",
       .choices = "all none early serve", .def = "all" },
+    { "grad-ring", ZB_OPT_FLAG, AT(grad_ring),
+      .help =
+          "with early steps, --offload-optimizer nvme and no clipping: the daemon does not hold "
+          "gradients of pages on NVMe" },
     { "offload", ZB_OPT_CHOICE, AT(offload),
       .help = "lowest tier for optimizer state and parameters", .choices = OFFLOADS,
       .def = "none" },

@@ -46,6 +46,7 @@ struct gpt_args {
     uint32_t offload_optimizer, offload_param; /* enum gpt_offload */
     uint32_t offload_grad;                     /* enum gpt_offload_grad */
     uint32_t overlap;                          /* enum gpt_overlap */
+    bool grad_ring;
     struct zb_opt_words data;
     uint64_t steps, seed;
     uint32_t batch, micro_batch, seq, layers, heads, width;

@@ -71,7 +71,7 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_uint32, "groups"), (c_bool, "durable"), (c_bool, "takeover"), (c_uint64, "epoch"),
                         (c_bool, "returns"), (c_uint32, "share"), (c_bool, "early"),
                         (c_int, "optimizer moments offload_grad"), (c_bool, "writable"), (c_char_p, "device"),
-                        (c_uint32, "device_node"), (c_bool, "tensor_norms"))
+                        (c_uint32, "device_node"), (c_bool, "tensor_norms grad_ring"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),
@@ -85,7 +85,8 @@ zc_range = struct("zc_range", (c_uint32, "unit"), (c_uint64, "first count"))
 zc_placement = struct("zc_placement", (c_uint64, "arena_bytes ring_bytes host_bytes nvme_bytes "
                                               "iterations applied"), (c_bool, "early"),
                       (c_uint64, "grads_on_nvme"), (c_void_p, "arena"), (c_uint64, "gpu_params"),
-                      (c_char * 192, "gpu_why"), (c_uint64, "own_at own_bytes"), (c_uint32, "node"))
+                      (c_char * 192, "gpu_why"), (c_uint64, "own_at own_bytes"), (c_uint32, "node"),
+                      (c_uint64, "grads_ringed"))
 zc_gpu_memory = struct("zc_gpu_memory", (c_int, "mem_fd mark_fd"), (c_uint64, "bytes"))
 zc_view = struct("zc_view", (c_void_p, "data"), (c_uint64, "bytes version offset"))
 zc_push = struct("zc_push", (c_uint64, "shard step"), (c_uint32, "micro"), (c_bool, "add"),
@@ -205,7 +206,7 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_void_p, "alloc free memory_arg"), (c_bool, "optimizer_late"),
                          (c_void_p, "stream"), (c_uint32, "reconnect_ms"), (c_int, "node_gather clip_mode"),
                          (c_double, "clip_tensor_ratio clip_tensor_beta"), (c_uint64, "clip_tensor_warmup"),
-                         (c_int, "muon_scale"))
+                         (c_int, "muon_scale"), (c_bool, "grad_ring"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))

@@ -135,6 +135,8 @@ def held(d, name, words, begin, flags, seen=lambda: None):
     words += ["--durable", "--commit-every", flags[-1]] if durable else []
     # whether steps may begin early is up to the trainer, and not visible from outside
     plans = [plan(d, *words), plan(d, *words, "--early")]
+    if "--grad-ring" in flags:
+        plans = [plan(d, *words, "--early", "--grad-ring")]
     check(plans[0]["node"]["drive_read"] > 0, f"{name}: the daemon measures its drive")
     idle = process_bytes(d.process.pid)
     with begin() as t:
@@ -243,6 +245,22 @@ def partly_resident():
         p = agrees(model, low + (low // 3), "nvme", ["--dtype", "bf16"])
         check(0 < p["tiers"]["host"]["state"] or 0 < p["tiers"]["host"]["params"], f"{p}")
         check(p["step"]["nvme_read_bytes"] > 0, f"{p}")
+
+
+def ring():
+    """Gradients of streamed pages are not held. With resident parameters, more state is in memory; and a budget that
+    would put gradients on NVMe holds none of them there."""
+    flags = ["--dtype", "bf16", "--clip", "0", "--grad-ring"]
+    held = plan(None, *plan_words("small", "nvme"), "--page-elems", "65536", "--nvme-bytes", NVME, "--host-bytes", "1G")
+    whole = held["tiers"]["host"]
+    host = (whole["params"] + whole["staging"] + whole["grads"] + whole["state"] // 3) * 17 // 15
+    p = agrees("small", host, "nvme", flags)
+    plain = plan(None, *plan_words("small", "nvme"), "--page-elems", "65536", "--nvme-bytes", NVME, "--host-bytes",
+                 str(host), "--early")
+    check(p["tiers"]["host"]["grads_ringed"] > 0 and p["tiers"]["host"]["aside"] > 0, f"{p}")
+    check(p["step"]["nvme_read_bytes"] < plain["step"]["nvme_read_bytes"], f"{p}, {plain}")
+    p = agrees("small", least("small", "nvme", "least"), "nvme", flags)
+    check(p["tiers"]["nvme"]["grads"] == 0 and p["tiers"]["host"]["grads"] == 0, f"{p}")
 
 
 def muon():
@@ -520,7 +538,7 @@ def kernel_counts():
 
 
 TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
-                                 kernel_counts, muon, two_ranks, eight_ranks, four_drives, modes, nothing_offloaded, one_gpu,
+                                 kernel_counts, muon, ring, two_ranks, eight_ranks, four_drives, modes, nothing_offloaded, one_gpu,
                                  eight_gpus, params_on_gpus, params_on_one_gpu, gathers, durable, least_is_least)}
 
 if __name__ == "__main__":

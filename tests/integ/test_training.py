@@ -194,6 +194,24 @@ def overlaps():
                 check((early > 0) == (overlap in ("all", "early")), f"{name}: {early} pages early")
 
 
+def gradients_not_held():
+    """A ring of gradients: the same bits, with all ranks' micro-steps added up before, and after a resume."""
+    rng = random.Random(12)
+    for dtype, ranks, more in (("bf16", 2, ["--accumulate", "local"]), ("fp32", 1, ["--order", "vertical"])):
+        base = ["--dtype", dtype, "--clip", "0", *more]
+        here = good(Run(base + ["--offload", "none"], ranks, steps=FEW), "the run without a daemon")
+        host = least_host_bytes(base + ["--offload", "nvme"], ranks) + rng.randrange(0, 600 << 10)
+        with Daemon("--host-bytes", str(host), "--nvme-bytes", "64M", *PAGES) as d:
+            name = f"{dtype}, {ranks} ranks, {' '.join(more)}, {host} bytes"
+            flags = [*base, "--offload", "nvme", "--grad-ring", "--keep", "--job", "ring", "--commit-every", "2"]
+            good(Run(flags, ranks, d.env(), steps=FEW - 2), name)
+            run = Run([*flags, "--resume"], ranks, d.env(), steps=FEW)
+            check(run.done.returncode == 0, f"{name}, resumed: {run.done.stdout}")
+            early = {row["name"]: row["value"] for row in d.zctl("stat")}["pages_early"]
+            check(run.weights == here.weights, f"{name}: other weights than without a daemon")
+            check(early > 0, f"{name}: {early} pages early")
+
+
 def least_is_least():
     """With a byte less the job is refused with the same number, exit code 4."""
     flags = ["--offload", "nvme"]
@@ -346,6 +364,7 @@ def daemon_ended():
 
 GROUPS = {
     "runs": (placement_fp32, placement_bf16, placement_two_ranks, dtypes, fp16_goes_on, placement_fixed_rate, overlaps,
+             gradients_not_held,
              least_is_least, nvme_too_small, host_only_refused, no_daemon, name_taken),
     "deaths": (rank_killed, daemon_killed, daemon_ended)}  # these measure seconds: they run alone
 TESTS = {f.__name__: f for group in GROUPS.values() for f in group}

@@ -492,15 +492,13 @@ static void run_scalars(Zp__GroupScalars groups[2])
     }
 }
 
-/* The step begins as soon as its gradients are there. */
-static void run_begin(struct zs_run *r, bool settle)
+/* All ranks announce the next step. */
+static int run_announce(struct zs_run *r)
 {
     Zp__GroupScalars groups[2], *list[2] = { &groups[0], &groups[1] };
     Zp__StepBegin q = ZP__STEP_BEGIN__INIT;
     int rc = 0;
 
-    if (r->begun > 0)
-        return;
     run_scalars(groups);
     q.step = r->mem->iterations + 1;
     q.scale = 1;
@@ -511,6 +509,17 @@ static void run_begin(struct zs_run *r, bool settle)
         q.job = r->w.core.clients[rank].job;
         rc = call(&r->w.core, rank, zsd_step_begin, &q);
     }
+    return rc;
+}
+
+/* The step begins as soon as its gradients are there. */
+static void run_begin(struct zs_run *r, bool settle)
+{
+    int rc;
+
+    if (r->begun > 0)
+        return;
+    rc = run_announce(r);
     if (rc == 0)
         rc = run_push(r, r->nsteps + 1);
     if (run_told(r, rc) < 0) {
@@ -588,11 +597,15 @@ static void run_step(struct zs_run *r, bool skip, uint32_t commit)
 {
     uint64_t begin = zn_sim_ops(r->sim), n = r->begun > 0 ? r->begun : ++r->nsteps;
     struct zs_state *next;
-    int rc, commit_rc = 0;
-    bool pushed = r->begun > 0;
+    int rc = 0, commit_rc = 0;
+    bool pushes = !skip && r->begun == 0;
 
     r->begun = 0;
-    if (!skip && !pushed && run_told(r, run_push(r, n)) < 0) {
+    if (pushes && zs_rings())
+        rc = run_announce(r);
+    if (pushes && rc == 0)
+        rc = run_push(r, n);
+    if (run_told(r, rc) < 0) {
         run_hang_up(r);
         return;
     }

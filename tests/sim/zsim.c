@@ -277,6 +277,11 @@ void zs_stop(struct zs_world *w)
 
 /* ---- jobs */
 
+bool zs_rings(void)
+{
+    return zs_env("ZSHARD_RING", 0) > 0;
+}
+
 static int rank_open(struct zs_world *w, unsigned rank, const struct zs_open *o)
 {
     const struct open_args args = { .name = o->job,
@@ -290,6 +295,7 @@ static int rank_open(struct zs_world *w, unsigned rank, const struct zs_open *o)
                                     .takeover = o->attach && rank == 0,
                                     .epoch = rank == 0 ? o->epoch : 0,
                                     .early = true,
+                                    .grad_ring = zs_rings(),
                                     .host_bytes_max = o->host_bytes > 0
                                                           ? o->host_bytes + o->world * ZS_STAGING
                                                           : 0 };

@@ -118,6 +118,8 @@ extern bool zs_patient;
 extern bool zs_drains;
 /** If set, devices discard: what is free gets other bytes, now and then. */
 extern bool zs_discards;
+/** ZSHARD_RING: jobs do not hold the gradients of streamed pages. */
+bool zs_rings(void);
 /** The data file that a start retires, from 1; 0: none. */
 extern unsigned zs_retire;
 /** If set: that file is not retired, but made so short. */

@@ -149,6 +149,22 @@ static int check_muon(const struct zc_zero_options *o, uint32_t world, struct zb
     return 0;
 }
 
+/* Gradients that are not held cannot be scaled later, or added to. */
+static int check_ring(const struct zc_zero_options *o, struct zb_err *err)
+{
+    const char *why =
+        o->offload_optimizer != ZC_ZERO_NVME ? "the optimizer state is not offloaded to nvme"
+        : !(o->overlap & ZC_ZERO_EARLY)      ? "steps do not begin early"
+        : o->optimizer == ZC_MUON            ? "steps with Muon do not begin early"
+        : o->clip_mode == ZC_CLIP_TENSOR || (o->clip_mode == ZC_CLIP_GLOBAL && o->clip > 0)
+            ? "clipping needs gradients that are held"
+        : o->micro_steps == 0 || (o->micro_steps > 1 && !o->accumulate_local && !o->vertical)
+            ? "micro-steps are added up in the daemon, not by the trainer"
+            : NULL;
+
+    return o->grad_ring && why ? zb_fail(err, -EINVAL, "grad_ring: %s", why) : 0;
+}
+
 int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb_err *err)
 {
     struct zb_err why = { 0 };
@@ -179,6 +195,8 @@ int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb
     if (!zb_optimizer_name((enum zb_optimizer)o->optimizer))
         return zb_fail(err, -EINVAL, "optimizer number %d is not known", (int)o->optimizer);
     if (o->optimizer == ZC_MUON && check_muon(o, world, err) < 0)
+        return err->code;
+    if (check_ring(o, err) < 0)
         return err->code;
     if (!zb_moments_name((enum zb_moments)o->moments))
         return zb_fail(err, -EINVAL, "moments number %d is not known", (int)o->moments);

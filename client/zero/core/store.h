@@ -168,6 +168,8 @@ struct zcz_store {
                                in it. NULL: views are addresses */
     uint64_t piece_elems;   /* of one piece of initial values, gradients or reads */
     bool early;             /* after place(): step_begin() is useful */
+    bool rings;             /* after place(): it does not hold all gradients, so step_begin() comes
+                               before push() */
     uint32_t pins_max;      /* slices of this rank that can be pinned at one time; at least 1 */
     uint64_t epoch;         /* of the job, since this rank has joined it */
     uint32_t npoints;       /* after attach(): the steps that it can continue from on this node */

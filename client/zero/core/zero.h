@@ -83,6 +83,9 @@ struct zcz_unit {
     struct zcz_pass_unit *pass;
 };
 
+/* Who has been told of the next step by its announcement. */
+enum zcz_said { ZCZ_SAID_NO, ZCZ_SAID_ENGINE, ZCZ_SAID_STORE };
+
 struct zc_zero {
     /* ---- ./: engine.c, at open */
     struct zc_zero_options options; /* its strings are copies */
@@ -147,6 +150,7 @@ struct zc_zero {
     uint64_t iterations, applied; /* including the step in progress */
     bool stepping;                /* a step is in progress in the store */
     bool committing;              /* a commit is in progress, which may take any time */
+    enum zcz_said said;           /* the announcement of the next step */
 
     /* ---- ./: engine.c, at open; each struct belongs to its room */
     struct zcz_pass *pass;   /* pass/pass.h */

@@ -34,6 +34,9 @@
  * read. At most ZCZ_REDUCES_MAX reductions hold buffers; a trainer that is faster than the exchange
  * waits in zc_zero_reduce().
  *
+ * A RING OF GRADIENTS (store->rings). Pushes follow the announcement of their step, and the store may take
+ * its time with them.
+ *
  * ORDER. Reductions push their pieces one after the other, in the trainer's order, so a store gets
  * a unit's micro-steps in order. Nothing is pushed while a step is running.
  */
@@ -389,6 +392,11 @@ int zcz_reduce_leave(struct zc_zero *z, struct zcz_unit *u)
 {
     int rc;
 
+    if (z->store->rings && z->said == ZCZ_SAID_NO)
+        return zcz_refuse(z, -EINVAL,
+                          "unit %u '%s' is reduced before its step is announced: with grad_ring, "
+                          "zc_zero_announce() comes first",
+                          u->def.index, u->def.name);
     if (z->options.reduce_elems > 0) /* the previous one may have to end first */
         zcz_reduce_follow(z);
     rc = reduce_wait(z, reduce_room, u->def.elems);
@@ -490,7 +498,7 @@ int zcz_reduce_turn(struct zc_zero *z)
         return rc;
     if (z->stepping)
         return 0;
-    while (!zb_list_empty(&z->pass->reduces)) {
+    while (!zb_list_empty(&z->pass->reduces) && (!z->store->rings || z->said == ZCZ_SAID_STORE)) {
         struct zcz_reduce *r = zb_container_of(z->pass->reduces.next, struct zcz_reduce, node);
         bool here = r->coll.done && !r->on_dev && (z->replicas == 1 || r->summed);
 

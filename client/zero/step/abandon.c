@@ -55,6 +55,7 @@ int zc_zero_abandon(struct zc_zero *z)
     if (rc < 0)
         return rc;
     z->steps->announced = false;
+    z->said = ZCZ_SAID_NO;
     zcz_reduce_drop(z);
     zcz_pass_rewind(z);
     return zcz_turn(z, 0);

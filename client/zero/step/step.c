@@ -52,6 +52,7 @@ void zcz_steps_again(struct zc_zero *z)
     struct zcz_steps *s = z->steps;
 
     s->announced = s->announcing = s->announced_classes = s->announced_limits = false;
+    z->said = ZCZ_SAID_NO;
     s->announce = s->step = s->resolve = s->notes = (struct zcz_op){ 0 };
     s->unsettled = ZC_COMMIT_NO;
     s->dropping = false;
@@ -337,6 +338,7 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step,
     z->iterations++;
     z->applied += step->groups || classes;
     z->steps->announced = z->steps->announced_classes = z->steps->announced_limits = false;
+    z->said = ZCZ_SAID_NO;
     zcz_pass_rewind(z);
     rc = zcz_turn(z, 0);
     w = (struct zcz_wait){ .what = "the step" };
@@ -554,6 +556,7 @@ int zc_zero_announce(struct zc_zero *z, double lr)
         return zcz_refuse(z, -EINVAL, "a step of as many micro-steps as come is announced");
     if (!z->steps->announced && z->store->early && z->store->ops->step_begin && zcz_clip_early(z))
         z->steps->announcing = true;
+    z->said = z->steps->announced ? z->said : ZCZ_SAID_ENGINE;
     z->steps->announced = true;
     z->steps->announced_lr = lr;
     return zcz_turn(z, 0);
@@ -596,6 +599,7 @@ static int announce_turn(struct zc_zero *z)
     if (rc < 0)
         return rc == -EAGAIN ? 0 : zcz_fail(z, rc, "%s", z->error.text);
     z->steps->announcing = false;
+    z->said = ZCZ_SAID_STORE;
     return 0;
 }
 

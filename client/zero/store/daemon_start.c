@@ -116,6 +116,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .moments = z->options.moments,
         .share = z->options.share,
         .early = early_wanted(d),
+        .grad_ring = z->options.grad_ring,
         .writable = zcz_device_pins_writable(z),
     };
     int rc;
@@ -302,6 +303,12 @@ int zcz_daemon_place(struct zcz_store *s)
         s->applied = d->placement.applied;
         /* a kept job keeps the option that it was opened with */
         s->early = early_wanted(d) && d->placement.early;
+        s->rings = d->placement.grads_ringed > 0;
+        if (s->rings && (!s->early || zcz_pushes(s->z) != 1))
+            return zcz_refuse(s->z, -EINVAL,
+                              "job '%s' is in memory without all of its gradients (grad_ring), "
+                              "which these options need",
+                              s->z->job);
     }
     return rc;
 }

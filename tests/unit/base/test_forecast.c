@@ -498,6 +498,17 @@ static void early_steps(void **state)
     assert_true(early.fits && early.early);
     assert_int_equal(early.nvme_spare, early.nvme_state);
     assert_true(plain.nvme_spare > 0 && plain.nvme_spare < early.nvme_spare);
+    run.grad_ring = true;
+    assert_int_equal(zb_forecast(&run, &node, &early, NULL), 0);
+    assert_true(early.grads_aside > 0 && early.grads_ringed > 0);
+    assert_true(early.host_state > plain.host_state && early.host_grad < plain.host_grad);
+    assert_true(early.host_used <= node.host_bytes && early.step_read < plain.step_read);
+    assert_int_equal(early.host_grad + early.grads_ringed - early.grads_aside, plain.host_grad);
+    run.micro_steps = 2;
+    assert_int_equal(zb_forecast(&run, &node, &early, NULL), -EINVAL);
+    run.micro_steps = 1;
+    run.grad_ring = false;
+    assert_int_equal(zb_forecast(&run, &node, &early, NULL), 0);
     node.nvme_bytes = early.nvme_used - ZB_PAGE_ALIGN;
     assert_int_equal(zb_forecast(&run, &node, &early, NULL), 0);
     assert_true(early.fits && !early.early);

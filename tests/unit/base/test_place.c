@@ -123,6 +123,75 @@ static void place_table(void **state)
     }
 }
 
+/* A ring of gradients: a page of state in memory takes its gradient, less the memory aside that it no
+ * longer needs. */
+static const struct {
+    const char *name;
+    uint64_t host_bytes;
+    bool params_on_gpu;
+    int rc;
+    uint32_t params; /* resident shards */
+    uint64_t ring, aside, pages, least;
+} ringed[] = {
+    { "all is resident", 5 * (PARAMS + STATE) + GRADS, false, 0, 5, 0, 0, 15, RING },
+    { "one byte less: the last page is not", 5 * (PARAMS + STATE) + GRADS - 1, false, 0, 5, 0,
+      PAGE_P / 2, 14, RING },
+    { "one page", 10 * PARAMS + PAGE_S + PAGE_G - PAGE_P, false, 0, 5, 0, 5 * PARAMS - PAGE_P, 1,
+      RING },
+    { "no page", 10 * PARAMS, false, 0, 5, 0, 5 * PARAMS, 0, RING },
+    { "parameters are streamed, which need nothing aside", 10 * PARAMS - 1, false, 0, 4, PARAMS,
+      4 * PARAMS, 0, RING },
+    { "the least", RING, false, 0, 0, RING, 0, 0, RING },
+    { "less", RING - 1, false, -ENOSPC, 0, 0, 0, 0, RING },
+    { "parameters on the GPU: new ones are here", 5 * PARAMS, true, 0, 5, 0, 5 * PARAMS, 0,
+      5 * PARAMS },
+    { "less than that", 5 * PARAMS - 1, true, -ENOSPC, 0, 0, 0, 0, 5 * PARAMS },
+};
+
+static void place_ringed(void **state)
+{
+    struct zb_layout layout = layout_of(false);
+    struct zb_place_shard shards[SHARDS];
+
+    (void)state;
+    for (unsigned i = 0; i < SHARDS; i++)
+        shards[i] = (struct zb_place_shard){ .layout = &layout, .count = COUNT };
+    for (size_t i = 0; i < ZB_COUNT(ringed); i++) {
+        const struct zb_place_job job = { .shards = shards,
+                                          .nshards = SHARDS,
+                                          .page_elems = PAGE,
+                                          .nbuffers = 2,
+                                          .params_on_gpu = ringed[i].params_on_gpu,
+                                          .early = true,
+                                          .grad_ring = true,
+                                          .host_bytes = ringed[i].host_bytes };
+        struct zb_place p = { 0 };
+        uint64_t held = 0, pages = 0;
+
+        print_message("%s\n", ringed[i].name);
+        assert_int_equal(zb_place(&job, &p), ringed[i].rc);
+        assert_int_equal(p.least_host, ringed[i].least);
+        for (unsigned k = 0; k < SHARDS && ringed[i].rc == 0; k++) {
+            assert_int_equal(p.grads_resident[k], p.state_resident[k]);
+            pages += p.state_resident[k];
+            held += zb_layout_bytes(&layout, ZB_GRAD, PAGE,
+                                    zb_min_u64(COUNT, p.grads_resident[k] * UINT64_C(16384)));
+        }
+        if (ringed[i].rc == 0) {
+            assert_int_equal(p.params_resident, ringed[i].params);
+            assert_int_equal(p.ring_bytes, ringed[i].ring);
+            assert_int_equal(p.aside_bytes, ringed[i].aside);
+            assert_int_equal(pages, ringed[i].pages);
+            assert_int_equal(p.grad_bytes, held + ringed[i].aside);
+            assert_int_equal(p.grads_ringed, GRADS - held);
+            assert_int_equal(p.nvme_grad, 0);
+            assert_true(p.param_bytes + p.ring_bytes + p.grad_bytes + p.state_bytes <=
+                        ringed[i].host_bytes);
+        }
+        zb_place_done(&p);
+    }
+}
+
 /* A page of Lion's state is as long as one of fp32 parameters: a buffer for both takes two spares
  * of one size. */
 static void planes_of_one_size(void **state)
@@ -311,9 +380,10 @@ static void gpu_division(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(place_table),  cmocka_unit_test(planes_of_one_size),
-        cmocka_unit_test(place_frozen), cmocka_unit_test(buffers_least),
-        cmocka_unit_test(gpu_runs),     cmocka_unit_test(gpu_division),
+        cmocka_unit_test(place_table),        cmocka_unit_test(place_ringed),
+        cmocka_unit_test(planes_of_one_size), cmocka_unit_test(place_frozen),
+        cmocka_unit_test(buffers_least),      cmocka_unit_test(gpu_runs),
+        cmocka_unit_test(gpu_division),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -201,12 +201,14 @@ static void accumulated_before_the_push(void **state)
 {
     static const struct {
         const char *name;
-        bool vertical, early;
+        bool vertical, early, ring;
     } cases[] = {
-        { "by the engine", false, false },
-        { "by the trainer", true, false },
-        { "by the engine, early", false, true },
-        { "by the trainer, early", true, true },
+        { "by the engine", false, false, false },
+        { "by the trainer", true, false, false },
+        { "by the engine, early", false, true, false },
+        { "by the trainer, early", true, true, false },
+        { "by the engine, with a ring", false, true, true },
+        { "by the trainer, with a ring", true, true, true },
     };
 
     (void)state;
@@ -224,6 +226,7 @@ static void accumulated_before_the_push(void **state)
             none.runs[r].options.clip = p.runs[r].options.clip = cases[i].early ? 0 : 1;
             none.runs[r].options.micro_steps = p.runs[r].options.micro_steps = 3;
             p.runs[r].announce = cases[i].early;
+            p.runs[r].options.grad_ring = cases[i].ring;
         }
         party_run(&none);
         party_run(&p);
@@ -233,6 +236,37 @@ static void accumulated_before_the_push(void **state)
         party_done(&none);
         party_done(&p);
     }
+}
+
+/* The daemon does not hold all gradients: the same bits, at each stage, with 1 to 3 ranks. */
+static void a_ring_of_gradients(void **state)
+{
+    (void)state;
+    for (uint32_t world = 1; world <= 3; world++)
+        for (enum zc_zero_stage stage = ZC_STAGE_1; stage <= ZC_STAGE_3; stage++) {
+            enum zc_zero_offload params = stage == ZC_STAGE_3 ? ZC_ZERO_NVME : ZC_ZERO_NONE;
+            struct party none, p;
+            struct real_daemon d;
+            char name[64];
+
+            real_daemon_start(&d, "--host-bytes", "2M");
+            party_new(&none, world, NULL, ZC_ZERO_NONE, ZC_ZERO_NONE);
+            party_new(&p, world, &d, params, ZC_ZERO_NVME);
+            for (uint32_t r = 0; r < world; r++) {
+                none.runs[r].options.stage = p.runs[r].options.stage = stage;
+                none.runs[r].options.clip = p.runs[r].options.clip = 0;
+                none.runs[r].options.micro_steps = p.runs[r].options.micro_steps = 1;
+                p.runs[r].announce = p.runs[r].options.grad_ring = true;
+            }
+            party_run(&none);
+            party_run(&p);
+            (void)snprintf(name, sizeof(name), "%u ranks, stage %d", world, (int)stage);
+            assert_same(name, &none, &p);
+            assert_true(counter(&d, "pages_early") > 0);
+            real_daemon_stop(&d);
+            party_done(&none);
+            party_done(&p);
+        }
 }
 
 static void assert_values_same(const char *name, const struct model_values *a,
@@ -606,17 +640,12 @@ static void a_daemon_that_hangs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(placement_changes_nothing),
-        cmocka_unit_test(accumulated_before_the_push),
-        cmocka_unit_test(one_bad_gradient_skips_all),
-        cmocka_unit_test(a_kept_job_goes_on),
-        cmocka_unit_test(groups_are_jobs),
-        cmocka_unit_test(groups_of_two_runs),
-        cmocka_unit_test(a_name_too_long_for_groups),
-        cmocka_unit_test(refusals_reach_every_rank),
-        cmocka_unit_test(a_rank_that_dies),
-        cmocka_unit_test(a_daemon_that_dies),
-        cmocka_unit_test(a_daemon_that_hangs),
+        cmocka_unit_test(placement_changes_nothing), cmocka_unit_test(accumulated_before_the_push),
+        cmocka_unit_test(a_ring_of_gradients),       cmocka_unit_test(one_bad_gradient_skips_all),
+        cmocka_unit_test(a_kept_job_goes_on),        cmocka_unit_test(groups_are_jobs),
+        cmocka_unit_test(groups_of_two_runs),        cmocka_unit_test(a_name_too_long_for_groups),
+        cmocka_unit_test(refusals_reach_every_rank), cmocka_unit_test(a_rank_that_dies),
+        cmocka_unit_test(a_daemon_that_dies),        cmocka_unit_test(a_daemon_that_hangs),
     };
 
     return cmocka_run_group_tests(tests, real_daemon_setup, real_daemon_teardown);

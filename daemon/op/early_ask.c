@@ -1,0 +1,152 @@
+/*
+ * op/early_ask.c - ranks announce a step, so that it begins early: op/early.c has the model.
+ *
+ * Every rank announces the same values. The step that the ranks ask for later (op/step_ask.c) must
+ * have them, too.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/op/early.h"
+#include "daemon/op/requests.h"
+#include "daemon/op/step.h"
+#include "daemon/op/tensors.h"
+#include "proto/shard.pb-c.h"
+
+/* Whether a step has the factors that its limits gave, as far as they are decided. */
+static bool early_factors_same(const struct zsd_job *job, bool factors)
+{
+    const struct zsd_early *e = job->early;
+
+    if (factors != e->limited)
+        return false;
+    for (uint32_t i = 0; factors && i < job->tensors->n; i++)
+        if (!isnan(e->factors[i]) &&
+            memcmp(&e->factors[i], &job->tensors->factors.v[i], sizeof(double)) != 0)
+            return false;
+    return true;
+}
+
+static bool early_same(const struct zsd_early *e, double scale, const struct zk_params *params,
+                       const struct zsd_classes *classes)
+{
+    return memcmp(&e->scale, &scale, sizeof(scale)) == 0 &&
+           memcmp(e->params, params, sizeof(e->params)) == 0 &&
+           zsd_classes_same(e->classes, classes);
+}
+
+int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, uint32_t rank,
+                    struct zb_err *err)
+{
+    if (job->early_said == 0 || want->skip ||
+        (early_same(job->early, want->scale, want->params, want->classes) &&
+         early_factors_same(job, want->factors)))
+        return 0;
+    return zb_fail(
+        err, -EINVAL,
+        "rank %u asks for step %llu of job '%s' with different values from those it was begun with",
+        rank, (unsigned long long)want->step, job->name);
+}
+
+static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struct zb_err *err)
+{
+    const struct zsd_job *job = m->job;
+    uint64_t step = job->iterations + 1;
+
+    if (job->core->draining)
+        return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new steps");
+    if (job->optimizer == ZB_MUON)
+        return zb_fail(err, -ENOTSUP, "job '%s' with Muon cannot begin its steps early", job->name);
+    if (!job->early_room)
+        return zb_fail(err, -EINVAL, "job '%s' was opened without room for early steps", job->name);
+    if (job->state != ZSD_READY || zsd_job_writing(job))
+        return zb_fail(err, -EBUSY, "job '%s' is stepping, or initial values are being written",
+                       job->name);
+    if (job->left > 0)
+        return zb_fail(err, -EOWNERDEAD, "%u ranks have left job '%s'", job->left, job->name);
+    if (q->step != step)
+        return zb_fail(err, q->step < step ? -EEXIST : -EINVAL,
+                       "step %llu of job '%s' begins: step %llu comes next",
+                       (unsigned long long)q->step, job->name, (unsigned long long)step);
+    if (!zsd_job_live(job))
+        return zb_fail(err, -EAGAIN, "job '%s' has no initial values yet", job->name);
+    if (q->micros < 1)
+        return zb_fail(err, -EINVAL, "a step of 0 micro-steps: at least 1");
+    if (job->grad_ring && (q->micros > 1 || q->limits))
+        return zb_fail(err, -EINVAL,
+                       "job '%s' does not hold the gradients of all pages: a step of it has one "
+                       "micro-step and no limits of norms",
+                       job->name);
+    for (uint32_t i = 0; i < job->nshards && job->micro_most >= q->micros; i++)
+        if (!zsd_grad_absent(job->shards[i]) && job->shards[i]->micro >= q->micros)
+            return zb_fail(err, -EINVAL,
+                           "a step of %u micro-steps, and unit '%s' has one with number %u",
+                           q->micros, job->shards[i]->unit->name, job->shards[i]->micro);
+    return 0;
+}
+
+/* Memory for a step with limits of tensors. 0 or -ENOMEM. */
+static int begin_limits(struct zsd_job *job)
+{
+    struct zsd_early *e = job->early;
+    uint32_t n = job->tensors->n;
+
+    e->factors = calloc(zb_max_u64(n, 1), sizeof(*e->factors));
+    e->decided = calloc(zb_max_u64(job->nunits, 1), sizeof(*e->decided));
+    if (!e->factors || !e->decided) {
+        free(e->factors);
+        free(e->decided);
+        e->factors = NULL;
+        e->decided = NULL;
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        e->factors[i] = (double)NAN;
+    return 0;
+}
+
+ZSD_REQUEST(zsd_step_begin, StepBegin)
+{
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zk_params params[ZP_GROUPS_MAX] = { 0 };
+    struct zsd_classes *classes = NULL;
+    struct zb_err err = { 0 };
+    struct zsd_early *e;
+    struct zsd_job *job;
+
+    if (!m)
+        return;
+    job = m->job;
+    e = job->early;
+    if (begin_check(m, q, &err) < 0 ||
+        zsd_step_values(m, q->scale, q->groups, q->n_groups, q->by_classes ? q->step : 0, params,
+                        &classes, &err) < 0 ||
+        (q->limits && zsd_values_check(m, true, q->step, &err) < 0)) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    if (job->early_said > 0 && (!early_same(e, q->scale, params, classes) ||
+                                e->micros != q->micros || e->limited != q->limits)) {
+        zsd_refuse(req, -EINVAL,
+                   "rank %u begins step %llu of job '%s' with different values from its peers",
+                   m->rank, (unsigned long long)q->step, job->name);
+        return;
+    }
+    if (job->early_said == 0 && q->limits && begin_limits(job) < 0) {
+        zsd_refuse(req, -ENOMEM, "limits of tensors: %m");
+        return;
+    }
+    e->micros = q->micros;
+    e->limited = q->limits;
+    e->scale = q->scale;
+    memcpy(e->params, params, sizeof(params));
+    if (job->early_said == 0)
+        e->classes = zsd_classes_get(classes);
+    job->early_said += !m->begun;
+    m->begun = true;
+    zsd_reply(req, NULL, -1);
+    if (job->early_said == job->world)
+        zsd_early_said(job);
+}
