@@ -186,7 +186,7 @@ static void one_object_per_step(void **state)
     for (int step = 1; step <= 2; step++) {
         o = json_loadf(f, JSON_DISABLE_EOF_CHECK, NULL);
         assert_non_null(o);
-        assert_int_equal(json_object_size(o), 18);
+        assert_int_equal(json_object_size(o), 19);
         for (size_t i = 0; i < sizeof(integers) / sizeof(integers[0]); i++)
             assert_true(json_is_integer(json_object_get(o, integers[i])));
         for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
