@@ -134,6 +134,23 @@ static int backward(struct ex_rank *r, struct zc_zero *z, uint64_t step, float *
     return 0;
 }
 
+static int count(struct ex_rank *r, struct zc_zero *z, uint64_t step)
+{
+    struct zc_zero_stats stats;
+
+    TRY(zc_zero_stats(z, &stats));
+    r->counted[step - 1] = (struct ex_count){ .up = stats.gather_up_bytes,
+                                              .down = stats.gather_down_bytes,
+                                              .sent = stats.comm_gather_bytes,
+                                              .fetched = stats.fetched_bytes };
+    return 0;
+}
+
+uint64_t ex_elems(uint32_t unit)
+{
+    return units[unit].elems;
+}
+
 static int train(struct ex_rank *r, struct zc_zero *z, float *memory)
 {
     uint64_t applied;
@@ -150,6 +167,8 @@ static int train(struct ex_rank *r, struct zc_zero *z, float *memory)
         TRY(backward(r, z, step, memory));
         TRY(zc_zero_step(z, 0.125, &stepped));
         r->norms[step - 1] = stepped.grad_norm;
+        if (r->counts)
+            TRY(count(r, z, step));
     }
     return 0;
 }

@@ -38,6 +38,11 @@ struct ex_rank {
     double losses[EX_STEPS], norms[EX_STEPS];
     float *values[EX_UNITS][3]; /* ZC_MASTER, ZC_EXP_AVG, ZC_EXP_AVG_SQ */
     uint64_t gpu_params;
+    /* only if `counts`: bytes that this rank's gathers have moved up to the end of each step */
+    bool counts; /* in */
+    struct ex_count {
+        uint64_t up, down, sent, fetched;
+    } counted[EX_STEPS];
 };
 
 struct ex_party {
@@ -59,6 +64,9 @@ void ex_new(struct ex_party *p, uint32_t world, const struct ex_setting *s, cons
             enum ex_where where);
 void ex_run(struct ex_party *p);
 void ex_done(struct ex_party *p);
+
+/** Elements of a unit. */
+uint64_t ex_elems(uint32_t unit);
 
 /** Fails the test if a rank has failed. */
 void ex_assert_ran(const char *what, const struct ex_party *p);

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/links.h"
 #include "base/util.h"
 #include "exact.h"
 #include "fake_nccl.h"
@@ -202,6 +203,111 @@ static void the_bits_are_those_of_any_place(void **state)
     }
 }
 
+/* ---- the plan */
+
+/* What `zctl plan` predicts for the model of exact.h. */
+static struct zb_links planned(enum zb_node_gather way, bool params_there)
+{
+    struct zb_node node = { .host_bytes = 64 * ZB_MIB,
+                            .page_elems = ZB_PAGE_ELEMS_DEFAULT,
+                            .gpus = GPUS };
+    struct zb_model model = { 0 };
+    struct zb_run run = { .model = &model,
+                          .mode = ZB_ZERO3,
+                          .ranks = GPUS,
+                          .nodes = 1,
+                          .param = params_there ? ZB_OFFLOAD_GPU : ZB_OFFLOAD_HOST,
+                          .optimizer = ZB_OFFLOAD_HOST,
+                          .micro_steps = 1,
+                          .prefetch_units = 1,
+                          .comm = ZB_COMM_NCCL,
+                          .node_gather = way,
+                          .computes_on = true };
+    struct zb_links links;
+    struct zb_forecast f;
+
+    for (uint32_t g = 0; g < GPUS; g++)
+        node.gpu_tiers[g] = 4 * ZB_MIB;
+    for (uint32_t u = 0; u < EX_UNITS; u++)
+        assert_int_equal(zb_model_add(&model, ex_elems(u), NULL), 0);
+    assert_int_equal(zb_model_order(&model, NULL), 0);
+    assert_int_equal(
+        zb_layout_of(ZB_BF16, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, false, &run.layout, NULL), 0);
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    assert_true(f.fits && (f.gpu_params > 0) == params_there);
+    assert_int_equal(zb_links(&run, &node, &f, &links), 0);
+    zb_model_done(&model);
+    return links;
+}
+
+/* The next step's gather of the first unit may be counted before a step ends or after it. So n steps
+ * have n times the planned bytes, or as much as one gather more or less. With as many bytes wrong in
+ * each step, two of these sums would differ by more. */
+static void assert_planned(const char *what, uint32_t rank, uint64_t first, uint64_t step_bytes,
+                           const struct ex_count *counted, size_t at)
+{
+    int64_t least = 0, most = 0;
+
+    for (uint64_t k = 3; k < EX_STEPS; k++) { /* the order of gathers is known from step 2 on */
+        int64_t more = (int64_t)(*(const uint64_t *)((const char *)&counted[k] + at) -
+                                 *(const uint64_t *)((const char *)&counted[2] + at)) -
+                       (int64_t)((k - 2) * step_bytes);
+
+        least = more < least ? more : least;
+        most = more > most ? more : most;
+        if (most - least > (int64_t)first ||
+            (more != least && more != most && more != 0)) /* all of a gather, or nothing */
+            fail_msg(
+                "%s of rank %u: %llu bytes in each step were planned; after %llu steps there are "
+                "%lld more",
+                what, rank, (unsigned long long)step_bytes, (unsigned long long)k + 1,
+                (long long)more);
+    }
+}
+
+/* Eight ranks over NCCL: parameters on their GPUs, or in host memory; and read there by each rank. */
+static void gathers_move_what_the_plan_says(void **state)
+{
+    static const struct {
+        enum zc_node_gather way;
+        bool there;
+    } ways[] = { { ZC_NODE_GATHER_COMM, true },
+                 { ZC_NODE_GATHER_COMM, false },
+                 { ZC_NODE_GATHER_HOST, false } };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(ways); i++) {
+        bool host = ways[i].way == ZC_NODE_GATHER_HOST;
+        struct zb_links links = planned(host ? ZB_GATHER_HOST : ZB_GATHER_COMM, ways[i].there);
+        struct real_daemon d;
+        struct ex_party p;
+
+        real_daemon_start(&d, MEMORY, NODE);
+        ex_new(&p, GPUS, &settings[0], d.socket, EX_ON_ITS_OWN);
+        for (uint32_t r = 0; r < GPUS; r++) {
+            p.ranks[r].counts = true;
+            p.ranks[r].options.node_gather = ways[i].way;
+            p.ranks[r].options.offload_param = ways[i].there ? ZC_ZERO_GPU : ZC_ZERO_HOST;
+        }
+        ex_run(&p);
+        ex_assert_same("counted", &want[0], &p);
+        for (uint32_t r = 0; r < GPUS; r++) {
+            const struct ex_count *n = p.ranks[r].counted;
+            const struct zb_link *l = &links.gpu[r];
+            uint64_t slice = 2 * 4096 * 2; /* of the first unit: two blocks in bf16 */
+
+            assert_planned("to its GPU", r, host ? 8 * slice : slice, l->up, n,
+                           offsetof(struct ex_count, up));
+            assert_planned("from its GPU", r, slice, l->down, n, offsetof(struct ex_count, down));
+            assert_planned("sent", r, 7 * slice, l->sent, n, offsetof(struct ex_count, sent));
+            assert_planned("fetched", r, host ? 8 * slice : slice, host ? l->up : l->up + l->within,
+                           n, offsetof(struct ex_count, fetched));
+        }
+        ex_done(&p);
+        real_daemon_stop(&d);
+    }
+}
+
 /* ---- the daemon ends */
 
 static const struct real_daemon *ending;
@@ -320,6 +426,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bits_are_those_of_any_place),
+        cmocka_unit_test(gathers_move_what_the_plan_says),
         cmocka_unit_test(resumed_by_any_number),
         cmocka_unit_test(resumed_without_a_gpu),
     };
