@@ -22,6 +22,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -280,6 +281,21 @@ static void promise_undo(struct zsd_core *core, const struct place_class *before
         }
 }
 
+/* What is free on drained drives, for messages; "": nothing is. */
+struct drained_text {
+    char s[64];
+};
+
+static struct drained_text drained_text(const struct zsd_core *core)
+{
+    uint64_t bytes = zsd_map_drained_bytes(core);
+    struct drained_text t = { "" };
+
+    if (bytes > 0)
+        (void)snprintf(t.s, sizeof(t.s), " (and %s on drained drives)", zb_size_text(bytes).s);
+    return t;
+}
+
 /* Takes the places that the classes lack, the longest first, because short ones fit into gaps that
  * are too small for long ones. 0 or -ENOSPC. */
 static int promise_take(struct zsd_core *core, struct zb_err *err)
@@ -292,11 +308,12 @@ static int promise_take(struct zsd_core *core, struct zb_err *err)
         lacks += class_lacks(&e->classes[i]) * e->classes[i].bytes;
     least += zsd_map_total_bytes(core);
     if (lacks > left)
-        return zb_fail(err, -ENOSPC,
-                       "%s more of NVMe are needed, and %s are free; the smallest nvme_bytes that "
-                       "would work is %llu",
-                       zb_size_text(lacks).s, zb_size_text(left).s,
-                       (unsigned long long)(least + lacks - left));
+        return zb_fail(
+            err, -ENOSPC,
+            "%s more of NVMe are needed, and %s are free%s; the smallest nvme_bytes that "
+            "would work is %llu",
+            zb_size_text(lacks).s, zb_size_text(left).s, drained_text(core).s,
+            (unsigned long long)(least + lacks - left));
     for (uint32_t i = e->n; i-- > 0;) {
         struct place_class *c = &e->classes[i];
         uint64_t want = class_lacks(c);
@@ -381,9 +398,9 @@ int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zb_
 
     assert(all <= needs);
     if (needs > has && needs - has > zsd_account_free(&core->tiers.nvme))
-        return zb_fail(err, -ENOSPC, "%s of NVMe are needed, and %s are free",
+        return zb_fail(err, -ENOSPC, "%s of NVMe are needed, and %s are free%s",
                        zb_size_text(needs - has).s,
-                       zb_size_text(zsd_account_free(&core->tiers.nvme)).s);
+                       zb_size_text(zsd_account_free(&core->tiers.nvme)).s, drained_text(core).s);
     rc = zsd_promise_set(core, now, want, err);
     if (rc < 0)
         return rc;

@@ -496,15 +496,24 @@ static uint64_t map_out(const struct zsd_core *core, unsigned path)
     return d->lent ? 0 : d->units;
 }
 
-uint64_t zsd_map_free_bytes(const struct zsd_core *core)
+static uint64_t free_bytes(const struct zsd_core *core, bool drained)
 {
     uint64_t units = 0;
 
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
-        units += zsd_path_drained(core, i)
-                     ? 0
-                     : zb_space_free_units(core->disk->maps[i]) + map_out(core, i);
+        if (zsd_path_drained(core, i) == drained)
+            units += zb_space_free_units(core->disk->maps[i]) + map_out(core, i);
     return units * ZB_PAGE_ALIGN;
+}
+
+uint64_t zsd_map_free_bytes(const struct zsd_core *core)
+{
+    return free_bytes(core, false);
+}
+
+uint64_t zsd_map_drained_bytes(const struct zsd_core *core)
+{
+    return free_bytes(core, true);
 }
 
 uint64_t zsd_map_total_bytes(const struct zsd_core *core)

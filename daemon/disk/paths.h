@@ -102,6 +102,8 @@ void zsd_map_give_discarded(struct zsd_core *core, unsigned path);
 void zsd_map_close(struct zsd_core *core, unsigned path, uint64_t from);
 /** Of data files that are not drained, with what is being discarded. */
 uint64_t zsd_map_free_bytes(const struct zsd_core *core);
+/** Free bytes of the others: nothing new is placed there. */
+uint64_t zsd_map_drained_bytes(const struct zsd_core *core);
 /** Of data files that are not drained, and what is taken on the others: the NVMe tier's budget. */
 uint64_t zsd_map_total_bytes(const struct zsd_core *core);
 /** Weight of a path when pages are spread: its measured speed, but at least a 16th of the fastest

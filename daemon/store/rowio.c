@@ -6,6 +6,9 @@
  * The caller need not hold the row. A row without holders may lose its places during the read, and
  * other data may be written there. Then the checksums do not match, because they include the
  * identity and the generation of the page. The caller sees that the row has no holders (refs 0).
+ *
+ * If a read fails, and the page has moved meanwhile (drain.c), it is read at its new place: the old one
+ * may have been written.
  */
 #include "daemon/store/rowio.h"
 
@@ -52,9 +55,20 @@ static struct read_where read_where(const struct zsd_row_read *r)
     return w;
 }
 
+static const struct zsd_extent *read_extent(const struct zsd_row_read *r)
+{
+    return &r->row->planes[r->plane].extents[r->page];
+}
+
 static void read_over(struct zsd_row_read *r)
 {
     r->core->in_progress--;
+    if (r->err.code != 0 && r->row->refs > 0 && read_extent(r)->at != r->at) {
+        zsd_row_read_start(r, r->who);
+        return;
+    }
+    if (r->err.code == -EBADMSG)
+        zsd_page_corrupt(r->core->daemon);
     r->done(r, r->err.code != 0 ? &r->err : NULL);
 }
 
@@ -75,8 +89,6 @@ static void read_verified(struct zsd_task *task)
 {
     struct zsd_row_read *r = zb_container_of(task, struct zsd_row_read, task);
 
-    if (r->err.code == -EBADMSG)
-        zsd_page_corrupt(r->core->daemon);
     read_over(r);
 }
 
@@ -94,11 +106,10 @@ static void read_on_io(struct zsd_pio *pio, int rc)
 
 void zsd_row_read_start(struct zsd_row_read *r, const char *who)
 {
-    const struct zsd_extent *e = &r->row->planes[r->plane].extents[r->page];
-
     assert(r->row->planes[r->plane].block_bytes > 0 && r->page < r->row->npages &&
-           e->at != ZB_NO_PLACE);
+           read_extent(r)->at != ZB_NO_PLACE);
     r->who = who;
+    r->at = read_extent(r)->at;
     r->err = (struct zb_err){ 0 };
     r->task = (struct zsd_task){ .run = read_verify,
                                  .done = read_verified,
@@ -108,7 +119,7 @@ void zsd_row_read_start(struct zsd_row_read *r, const char *who)
         .op = ZN_READ,
         .buf = r->buf,
         .len_bytes = zsd_row_page_bytes(r->row, r->plane, r->page),
-        .off_bytes = r->core->daemon->engine_base + e->at,
+        .off_bytes = r->core->daemon->engine_base + r->at,
     };
     r->pio.payer = r->payer;
     r->pio.done = read_on_io;

@@ -37,6 +37,7 @@ struct zsd_row_read {
     void (*done)(struct zsd_row_read *r, const struct zb_err *err); /* loop thread, once */
     /* private */
     const char *who;
+    uint64_t at; /* where it is read */
     struct zb_err err;
     struct zsd_pio pio;
     struct zsd_task task;

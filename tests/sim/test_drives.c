@@ -378,6 +378,22 @@ static enum zsd_drain drain_of(const struct zs_world *w, unsigned path)
     return w->core.daemon.core->disk->lines[path].drive.drain;
 }
 
+/* The message if more places are promised than there are. */
+static const char *too_much(struct zsd_core *core)
+{
+    static struct zb_err err;
+    const uint64_t planes[ZB_PLANES] = { 0 };
+    struct zb_needs now = { 0 }, want = { 0 };
+    struct zsd_account held = { 0 };
+
+    err = (struct zb_err){ 0 };
+    assert_int_equal(zb_needs_add(&want, 4096, UINT64_C(1) << 20), 0);
+    assert_int_equal(zsd_nvme_promise(core, &held, &now, &want, planes, &err), -ENOSPC);
+    zb_needs_done(&want);
+    zb_needs_done(&now);
+    return err.text;
+}
+
 /* A drained drive is drained after a restart, until it is used again. */
 static void kept(void **state)
 {
@@ -402,10 +418,13 @@ static void kept(void **state)
         assert_true(zsd_drains_kept(w.core.daemon.core->store));
         assert_int_equal(drive_set(&w, 0, true), -EINVAL); /* the last one in use */
     }
+    assert_non_null(
+        strstr(too_much(w.core.daemon.core), "are free (and 15.9 MiB on drained drives)"));
     assert_int_equal(drive_set(&w, 1, false), 0);
     again(&w, sim);
     assert_int_equal(drain_of(&w, 1), ZSD_DRAIN_NONE);
     assert_int_equal(w.core.daemon.core->tiers.nvme.budget, budget);
+    assert_null(strstr(too_much(w.core.daemon.core), "drained"));
 
     /* by itself: recorded with the next change, with its reason */
     assert_int_equal(zsd_drive_drain(w.core.daemon.core, 1, ZSD_DRAIN_SLOW, why, &err), 0);

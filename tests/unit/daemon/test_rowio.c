@@ -189,6 +189,47 @@ static void devices_fail(void **state)
     world_close(&w);
 }
 
+/* The page moves while it is read, and other data is written at its old place. */
+static void a_page_moves(void **state)
+{
+    const uint64_t old = UINT64_C(1) << 20;
+    struct zsd_row *r = row_make(0);
+    struct zsd_extent *e = &r->planes[ZSD_SAVED_STATE].extents[0];
+    uint8_t *buf[2];
+    struct world w;
+
+    (void)state;
+    world_open(&w, HOST, "threads", 1);
+    for (int i = 0; i < 2; i++) {
+        buf[i] = aligned_alloc(4096, PAGE * 10);
+        assert_non_null(buf[i]);
+    }
+    page_write(&w, r, ZSD_SAVED_STATE, 0, buf[0], 3);
+    for (int moves = 0; moves < 2; moves++) {
+        struct rw x = { .read = { .core = w.daemon.core,
+                                  .row = r,
+                                  .plane = ZSD_SAVED_STATE,
+                                  .buf = buf[1],
+                                  .done = rw_read } };
+        struct zsd_extent was = *e;
+
+        e->at = old;
+        zsd_row_read_start(&x.read, "j");
+        if (moves)
+            *e = was;
+        world_settle(&w);
+        assert_int_equal(x.done, 1);
+        assert_int_equal(x.err.code, moves ? 0 : -EBADMSG);
+        assert_int_equal(w.daemon.stats.pages_corrupt, 1);
+        *e = was;
+    }
+    assert_memory_equal(buf[0], buf[1], zsd_row_page_bytes(r, ZSD_SAVED_STATE, 0));
+    row_done(r);
+    free(buf[0]);
+    free(buf[1]);
+    world_close(&w);
+}
+
 /* A look keeps the struct, but not the places. */
 static void looks_keep_the_struct(void **state)
 {
@@ -215,6 +256,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_are_verified),
         cmocka_unit_test(devices_fail),
+        cmocka_unit_test(a_page_moves),
         cmocka_unit_test(looks_keep_the_struct),
     };
 
