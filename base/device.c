@@ -13,7 +13,6 @@
 #define GET_LOG_PAGE 2u
 #define LOG_SMART    2u
 #define ALL_SPACES   UINT32_MAX
-#define TIMEOUT_MS   2000u
 
 /* Opens a file of the device in sysfs; NULL and errno. */
 static FILE *device_file(const char *device, const char *sys, const char *name)
@@ -104,7 +103,6 @@ int zb_smart_read(const char *device, struct zb_smart *ret)
         .addr = (uintptr_t)page,
         .data_len = sizeof(page),
         .cdw10 = (sizeof(page) / 4 - 1) << 16 | LOG_SMART,
-        .timeout_ms = TIMEOUT_MS,
     };
     char node[96];
     int rc = smart_node(device, node, sizeof(node)), fd;
