@@ -1144,6 +1144,10 @@ struct zc_drive_row {
     char why[160];     /* the same with numbers; "": in use, or drained on request */
     char device[24];   /* major:minor; "": unknown */
     char directory[256];
+    uint64_t device_start_bytes; /* 1 + what the device had written when the daemon started; 0:
+                                    unknown */
+    uint64_t discarded_bytes, holed_bytes; /* option discard: free bytes; those without space */
+    char discard[160];                     /* "on", "off", or why not */
 };
 
 /**

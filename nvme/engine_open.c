@@ -134,7 +134,6 @@ static int engine_build(struct zn_engine *e, const struct zn_options *o, struct 
     if (rc < 0)
         return zb_fail(err, rc, "block of the commit slots: %m");
     e->info.size_bytes = o->size_bytes;
-    e->info.device = e->file.on_device;
     e->info.depth = o->depth > 0 ? o->depth : ZN_DEPTH_DEFAULT;
     e->threads = o->threads > 0 ? o->threads
                                 : (unsigned)zb_min_u64(e->info.depth, ZN_THREADS_DEFAULT);
@@ -144,6 +143,7 @@ static int engine_build(struct zn_engine *e, const struct zn_options *o, struct 
     rc = zn_file_open(&e->file, o, &e->info, err);
     if (rc < 0)
         return rc;
+    e->info.device = e->file.on_device;
     e->tail_align = e->info.direct ? e->info.align_bytes : 1;
     rc = engine_choose(e, o->io, err);
     if (rc == 0)

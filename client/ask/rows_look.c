@@ -190,7 +190,11 @@ static int reply_drives(struct zc_client *c, struct zc_call *call, const Protobu
                                      .read_bytes = from->read_bytes,
                                      .written_bytes = from->written_bytes,
                                      .failed = from->failed,
-                                     .waits_ms = from->waits_ms };
+                                     .waits_ms = from->waits_ms,
+                                     .device_start_bytes = from->device_start_bytes,
+                                     .discarded_bytes = from->discarded_bytes,
+                                     .holed_bytes = from->holed_bytes };
+        COPY(to->discard, from->discard);
         if (from->node > 0)
             (void)snprintf(to->node, sizeof(to->node), "%u", (from->node - 1) % 100000);
         COPY(to->state, from->state);

@@ -11,8 +11,10 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "base/device.h"
 #include "base/slots.h"
 #include "daemon/disk/datadir.h"
 #include "daemon/disk/paths.h"
@@ -133,6 +135,19 @@ static int paths_open_one(struct zsd *daemon, struct zsd_path *p, unsigned index
     return 0;
 }
 
+/* What is known of the device of a data file. */
+static void path_device(struct zsd *daemon, unsigned path)
+{
+    uint64_t device = zn_info(zsd_path_engine(daemon, path))->device;
+    struct zb_device_use use;
+    char name[24];
+
+    daemon->path_nodes[path] = zsd_drive_node(device, "/sys") + 1;
+    (void)snprintf(name, sizeof(name), "%u:%u", major(device), minor(device));
+    if (device != 0 && zb_device_use(name, "/sys", &use) == 0)
+        daemon->path_device_bytes[path] = use.written_bytes + 1;
+}
+
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err)
 {
     struct paths_found f = { .used = 1 };
@@ -154,8 +169,7 @@ int zsd_paths_open(struct zsd *daemon, struct zb_err *err)
     for (unsigned i = 0; i < daemon->nmore && rc == 0; i++)
         rc = paths_open_one(daemon, &daemon->more[i], i + 1, err);
     for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++)
-        daemon->path_nodes[i] =
-            zsd_drive_node(zn_info(zsd_path_engine(daemon, i))->device, "/sys") + 1;
+        path_device(daemon, i);
     return rc;
 }
 

@@ -63,8 +63,10 @@ struct zsd {
     unsigned nmore;
     bool measures;                             /* measure the data files when the store opens */
     struct zsd_rates path_rates[ZN_PATHS_MAX]; /* measured at the start; 0: not measured */
-    int path_nodes[ZN_PATHS_MAX];              /* NUMA nodes of the drives, from 1; 0: unknown */
-    const char *catalog_path;                  /* NULL: nothing survives the daemon */
+    uint64_t
+        path_device_bytes[ZN_PATHS_MAX]; /* 1 + written by the device at the start; 0: unknown */
+    int path_nodes[ZN_PATHS_MAX];        /* NUMA nodes of the drives, from 1; 0: unknown */
+    const char *catalog_path;            /* NULL: nothing survives the daemon */
     bool read_only;          /* saved data must not be changed: offline.c, --read-only */
     const char *catalog_vfs; /* of SQLite; NULL: the system's */
     struct zsd_compute

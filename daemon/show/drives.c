@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <sys/sysmacros.h>
 
+#include "daemon/disk/discard.h"
 #include "daemon/disk/drives.h"
 #include "daemon/disk/paths.h"
 #include "daemon/show/inspect.h"
@@ -54,6 +55,10 @@ static void drive_row(const struct zsd *daemon, unsigned path, char device[24], 
         row->device = device;
     }
     row->node = (uint32_t)daemon->path_nodes[path];
+    row->device_start_bytes = daemon->path_device_bytes[path];
+    row->discarded_bytes = core->disk->lines[path].discard.discarded_bytes;
+    row->holed_bytes = zsd_discard_holed_bytes(core, path);
+    row->discard = zp_str(zsd_discard_text(core, path));
 }
 
 void zsd_drive_rows(const struct zsd *daemon, struct zsd_drive_rows *ret)

@@ -12,8 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/statvfs.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "base/device.h"
 #include "base/sysmem.h"
 #include "daemon/disk/datadir.h"
 #include "daemon/disk/drives.h"
@@ -51,6 +53,21 @@ struct zsd_health_run {
 
 /* ---- facts of the system, on a compute thread */
 
+/* What the devices of the data files have written. */
+static void health_devices(const struct zsd *daemon, struct zsd_facts *f)
+{
+    for (unsigned i = 0; i < zsd_paths(daemon); i++) {
+        uint64_t device = zn_info(zsd_path_engine(daemon, i))->device;
+        struct zb_device_use use;
+        char name[24];
+
+        (void)snprintf(name, sizeof(name), "%u:%u", major(device), minor(device));
+        f->drives[i].device_known = device != 0 && zb_device_use(name, "/sys", &use) == 0;
+        if (f->drives[i].device_known)
+            f->drives[i].device_written = use.written_bytes;
+    }
+}
+
 static void health_run(struct zsd_task *task)
 {
     struct zsd_health_run *run = zb_container_of(task, struct zsd_health_run, task);
@@ -59,6 +76,7 @@ static void health_run(struct zsd_task *task)
     long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
     struct statvfs vfs;
 
+    health_devices(run->daemon, f);
     f->files = zsd_files_open();
     f->files_max = zsd_files_max();
     f->host_left = zb_sysmem_left("");

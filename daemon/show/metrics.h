@@ -17,7 +17,7 @@
 
 #define ZSD_METRICS_JOBS     16u
 #define ZSD_METRICS_FAMILIES 32u
-#define ZSD_METRICS_SYSTEM   6u  /* the first families, which need m->health */
+#define ZSD_METRICS_SYSTEM   7u  /* the first families, which need m->health */
 #define ZSD_METRICS_LABELS   4u  /* of a sample, name and value */
 #define ZSD_METRICS_FULL     96u /* samples: no further family begins */
 /* one family more: of a job for each cause of waiting, or for each GPU */

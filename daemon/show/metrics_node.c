@@ -63,6 +63,14 @@ static void fill_memory(struct zsd_metrics *m)
     (void)zsd_sample(m, (double)m->health->facts.host_left);
 }
 
+static void fill_device(struct zsd_metrics *m)
+{
+    for (unsigned i = 0; i < zsd_paths(m->daemon); i++)
+        if (m->health->facts.drives[i].device_known)
+            zsd_label(zsd_sample(m, (double)m->health->facts.drives[i].device_written), "path",
+                      m->paths[i]);
+}
+
 static double node_clients(const struct zsd *daemon)
 {
     return daemon->clients;
@@ -334,6 +342,9 @@ const struct zsd_family zsd_node_families[] = {
       "Free space of the data directory's file system.", .fill = fill_filesystem },
     { "memory_available_bytes", ZSD_GAUGE, "bytes", "Memory that the daemon can still take.",
       .fill = fill_memory },
+    { "path_device_written_bytes", ZSD_COUNTER, "bytes",
+      "Bytes that the block device of a data file has written, for everybody.",
+      .fill = fill_device },
     { "build", ZSD_INFO, "", "Version, kernels and I/O engine.", .fill = fill_build },
     { "uptime_seconds", ZSD_GAUGE, "seconds", "Time since the start.", .node = node_uptime },
     { "clients", ZSD_GAUGE, "", "Connected clients.", .node = node_clients },

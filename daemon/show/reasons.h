@@ -34,6 +34,8 @@ struct zsd_drive_facts {
     uint64_t failed, failed_ns;    /* number of failed transfers; when the last one failed */
     int failed_rc;                 /* its error */
     uint64_t waits_ns, held_bytes; /* as in zsd_drive_waits_ns(), struct zsd_drive */
+    bool device_known;             /* by sysfs: the next one */
+    uint64_t device_written;       /* bytes that its device has written since the machine started */
     bool drained, asked;           /* asked: on request */
     char state[40], drained_why[160];
     char path[256]; /* its directory */

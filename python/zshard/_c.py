@@ -131,7 +131,8 @@ zc_drive_row = struct("zc_drive_row",
                       (c_uint64, "number size_bytes held_bytes bytes_s start_bytes_s read_bytes written_bytes failed "
                                  "waits_ms"),
                       (c_char * 8, "node"), (c_char * 40, "state"), (c_char * 160, "why"), (c_char * 24, "device"),
-                      (c_char * 256, "directory"))
+                      (c_char * 256, "directory"), (c_uint64, "device_start_bytes discarded_bytes holed_bytes"),
+                      (c_char * 160, "discard"))
 zc_gauge = struct("zc_gauge", (c_uint64, "now area_ns busy_ns"))
 zc_top_path = struct("zc_top_path",
                      (c_uint64, "read_bytes written_bytes transfers failed read_bytes_s "

@@ -167,6 +167,22 @@ def catalog():
         check(done.returncode == 2 and done.stderr, f"{args}: {done.returncode} {done.stderr}")
 
 
+def steady():
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as d:
+        done = zbench("--json", "--seconds", "2", "--phase", "1", "--size", "512M", "--rest", "0", "--dir", d, bench="steady")
+        if done.returncode == 1 and ("frees no part" in done.stderr or "cannot reserve" in done.stderr):
+            print(f"not run: {done.stderr}")
+            return
+        check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+        (row,) = json.loads(done.stdout)["rows"]
+        check(row["case"] == "steady/write/discard" and row["value"] > 0 and row["reference"] > 0, f"{row}")
+        said = [line.split() for line in done.stderr.splitlines() if line.endswith("MB/s")]
+        check({words[2] for words in said} == {"plain", "discard"}, done.stderr)
+        check(not os.listdir(d), f"{os.listdir(d)} were left behind")
+    done = zbench("--size", "256M", "--fill", "95", bench="steady")
+    check(done.returncode == 2 and "too small" in done.stderr, f"{done.returncode} {done.stderr}")
+
+
 def plans():
     with tempfile.TemporaryDirectory() as d:
         done = zbench("--json", "--rounds", "1", "--params", "2M", "--dir", d, "--only", "plan/fixed",
@@ -356,7 +372,7 @@ def gpu_kernels():
     check(full.returncode == 1 and "memory" in full.stderr, f"{full.returncode} {full.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, gpu, catalog, ready, commits, killed, shares, hostile, snapshots, turns, plans,
+TESTS = {f.__name__: f for f in (rows, gpu, catalog, steady, ready, commits, killed, shares, hostile, snapshots, turns, plans,
                                  overlap, comm, nodes, boxes, sockets, steps,
                                  peers, trains, gpu_kernels, refused, no_daemon)}
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-from harness import LONG, check, main, program, wait_until
+from harness import LONG, check, main, program, skip, wait_until
 from test_files import model, read, write
 
 FLAGS = ("--host-bytes", "16M", "--nvme-bytes", "32M", "--page-elems", "8192", "--ring-bytes", "1M",
@@ -396,6 +396,52 @@ WIDE = (("wide", 16000, "fp32", "fp32", False,
          tuple((f"a_tensor_with_a_long_name.of_the_unit.{i}", 16 * i, [16], 0) for i in range(1000))),)
 
 
+def holes(path):
+    """Bytes of the file that were not written since they were allocated, or that no block holds."""
+    with open(path, "rb") as f:
+        size, at, data = os.fstat(f.fileno()).st_size, 0, 0
+        while at < size:
+            try:
+                at = os.lseek(f.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                break
+            end = os.lseek(f.fileno(), at, os.SEEK_HOLE)
+            data, at = data + end - at, end
+        return size - data
+
+
+def discards():
+    """What is destroyed becomes a hole that has its space again; what is saved stays."""
+    with Drives() as d:
+        path = d.dir(1) + "/pages.zsd"
+
+        def row():
+            return json.loads(d.zctl("drive", "--json"))["rows"][0]
+
+        d.start([])
+        d.save("a", "b")
+        check(row()["discard"] == "off" and row()["discarded_bytes"] == 0, f"off: {row()}")
+        check(re.fullmatch(r"\d+:\d+", row()["device"]), f"the device: {row()}")
+        d.zctl("destroy", "b", "--force")
+        d.stop()
+        before = holes(path)
+        d.start([], "--discard", "on")
+        if "discard-unsupported" in d.log():
+            skip("the file system does not discard")
+        wait_until("all that is free is discarded", lambda: row()["discarded_bytes"] + row()["held_bytes"] >= row()["size_bytes"] * 9 // 10, 30)
+        after = holes(path)
+        check(after > before, f"{before} bytes were blank before, {after} now")
+        check(os.stat(path).st_blocks * 512 >= row()["size_bytes"], "the file has lost space")
+        check(row()["holed_bytes"] == 0, f"{row()}")
+        d.same("a")
+        d.zctl("fsck")
+        check("path_discarded_bytes" in d.zctl("metrics"), "the metrics")
+        d.save_as("b", 1)
+        d.save_as("c", 2)
+        d.same("a", "b", "c")
+        d.stop()
+
+
 @contextlib.contextmanager
 def mounted(*folders, size):
     """A tmpfs of that size in each folder, in a mount namespace of our own; False: we may not mount."""
@@ -529,4 +575,4 @@ def read_only_mounts():
 
 
 if __name__ == "__main__":
-    sys.exit(main({f.__name__: f for f in (order, missing, catalog, lost, drain, retire, shrink, no_room, full, read_only, read_only_mounts)}))
+    sys.exit(main({f.__name__: f for f in (order, missing, catalog, lost, drain, retire, shrink, no_room, full, read_only, read_only_mounts, discards)}))

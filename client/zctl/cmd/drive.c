@@ -1,7 +1,7 @@
 /*
  * drive.c - zctl drive: the drives, their measured speed and state; drains one, or uses it again.
  *
- * What the block device has written is read from sysfs here: daemon and zctl are on one machine.
+ * What the block device says is read here: daemon and zctl are on one machine.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -9,12 +9,13 @@
 
 #include "client/zctl/cmd/cmd.h"
 
-#define SECTOR_BYTES 512u /* the unit of sysfs, on every device */
-
 /* A row of zc_drives_wait(), and what is added to it. */
 struct drive_row {
     struct zc_drive_row d;
     uint64_t device_written_bytes; /* by everybody, since the machine started; 0: unknown */
+    double
+        over; /* bytes that the device has written since the daemon started, over ours; -1: unknown */
+    double wear; /* part of its life that is used; -1: unknown */
 };
 
 static const struct zctl_column columns[] = {
@@ -27,6 +28,8 @@ static const struct zctl_column columns[] = {
       "AT START", 0 },
     { "node", ZCTL_TEXT, offsetof(struct drive_row, d.node), ZCTL_SHOWN, NULL, 0 },
     { "failed", ZCTL_U64, offsetof(struct drive_row, d.failed), ZCTL_SHOWN, NULL, 0 },
+    { "device_over_ours", ZCTL_SHARE, offsetof(struct drive_row, over), ZCTL_SHOWN, "DEVICE", 0 },
+    { "wear", ZCTL_SHARE, offsetof(struct drive_row, wear), ZCTL_SHOWN, NULL, 0 },
     { "state", ZCTL_TEXT, offsetof(struct drive_row, d.state), ZCTL_SHOWN, NULL, 0 },
     { "why", ZCTL_TEXT, offsetof(struct drive_row, d.why), ZCTL_JSON_ONLY, NULL, 0 },
     { "waits_ms", ZCTL_U64, offsetof(struct drive_row, d.waits_ms), ZCTL_JSON_ONLY, NULL, 0 },
@@ -36,25 +39,30 @@ static const struct zctl_column columns[] = {
     { "device", ZCTL_TEXT, offsetof(struct drive_row, d.device), ZCTL_JSON_ONLY, NULL, 0 },
     { "device_written_bytes", ZCTL_SIZE, offsetof(struct drive_row, device_written_bytes),
       ZCTL_JSON_ONLY, NULL, 0 },
+    { "discard", ZCTL_TEXT, offsetof(struct drive_row, d.discard), ZCTL_JSON_ONLY, NULL, 0 },
+    { "discarded_bytes", ZCTL_SIZE, offsetof(struct drive_row, d.discarded_bytes), ZCTL_JSON_ONLY,
+      NULL, 0 },
+    { "holed_bytes", ZCTL_SIZE, offsetof(struct drive_row, d.holed_bytes), ZCTL_JSON_ONLY, NULL,
+      0 },
 };
 
-/* Bytes that the device has written, by sysfs; 0: unknown. */
-static uint64_t device_written(const char *device)
+/* Adds what the devices say. Data files on one device are compared with it together. */
+static void rows_fill(struct drive_row *rows, const struct zc_drive_row *drives, size_t n)
 {
-    unsigned long long sectors = 0;
-    char path[64];
-    FILE *file;
+    for (size_t i = 0; i < n; i++) {
+        const struct zc_drive_row *d = &drives[i];
+        struct zctl_device device;
+        uint64_t ours = 0;
 
-    if (!*device)
-        return 0;
-    (void)snprintf(path, sizeof(path), "/sys/dev/block/%.24s/stat", device);
-    file = fopen(path, "re");
-    if (!file)
-        return 0;
-    if (fscanf(file, "%*u %*u %*u %*u %*u %*u %llu", &sectors) != 1)
-        sectors = 0;
-    (void)fclose(file);
-    return sectors * SECTOR_BYTES;
+        for (size_t k = 0; k < n; k++)
+            ours += strcmp(drives[k].device, d->device) == 0 ? drives[k].written_bytes : 0;
+        zctl_device_look(d->device, true, &device);
+        rows[i] = (struct drive_row){ .d = *d,
+                                      .device_written_bytes = device.written_bytes,
+                                      .wear = device.wear };
+        rows[i].over = zctl_device_over(device.known && d->device_start_bytes > 0,
+                                        device.written_bytes + 1 - d->device_start_bytes, ours);
+    }
 }
 
 static int drive_list(struct zctl *z)
@@ -67,13 +75,13 @@ static int drive_list(struct zctl *z)
 
     if (rc == 0)
         rc = zctl_below_open(z, &below);
-    for (size_t i = 0; rc == 0 && i < n && i < ZC_TOP_PATHS_MAX; i++) {
-        rows[i].d = drives[i];
-        rows[i].device_written_bytes = device_written(drives[i].device);
+    n = n < ZC_TOP_PATHS_MAX ? n : ZC_TOP_PATHS_MAX;
+    if (rc == 0)
+        rows_fill(rows, drives, n);
+    for (size_t i = 0; rc == 0 && i < n; i++)
         if (*drives[i].why)
             (void)fprintf(below.out, "%llu: %s\n", (unsigned long long)drives[i].number,
                           drives[i].why);
-    }
     if (rc == 0)
         rc = zctl_print_below(z, columns, sizeof(columns) / sizeof(columns[0]), rows, n,
                               sizeof(rows[0]), &below);

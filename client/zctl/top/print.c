@@ -51,6 +51,9 @@ static const struct zctl_column path_columns[] = {
     COLUMN(ZCTL_U64, depth, ZCTL_JSON_ONLY, top_path),
     COLUMN(ZCTL_DOUBLE, latency_us, ZCTL_SHOWN, top_path),
     COLUMN(ZCTL_U64, failed, ZCTL_SHOWN, top_path),
+    { "device_over_ours", ZCTL_SHARE, offsetof(struct top_path, device_over_ours), ZCTL_SHOWN,
+      "DEVICE", 0 },
+    COLUMN(ZCTL_SHARE, wear, ZCTL_SHOWN, top_path),
 };
 
 /* A job has a row in each of two tables: its rates, and where its page operations are (waiting for

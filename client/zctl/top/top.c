@@ -18,6 +18,8 @@ struct top {
     uint64_t interval_ns, count; /* count 0: without end */
     bool json, screen;
     struct top_sample last;
+    bool devices_known;
+    struct zctl_device devices[ZC_TOP_PATHS_MAX]; /* as they were at first; "": unknown */
 };
 
 struct top_options {
@@ -51,11 +53,33 @@ static int top_settle(struct top *t)
     return 0;
 }
 
+/* Which device each data file is on; a daemon that does not say it has none. */
+static void top_devices(struct top *t)
+{
+    struct zc_drive_row *drives = NULL;
+    size_t n = 0;
+
+    t->devices_known = true;
+    if (zc_drives_wait(t->z->client, &drives, &n) < 0)
+        return;
+    for (size_t i = 0; i < n; i++)
+        if (drives[i].number >= 1 && drives[i].number <= ZC_TOP_PATHS_MAX)
+            zctl_device_look(drives[i].device, true, &t->devices[drives[i].number - 1]);
+    zc_rows_free(drives);
+}
+
 static int top_look(struct top *t, struct top_sample *ret)
 {
     struct top_sample s = { .jobs = NULL };
     int rc = zctl_failed(t->z, zc_top_wait(t->z->client, t->job, &s.node, &s.jobs, &s.njobs));
 
+    if (rc == 0 && !t->devices_known)
+        top_devices(t);
+    for (uint32_t i = 0; rc == 0 && i < s.node.npaths; i++)
+        if (t->devices[i].name[0]) {
+            zctl_device_look(t->devices[i].name, false, &s.devices[i]);
+            s.devices[i].wear = t->devices[i].wear;
+        }
     if (rc == 0)
         *ret = s;
     return rc;

@@ -21,6 +21,7 @@ struct top_sample {
     struct zc_top node;
     struct zc_top_job *jobs; /* by id */
     size_t njobs;
+    struct zctl_device devices[ZC_TOP_PATHS_MAX]; /* of the data files; unknown: all zero */
 };
 
 struct top_path {
@@ -33,6 +34,9 @@ struct top_path {
     double queue;      /* mean number of transfers queued or in progress */
     double latency_us; /* of one transfer, including the queue */
     uint64_t depth, failed;
+    double
+        device_over_ours; /* bytes that the device wrote in this interval, over ours; -1: unknown */
+    double wear;          /* part of its life that is used; -1: unknown */
 };
 
 struct top_job {

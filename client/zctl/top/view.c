@@ -82,6 +82,21 @@ static void view_path(const struct zc_top_path *from, const struct zc_top_path *
     p->failed = to->failed;
 }
 
+/* Data files on one device are compared with it together. */
+static void view_device(const struct top_sample *from, const struct top_sample *to, uint32_t path,
+                        struct top_path *p)
+{
+    const struct zctl_device *a = &from->devices[path], *b = &to->devices[path];
+    double ours = 0;
+
+    for (uint32_t i = 0; i < to->node.npaths; i++)
+        if (strcmp(to->devices[i].name, b->name) == 0)
+            ours += less(to->node.paths[i].written_bytes, from->node.paths[i].written_bytes);
+    p->device_over_ours = zctl_device_over(a->known && b->known && strcmp(a->name, b->name) == 0,
+                                           b->written_bytes - a->written_bytes, (uint64_t)ours);
+    p->wear = b->name[0] ? b->wear : -1;
+}
+
 static void view_job(const struct zc_top_job *from, const struct zc_top_job *to, double ns,
                      struct top_job *j)
 {
@@ -187,6 +202,7 @@ int top_view_make(const struct top_sample *from, const struct top_sample *to, st
     for (uint32_t i = 0; i < b->npaths; i++) {
         ret->paths[i].path = i + 1;
         view_path(&a->paths[i], &b->paths[i], ns, &ret->paths[i]);
+        view_device(from, to, i, &ret->paths[i]);
     }
     ret->jobs = calloc(to->njobs + 1, sizeof(*ret->jobs));
     ret->stalls = calloc(to->njobs * ZC_WAITS + 1, sizeof(*ret->stalls));
