@@ -76,7 +76,7 @@ static const struct zb_opt plan_options[] = {
       .help = "tokens of a rank in a micro-step: for the time of an iteration" },
     { "comm", ZB_OPT_CHOICE, AT(run.comm), .choices = "nccl host ring", .def = "nccl",
       .help = "how ranks exchange: nccl, host (MPI or TCP), or ring (not in this engine)" },
-    { "device", ZB_OPT_CHOICE, AT(device), .choices = "cpu gpu", .min = ZCTL_DEVICE_CPU,
+    { "device", ZB_OPT_CHOICE, AT(device), .choices = "cpu gpu", .min = ZCTL_PLAN_DEVICE_CPU,
       .help = "where ranks compute; gpu: rank r of a node on GPU r modulo --gpus, as with zgpt "
               "--device; cpu: the daemon gives each rank a GPU for its state",
       .absent = "gpu with --offload-param gpu, else cpu" },
@@ -236,8 +236,8 @@ static int plan(struct zctl *z, int argc, char **argv)
     (void)argv;
     p->z = z;
     p->run.model = &p->model;
-    p->run.computes_on = p->device == ZCTL_DEVICE_GPU ||
-                         (p->device == ZCTL_DEVICE_AUTO && p->run.param == ZB_OFFLOAD_GPU);
+    p->run.computes_on = p->device == ZCTL_PLAN_DEVICE_GPU ||
+                         (p->device == ZCTL_PLAN_DEVICE_AUTO && p->run.param == ZB_OFFLOAD_GPU);
     if (p->run.node_gather > ZB_GATHER_AUTO) /* "nccl" */
         p->run.node_gather = ZB_GATHER_COMM;
     rc = plan_check(p);

@@ -14,7 +14,7 @@ extern const struct zctl_cmd zctl_plan;
 
 /** Where ranks compute: on the node's GPUs if parameters are to be there, else on the processor; or as
  * said. */
-enum zctl_device { ZCTL_DEVICE_AUTO, ZCTL_DEVICE_CPU, ZCTL_DEVICE_GPU };
+enum zctl_plan_device { ZCTL_PLAN_DEVICE_AUTO, ZCTL_PLAN_DEVICE_CPU, ZCTL_PLAN_DEVICE_GPU };
 
 /** The options of the command, and the values derived from them. */
 struct zctl_plan {
@@ -29,7 +29,7 @@ struct zctl_plan {
 
     enum zb_dtype dtype; /* 0: not given */
     enum zb_dtype grad_dtype;
-    enum zctl_device device;
+    enum zctl_plan_device device;
     enum zb_optimizer optimizer;
     enum zb_moments moments;
     struct zb_run run;
