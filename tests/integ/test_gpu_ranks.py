@@ -63,6 +63,29 @@ NODE = ("--page-elems", "16384", "--host-bytes", "256M", "--nvme-bytes", "256M",
 KEPT = "--width 72 --batch 16 --micro-batch 2 --device emulated*8:64M".split()
 
 
+def params_there_over_tcp():
+    """Four ranks with parameters on their own GPUs, which gather over TCP: of one daemon, and of two that have two GPUs
+    each. Their slices pass through host memory, and the bits are those of a run without GPUs."""
+    size = ("--host-bytes", "128M", "--nvme-bytes", "128M", "--page-elems", "65536", "--gpu-bytes", "16M", "--gpus")
+    flags = [*SHAPE, "--batch", "8", "--device", "emulated*4:64M:::4K"]
+
+    def run(what, sockets, *more):
+        words = [*flags, *more, "--socket", ",".join(sockets)]
+        return Trained(words, as_torchrun(dict(os.environ), size=4)).good(what)
+
+    with Daemon(*size, "emulated*4:64M:::4K") as d:
+        host = run("host memory", [d.socket], "--offload-param", "host")
+    with Daemon(*size, "emulated*4:64M:::4K") as d:
+        one = run("one daemon", [d.socket], "--offload-param", "gpu")
+    with Daemon(*size, "emulated:64M:::4K,emulated@1:64M:::4K") as a, \
+            Daemon(*size, "emulated@2:64M:::4K,emulated@3:64M:::4K") as b:
+        two = run("two daemons", [a.socket, a.socket, b.socket, b.socket], "--offload-param", "gpu")
+    for what, there in (("one daemon", one), ("two daemons", two)):
+        check("are in the daemon's GPU memory" in there.ended[0][1], there.ended[0][1])
+        check(there.steps[-1]["gather_down_bytes"] > 0, f"{what}: {there.steps[-1]}")
+        check(there.losses == host.losses and there.weights == host.weights, f"{what}: {there.losses}, {host.losses}")
+
+
 def with_state(d):
     """The GPUs that have state."""
     return [gpu for gpu in range(RANKS) if tiers(d)[f"gpu{gpu}"]["state"] > 0]
@@ -130,7 +153,7 @@ def on_gpus():
 
 
 GPU = os.environ.get("ZSHARD_GPU", "")
-TESTS = {f.__name__: f for f in (each_on_its_own, restarted)}
+TESTS = {f.__name__: f for f in (each_on_its_own, params_there_over_tcp, restarted)}
 
 if __name__ == "__main__":
     if "--gpu" in sys.argv:

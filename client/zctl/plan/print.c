@@ -198,7 +198,7 @@ static void people_gpus(const struct zctl_plan *p, const struct zb_forecast *f)
         return;
     if (f->gpu_params > 0)
         line(p, "gpu:  parameters", f->gpu_params, "all of them");
-    line(p, "gpu:  state", f->gpu_state, "from the third step on; it keeps its place below");
+    line(p, "gpu:  state", f->gpu_state, "from the third step on");
     if (f->gpu_state > 0) {
         line(p, "host: used then", f->later_host_used, "");
         line(p, "nvme: used then", f->later_nvme_used, "with places for that state");
