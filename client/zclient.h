@@ -523,8 +523,9 @@ ZC_EXPORT int zc_tier_set_wait(struct zc_client *c, const char *tier, uint64_t b
 
 /**
  * Drains a data file, from 1, or uses it again, while the daemon runs. For administrators (-EPERM).
- * Nothing new is placed on a drained data file, and its pages move to others as they are written.
- * -EINVAL: there is no such data file, or no other one is in use. The next start uses all of them.
+ * Nothing new is placed on a drained data file, and its pages move to others. It stays drained, also
+ * over restarts, until it is used again. -EINVAL: there is no such data file, or no other one is in
+ * use. Another failure: it is done, but could not be recorded, so the next start does not know it.
  */
 ZC_EXPORT int zc_drive_set(struct zc_client *c, uint32_t number, bool drain, zc_done_fn *done,
                            void *arg);
