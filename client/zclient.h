@@ -1112,6 +1112,10 @@ struct zc_job_row {
     char state[16]; /* saved (not in memory), lost, defining, ready, stepping, failed */
     char optimizer[12], moments[8]; /* "adamw", "fp32" */
     char error[256];
+    /* Muon: elements that it steps, and host memory for them in a step. muon: what its last step had for the first
+     * matrix, "rms, momentum 0.95, nesterov, lr 0.001"; "": there was none since the job is in memory */
+    uint64_t muon_params, muon_bytes;
+    char muon[80];
 };
 
 /** A tier, for `zctl tiers`. */

@@ -57,6 +57,16 @@ static const char *rows_name(const char *name)
     return name ? name : "";
 }
 
+static void muon_copy(struct zc_job_row *to, const Zp__JobRow *from)
+{
+    to->muon_params = from->muon_params;
+    to->muon_bytes = from->muon_bytes;
+    if (from->muon_scale > 0)
+        (void)snprintf(to->muon, sizeof(to->muon), "%s, momentum %g%s, lr %g",
+                       from->muon_scale - 1 == ZC_MUON_RMS ? "rms" : "shape", from->muon_momentum,
+                       from->muon_nesterov ? ", nesterov" : "", from->muon_lr);
+}
+
 static int reply_jobs(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
                       int *fds)
 {
@@ -100,6 +110,7 @@ static int reply_jobs(struct zc_client *c, struct zc_call *call, const ProtobufC
         COPY(to->optimizer, rows_name(zb_optimizer_name((enum zb_optimizer)from->optimizer)));
         COPY(to->moments, rows_name(zb_moments_name((enum zb_moments)from->moments)));
         COPY(to->error, from->error);
+        muon_copy(to, from);
     }
     return rc < 0 ? rc : 0;
 }

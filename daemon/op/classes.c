@@ -457,13 +457,35 @@ void zsd_table_done(struct zsd_step_table *table)
 
 /* ---- of a step */
 
+/* Keeps what the step has for its first matrix, for those who ask. */
+static void step_muon(struct zsd_job *job, const struct zk_params *params,
+                      const struct zsd_classes *c)
+{
+    const struct zsd_step_table *t = &job->step->table;
+    uint32_t n = t->nscalars / 2;
+
+    for (uint32_t i = 0; i < t->at[job->nunits]; i++)
+        if (t->segments[i].group >= n) {
+            uint32_t class = t->segments[i].group - n;
+
+            job->step->muon = c ? c->classes[class].params : params[class];
+            job->step->muon_known = true;
+            return;
+        }
+}
+
 int zsd_step_prepare(struct zsd_job *job, double scale, const struct zk_params *params,
                      const struct zsd_classes *classes, const double *factors)
 {
     assert(job->early_inflight == 0); /* E3 */
     zsd_table_done(&job->step->table);
-    if (classes || factors || job->optimizer == ZB_MUON)
-        return zsd_table_make(&job->step->table, job, scale, params, classes, factors);
+    if (classes || factors || job->optimizer == ZB_MUON) {
+        int rc = zsd_table_make(&job->step->table, job, scale, params, classes, factors);
+
+        if (rc == 0 && job->optimizer == ZB_MUON)
+            step_muon(job, params, classes);
+        return rc;
+    }
     for (uint32_t g = 0; g < job->groups; g++)
         job->step->by_group[g] = zk_prepare(job->optimizer, &params[g], job->applied + 1);
     return 0;

@@ -32,6 +32,7 @@
 #include "base/array.h"
 #include "daemon/op/step.h"
 #include "daemon/page/pageop.h"
+#include "daemon/plan/muon.h"
 #include "daemon/run/turn.h"
 #include "kernels/ortho.h"
 
@@ -381,4 +382,18 @@ void zsd_muon_free(struct zsd_muon *m)
     free(m->held);
     free(m->tasks);
     free(m);
+}
+
+/* ---- for those who ask */
+
+void zsd_muon_row(const struct zsd_job *job, Zp__JobRow *row)
+{
+    row->muon_params = zsd_muon_elems(job->units, job->nunits);
+    row->muon_bytes = job->muon_room.bytes;
+    if (!job->step->muon_known)
+        return;
+    row->muon_lr = job->step->muon.lr;
+    row->muon_momentum = job->step->muon.momentum;
+    row->muon_nesterov = job->step->muon.nesterov > 0;
+    row->muon_scale = 1 + (uint32_t)job->step->muon.muon_scale;
 }

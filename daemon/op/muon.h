@@ -5,6 +5,7 @@
 #define ZSD_OP_MUON_H
 
 #include "daemon/job/shard.h"
+#include "proto/shard.pb-c.h"
 
 struct zsd_page_spec;
 
@@ -25,6 +26,8 @@ void zsd_muon_begun(struct zsd_job *job);
 bool zsd_muon_walked(const struct zsd_job *job);
 /** The job ends: ends the operations that wait for their matrices. */
 void zsd_muon_cancel(struct zsd_job *job, const struct zb_err *why);
+/** Fills what a list of jobs says of Muon. Zeros: another optimizer. */
+void zsd_muon_row(const struct zsd_job *job, Zp__JobRow *row);
 void zsd_muon_free(struct zsd_muon *m);
 
 #endif

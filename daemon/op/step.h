@@ -34,7 +34,9 @@ struct zsd_step_op {
         uint32_t inflight;
     } resident, streamed, gpus[ZSD_GPUS_MAX]; /* each over all shards, for pages of its kind */
     uint32_t muon_inflight;                   /* pages of op/muon.h */
-    uint32_t *pages_left;                     /* [nshards] */
+    struct zk_params muon; /* with Muon, of the last step: those of its first matrix */
+    bool muon_known;       /* there was a step */
+    uint32_t *pages_left;  /* [nshards] */
 };
 
 /* The last unit of zsd_step_check_grad(): a cache, because shards of a unit are consecutive. */

@@ -96,6 +96,16 @@ int zsd_muon_whole(const struct zsd_job *job, struct zb_err *err)
     return 0;
 }
 
+uint64_t zsd_muon_elems(struct zsd_unit *const *units, uint32_t nunits)
+{
+    uint64_t elems = 0;
+
+    for (uint32_t u = 0; u < nunits; u++)
+        for (uint32_t t = 0; t < units[u]->ntensors; t++)
+            elems += units[u]->tensors[t].muon ? units[u]->tensors[t].count : 0;
+    return elems;
+}
+
 uint32_t zsd_muon_buffers(const struct zsd_job *job)
 {
     uint32_t own = job->muon_room.slots, all = job->core->disk->nbuffers;

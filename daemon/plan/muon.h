@@ -16,6 +16,8 @@ static inline bool zsd_tensor_muon(const struct zsd_unit *unit, uint32_t tensor)
 void zsd_muon_size(struct zsd_job *job);
 /** Whether the job has all elements of all matrices on this node. 0 or -ENOTSUP. */
 int zsd_muon_whole(const struct zsd_job *job, struct zb_err *err);
+/** Elements of the matrices of these units. */
+uint64_t zsd_muon_elems(struct zsd_unit *const *units, uint32_t nunits);
 /** Page buffers that may be in use for the job at one time: the daemon's, or the job's own. */
 uint32_t zsd_muon_buffers(const struct zsd_job *job);
 

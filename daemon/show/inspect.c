@@ -14,9 +14,11 @@
 #include <unistd.h>
 
 #include "daemon/disk/paths.h"
+#include "daemon/op/muon.h"
 #include "daemon/os/numa.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/gpu_strands.h"
+#include "daemon/plan/muon.h"
 #include "daemon/plan/place.h"
 #include "daemon/plan/replan.h"
 #include "daemon/run/gpu_tier.h"
@@ -226,6 +228,7 @@ static void saved_row(const struct zsd_saved *s, Zp__JobRow *row)
     row->moments = s->moments;
     for (uint32_t i = 0; i < s->nunits; i++)
         row->params += s->units[i]->elems;
+    row->muon_params = zsd_muon_elems(s->units, s->nunits);
     job_saved_row(s, row);
 }
 
@@ -245,6 +248,7 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     row->shards = job->nshards;
     for (uint32_t i = 0; i < job->nunits; i++)
         row->params += job->units[i]->elems;
+    zsd_muon_row(job, row);
     for (int use = 0; use < ZSD_USES; use++) {
         row->host_bytes += job->host_held.used[use];
         row->nvme_bytes += job->nvme_held.used[use];

@@ -65,7 +65,8 @@ def exported(d, kept, optimizer, moments):
         check({n[len(matrix):] for n in names if n.startswith(matrix)} <= {"momentum_buffer", "master"}, names)
     zctl(d, "import", "copy", one)
     row = {row["name"]: row for row in d.zctl("jobs")}["copy"]
-    check((row["optimizer"], row["moments"]) == (optimizer, moments), f"{row}")
+    matrices = 5 * 12 * 64**2 if optimizer == "muon" else 0
+    check((row["optimizer"], row["moments"], row["muon_params"]) == (optimizer, moments, matrices), f"{row}")
     zctl(d, "export", "copy", two, "--optimizer")
     check(filecmp.cmp(one, two, shallow=False), "what was imported is not what was exported")
 

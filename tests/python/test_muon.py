@@ -44,19 +44,17 @@ def daemon(folder: Path, host_bytes: int, *more: str) -> Iterator[str]:
         assert process.wait(60) == 0
 
 
+def rows(socket: str, what: str) -> list[dict[str, Any]]:
+    """What zctl says."""
+    words, env = [BIN / "zctl", "-o", "json", what], os.environ | {"ZSHARD_SOCKET": socket}
+    said = subprocess.run(words, env=env, capture_output=True, check=True)
+    return json.loads(said.stdout)["rows"]  # type: ignore[no-any-return]
+
+
 def used(socket: str) -> int:
     """Jobs of the daemon, and bytes of host memory beyond its page buffers."""
-    rows = []
-    for what in ("jobs", "tiers"):
-        said = subprocess.run(
-            [BIN / "zctl", "-o", "json", what],
-            env=os.environ | {"ZSHARD_SOCKET": socket},
-            capture_output=True,
-            check=True,
-        )
-        rows.append(json.loads(said.stdout)["rows"])
-    host = next(row for row in rows[1] if row["name"] == "host")
-    return len(rows[0]) + int(host["used"]) - PAGE * 18
+    host = next(row for row in rows(socket, "tiers") if row["name"] == "host")
+    return len(rows(socket, "jobs")) + int(host["used"]) - PAGE * 18
 
 
 def engine(comm: Any, socket: str, moments: str, vector: bool = False, **more: Any) -> Any:
@@ -92,6 +90,9 @@ def moved(socket: str, moments: str, vector: bool = False) -> tuple[float, int]:
                 e.reduce(unit)
             e.step(1e-3)
         after = e.stats()
+        (job,) = rows(socket, "jobs")
+        assert (job["muon"], job["muon_params"]) == ("rms, momentum 0.95, lr 0.001", UNITS * ELEMS // (1 + vector))
+        assert job["muon_bytes"] > 0
         e.close()
     both = sum(after[f"nvme_{what}_bytes"] - before[f"nvme_{what}_bytes"] for what in ("read", "written"))
     return both / (STEPS - 1) / (UNITS * ELEMS), 0

@@ -156,6 +156,10 @@ def test_overflow(tmp_path: Path) -> None:
         "zero_optimization": {"stage": 0}}  # fmt: skip
     engine, opt, _, _ = zd.initialize(model=model, config=config)
     assert isinstance(opt, zt.Muon) and {g["scale"] for g in opt.param_groups} == {"shape"}
+    by_muon = {id(p) for p in opt.param_groups[0]["params"]}
+    assert {n for n, p in model.named_parameters() if id(p) in by_muon} == {
+        n for n in dict(model.named_parameters()) if is_matrix_name(n) or n == "head.weight"
+    }  # as DeepSpeed chooses
     matrix = model.layers[1].up.weight  # type: ignore[union-attr, index]
 
     def now() -> list[torch.Tensor]:

@@ -141,10 +141,17 @@ def _optimizer(model: nn.Module, given: Any, parameters: Any, settings: _config.
     if settings.optimizer and not params:
         raise ValueError("initialize(): no parameter requires a gradient, so there is nothing to train")
     if settings.optimizer == "muon":
-        return zt.Muon(zt.muon_groups(model, params=params), **settings.optimizer_args)
+        return zt.Muon(zt.muon_groups(model, _by_muon, params), **settings.optimizer_args)
     if settings.optimizer:
         return _OPTIMIZERS[settings.optimizer](params, **settings.optimizer_args)
     return zt.AdamW(params or list(model.parameters()))
+
+
+def _by_muon(name: str, p: nn.Parameter) -> bool:
+    """What DeepSpeed's Muon steps, by its dimensions and its name, but for tensors of more than 2 dimensions. A
+    parameter's own `use_muon` counts."""
+    hidden = not any(word in name.lower() for word in ("embed", "lm_head"))
+    return bool(getattr(p, "use_muon", p.ndim == 2 and hidden))
 
 
 def _release(model: nn.Module) -> None:
