@@ -267,6 +267,52 @@ static void state_on_several_gpus(void **state)
     zb_model_done(&m);
 }
 
+/* Parameters are on their ranks' GPUs, all or none, and state takes what they leave. They take no host
+ * memory then, and state on NVMe's places gives its memory back. */
+static void parameters_on_gpus(void **state)
+{
+    struct zb_model m = { 0 };
+    struct zb_node node = {
+        .host_bytes = 8 * ZB_GIB, .nvme_bytes = 8 * ZB_GIB, .page_elems = 65536, .gpus = 4
+    };
+    struct zb_run run = { .model = &m,
+                          .mode = ZB_ZERO3,
+                          .ranks = 4,
+                          .nodes = 1,
+                          .layout = bf16(),
+                          .param = ZB_OFFLOAD_GPU,
+                          .optimizer = ZB_OFFLOAD_NVME,
+                          .micro_steps = 1,
+                          .computes_on = true };
+    struct zb_forecast f;
+
+    (void)state;
+    assert_int_equal(zb_model_params(&m, 4096 * ZB_BLOCK_ELEMS, 8, NULL), 0);
+    tiers(&node, m.params * 2 / 4);
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    assert_int_equal(f.gpu_params, 2 * m.params);
+    assert_true(f.fits && f.gpu_why.code == 0 && f.gpu_state == 0 && f.host_param == 0);
+    assert_int_equal(f.later_host_state, 10 * m.params);
+    assert_int_equal(f.kernel_bytes, (2 * 12 + 4) * m.params); /* both ways through host memory */
+    tiers(&node, m.params * 4); /* one unit of memory more than the state, at most */
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    assert_int_equal(f.gpu_state, 10 * m.params);
+    assert_int_equal(f.host_state, 10 * m.params);
+    assert_int_equal(f.later_host_state, 0);
+    assert_int_equal(f.later_nvme_state, 10 * m.params);
+    assert_int_equal(f.host_used - f.later_host_used, 10 * m.params);
+    assert_int_equal(f.kernel_bytes, 4 * m.params); /* gradients */
+    node.gpu_tiers[2] = m.params * 2 / 4 - 1;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    assert_int_equal(f.gpu_why.code, -ENOSPC);
+    assert_non_null(strstr(f.gpu_why.text, "of gpu2"));
+    assert_true(f.fits && f.gpu_params == 0 && f.host_param == 2 * m.params);
+    run.computes_on = false;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    assert_non_null(strstr(f.gpu_why.text, "compute on the processor"));
+    zb_model_done(&m);
+}
+
 /* Nothing is offloaded: a rank has its slices itself, and the daemon nothing. Whole planes contain
  * the slice. */
 static void nothing_is_offloaded(void **state)
@@ -555,6 +601,7 @@ int main(void)
         cmocka_unit_test(spilled_gradients),
         cmocka_unit_test(state_on_the_gpu),
         cmocka_unit_test(state_on_several_gpus),
+        cmocka_unit_test(parameters_on_gpus),
         cmocka_unit_test(nothing_is_offloaded),
         cmocka_unit_test(engine_buffers),
         cmocka_unit_test(time_table),

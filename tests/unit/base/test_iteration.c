@@ -123,6 +123,37 @@ static void what_is_moved(void **state)
     }
 }
 
+/* Parameters are on the GPU tiers: nothing comes up, unless ranks gather in host memory. */
+static void parameters_on_gpus(void **state)
+{
+    static const struct {
+        uint32_t ranks;
+        enum zb_comm comm;
+        enum zb_node_gather way;
+        double up, down, memory; /* memory: forward, of all units */
+    } theres[] = {
+        { 1, ZB_COMM_NCCL, ZB_GATHER_COMM, 0, 4, 0 },
+        { 8, ZB_COMM_NCCL, ZB_GATHER_COMM, 0, 1, 0 },
+        { 8, ZB_COMM_NCCL, ZB_GATHER_HOST, 0, 1, 0 },
+        { 8, ZB_COMM_HOST, ZB_GATHER_COMM, 7, 4 + 7 / 8.0, 16 },
+        { 8, ZB_COMM_HOST, ZB_GATHER_HOST, 0, 4, 0 },
+    };
+    struct zb_node node = { .memory = 1e9, .link = 1e9, .gpu_link = 1e9 };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(theres); i++) {
+        struct zb_run run = run_of(ZB_ZERO3, theres[i].ranks, 1, theres[i].comm);
+        struct zb_forecast f = { .fits = true, .local = run.ranks, .gpu_params = 1 };
+        struct zb_iteration it;
+
+        run.node_gather = theres[i].way;
+        assert_int_equal(zb_iterate(&run, &node, &f, &it, NULL), 0);
+        NEAR(it.up_bytes, theres[i].up * UNIT);
+        NEAR(it.down_bytes, theres[i].down * UNIT);
+        NEAR(it.forward.memory, theres[i].memory * ALL / 1e9);
+    }
+}
+
 /* Eight links of 25 GB/s, and 200 GB/s of host memory: gathers alone move 8 P there, exchanges
  * (2 x 8 - 1) P. */
 static void shared_host_memory(void **state)
@@ -314,6 +345,11 @@ static void what_makes_no_sense(void **state)
     run = run_of(ZB_ZERO1, 4, 1, ZB_COMM_NCCL);
     run.gather_alone = true;
     assert_int_equal(zb_iterate(&run, &node, &f, &it, NULL), -EINVAL);
+    run.gather_alone = false;
+    run.node_gather = ZB_GATHER_HOST; /* parameters may be whole */
+    assert_int_equal(zb_iterate(&run, &node, &f, &it, NULL), 0);
+    run.nodes = 2;
+    assert_int_equal(zb_iterate(&run, &node, &f, &it, NULL), -EINVAL);
     run = run_of(ZB_ZERO3, 4, 1, ZB_COMM_NCCL);
     run.optimizer = ZB_OFFLOAD_NONE;
     err = (struct zb_err){ 0 };
@@ -328,9 +364,10 @@ static void what_makes_no_sense(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_moved),         cmocka_unit_test(shared_host_memory),
-        cmocka_unit_test(time_of_collectives),   cmocka_unit_test(time_of_the_step),
-        cmocka_unit_test(rates_that_are_needed), cmocka_unit_test(what_makes_no_sense),
+        cmocka_unit_test(what_is_moved),       cmocka_unit_test(parameters_on_gpus),
+        cmocka_unit_test(shared_host_memory),  cmocka_unit_test(time_of_collectives),
+        cmocka_unit_test(time_of_the_step),    cmocka_unit_test(rates_that_are_needed),
+        cmocka_unit_test(what_makes_no_sense),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

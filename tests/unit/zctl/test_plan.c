@@ -349,6 +349,7 @@ static void plan_picture(void **state)
     (void)snprintf(node, sizeof(node), "%s/node", folder);
     write_text(node, "{\"gpus\": 4, \"gpu_bytes\": \"24G\", \"gpu_link\": 100, \"network\": 10, "
                      "\"gpu_mem_bw\": 1000, \"link\": 25, \"latency\": 2.5, \"drives\": 2, "
+                     "\"gpu_tier_bytes\": \"1G,2G,3G,4G\", "
                      "\"drive_read\": 3}");
     (void)snprintf(
         line, sizeof(line),
@@ -373,6 +374,7 @@ static void plan_picture(void **state)
     (void)snprintf(line, sizeof(line), "plan -o json --params 1G --node %s --host-bytes 40G", node);
     s = zctl(line);
     assert_non_null(strstr(s.out, "\"ranks\": 4"));
+    assert_non_null(strstr(s.out, "\"budget\": 3221225472,\n      \"params\": 0"));
     assert_non_null(strstr(s.out, "\"drive_read\": 6e9"));
     assert_non_null(strstr(s.out, "\"latency\": 2.5e-6"));
     said_free(&s);
