@@ -50,6 +50,9 @@
 
 #define STEP_UNITS      8u
 #define STEP_STAGING    (UINT64_C(64) << 20)
+#define STEP_MUON_ROWS  16u /* of the matrices */
+#define STEP_MUON_STATE 6u  /* bytes of the state of an element */
+#define STEP_MUON_ROOM  20u /* bytes of host memory for an element of the largest unit, at most */
 #define STEP_FIO_BYTES  (UINT64_C(1) << 30)
 #define STEP_FIO_S      0.8
 #define STEP_FIO_RAMP_S 0.05
@@ -62,6 +65,7 @@ struct step_bench {
 
     uint64_t count; /* elements of each unit */
     uint64_t rate;  /* of the case; 0: the drive */
+    bool muon;      /* the case: units are matrices, which Muon steps */
     struct zbench_rig rig;
     struct zbench_fio fio; /* a slice of it */
     struct zbench_peer peer_program;
@@ -77,11 +81,13 @@ struct step_bench {
 static int step_begin(struct step_bench *b, uint64_t rate, uint64_t resident)
 {
     uint64_t memory = b->params * 2 * STEP_HALF + resident * STEP_STATE, seed = 1;
+    uint64_t matrix = b->muon ? STEP_MUON_ROOM * b->count + 2 * ZB_MIB : 0;
     const struct zc_job_options options = {
         .offload_param = ZC_HOST,
         .offload_optimizer = ZC_NVME,
         .staging_bytes = STEP_STAGING,
-        .host_bytes_max = STEP_STAGING + memory,
+        .host_bytes_max = STEP_STAGING + memory + matrix,
+        .optimizer = b->muon ? ZC_MUON : ZC_ADAMW,
     };
     struct zc_placement placement;
     char fixed[96] = "";
@@ -95,7 +101,7 @@ static int step_begin(struct step_bench *b, uint64_t rate, uint64_t resident)
     rc = zbench_rig_start(&b->rig, b->z, b->dir,
                           "--host-bytes %" PRIu64 " --nvme-bytes %" PRIu64 " --page-elems %" PRIu64
                           " --ring-bytes %" PRIu64 " --log-level error %s",
-                          memory + b->ring_bytes + STEP_STAGING + ZB_MIB,
+                          memory + matrix + b->ring_bytes + STEP_STAGING + ZB_MIB,
                           (b->params - resident) * STEP_STATE + (UINT64_C(256) << 20),
                           b->page_elems, b->ring_bytes, fixed);
     if (rc == 0)
@@ -108,6 +114,7 @@ static int step_begin(struct step_bench *b, uint64_t rate, uint64_t resident)
         ((uint32_t *)b->rig.job.staging)[i] =
             (0x3a80u + (uint32_t)((seed = seed * 6364136223846793005u + 1) >> 40) % 0x300u) *
             0x10001u;
+    b->rig.rows = b->muon ? STEP_MUON_ROWS : 0;
     return zbench_rig_define(&b->rig, STEP_UNITS, b->count, ZC_BF16, &placement);
 }
 
@@ -161,6 +168,49 @@ static int step_case_rate(struct step_bench *b, const char *name, uint64_t rate)
                 "kernels %.0f, with checksums %.0f",
                 name, params / 1e6, params * STEP_STATE / 1e9, drive_ms, kernel_ms,
                 zbench_median(s.of[3][0], b->rounds));
+    return zbench_add(b->z, &row, s.of[1][0], floors, b->rounds);
+}
+
+/* A: matrices, B: a step, C: the drive. */
+static int muon_slice(void *bench, unsigned who, double *ret)
+{
+    struct step_bench *b = bench;
+
+    return who == 0   ? zbench_ortho_measure(&b->kernels, STEP_MUON_ROWS, ret)
+           : who == 1 ? step_time(b, ret)
+                      : zbench_loop_measure(b->z, b->rate,
+                                            (uint32_t)(b->page_elems * STEP_MUON_STATE), ret);
+}
+
+/* Muon: its state is smaller, and all pages of a unit wait for its matrix. */
+static int step_case_muon(struct step_bench *b, const char *name, uint64_t rate)
+{
+    double params = (double)b->params, floors[ZBENCH_ROUNDS_MAX], ortho_ms, drive_ms, ignored;
+    struct zbench_series s;
+    struct zbench_row row;
+    int rc;
+
+    b->muon = true;
+    rc = step_begin(b, rate, 0);
+    if (rc == 0)
+        rc = step_time(b, &ignored); /* warms up */
+    if (rc == 0)
+        rc = zbench_turns(&s, "ABC", 1, b->rounds, muon_slice, b);
+    b->muon = false;
+    rc = zbench_rig_end(&b->rig, rc);
+    if (rc < 0)
+        return rc;
+    for (unsigned i = 0; i < b->rounds; i++) {
+        s.of[0][0][i] *= params / 1e6;
+        s.of[1][0][i] *= 1e3;
+        s.of[2][0][i] *= params * 2 * STEP_MUON_STATE * 1e3;
+        floors[i] = fmax(s.of[0][0][i], s.of[2][0][i]);
+    }
+    ortho_ms = zbench_median(s.of[0][0], b->rounds);
+    drive_ms = zbench_median(s.of[2][0], b->rounds);
+    row = zbench_row("ms", true, ortho_ms > drive_ms ? "orthogonalizing" : "the drive", "%s", name);
+    zbench_note(b->z, "%s: matrices of %u rows; the drive takes %.0f ms, orthogonalizing %.0f",
+                name, STEP_MUON_ROWS, drive_ms, ortho_ms);
     return zbench_add(b->z, &row, s.of[1][0], floors, b->rounds);
 }
 
@@ -440,6 +490,8 @@ static int step_run(struct step_bench *b)
     for (size_t i = 0; i < ZB_COUNT(step_rates) && rc == 0; i++)
         if (step_wants(b, step_rates[i].name))
             rc = step_case_rate(b, step_rates[i].name, step_rates[i].rate);
+    if (rc == 0 && step_wants(b, "step/muon/fixed-1G/floor"))
+        rc = step_case_muon(b, "step/muon/fixed-1G/floor", 1000000000);
     if (rc == 0 && step_wants(b, "step/half-resident/fixed-3G"))
         rc = step_case_half(b, "step/half-resident/fixed-3G");
     if (rc == 0 && step_wants(b, "step/drive"))

@@ -2,11 +2,14 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/drive.h"
+#include "kernels/ortho.h"
 #include "nvme/zn_fixed.h"
 
 #define STEP_HUGE       (2 * ZB_MIB)
@@ -120,6 +123,58 @@ int zbench_kernels_open(struct zbench_kernels *k, struct zbench *z, uint64_t par
             floats[i] = 0.01f;
     }
     return 0;
+}
+
+/* ---- orthogonalizing */
+
+#define ORTHO_ELEMS (UINT64_C(1) << 20)
+
+struct ortho_thread {
+    const struct zk_ops *ops;
+    pthread_t thread;
+    uint64_t rows;
+    float *memory; /* the matrix, then scratch memory */
+};
+
+static void *ortho_run(void *arg)
+{
+    const struct ortho_thread *t = arg;
+
+    zk_thread_init();
+    zk_ortho(t->ops, &zk_ortho_muon, t->memory, t->rows, ORTHO_ELEMS / t->rows,
+             t->memory + ORTHO_ELEMS);
+    return NULL;
+}
+
+int zbench_ortho_measure(struct zbench_kernels *k, uint64_t rows, double *ret_ns)
+{
+    uint64_t bytes = zb_round_up(
+        zb_matrix_bytes(ORTHO_ELEMS) + zb_ortho_bytes(rows, ORTHO_ELEMS / rows), ZB_PAGE_ALIGN);
+    struct ortho_thread threads[STEP_THREADS];
+    uint64_t begin_ns;
+    unsigned ready, n = 0;
+
+    for (ready = 0; ready < k->threads; ready++) {
+        threads[ready] = (struct ortho_thread){ .ops = k->ops,
+                                                .rows = rows,
+                                                .memory = aligned_alloc(ZB_PAGE_ALIGN, bytes) };
+        if (!threads[ready].memory)
+            break;
+        for (uint64_t i = 0; i < ORTHO_ELEMS; i++)
+            threads[ready].memory[i] = (float)(i * 7919 % 1009) - 504;
+        memset(threads[ready].memory + ORTHO_ELEMS, 0, bytes - ORTHO_ELEMS * sizeof(float));
+    }
+    begin_ns = zb_now_ns();
+    while (n < ready && pthread_create(&threads[n].thread, NULL, ortho_run, &threads[n]) == 0)
+        n++;
+    for (unsigned i = 0; i < n; i++)
+        (void)pthread_join(threads[i].thread, NULL);
+    *ret_ns = (double)(zb_now_ns() - begin_ns) / (double)(ORTHO_ELEMS * k->threads);
+    for (unsigned i = 0; i < ready; i++)
+        free(threads[i].memory);
+    return n == k->threads
+               ? 0
+               : zb_fail(&k->z->err, -EAGAIN, "%u threads for matrices: %m", k->threads);
 }
 
 void zbench_kernels_close(struct zbench_kernels *k)

@@ -4,11 +4,16 @@
 
 #include "base/util.h"
 
-int zbench_unit(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
-                enum zc_dtype grad)
+/* rows 0: a vector. */
+static int unit_define(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
+                       uint64_t rows, enum zc_dtype grad)
 {
     char name[16];
-    const struct zc_tensor tensor = { .name = name, .ndims = 1, .dims = { elems } };
+    const struct zc_tensor tensor = { .name = name,
+                                      .ndims = rows > 0 ? 2 : 1,
+                                      .dims = { rows > 0 ? rows : elems,
+                                                rows > 0 ? elems / rows : 0 },
+                                      .muon = rows > 0 };
     const struct zc_unit unit = { .index = index,
                                   .name = name,
                                   .elems = elems,
@@ -19,6 +24,21 @@ int zbench_unit(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elem
 
     (void)snprintf(name, sizeof(name), "u%u", index);
     return zc_unit_define_wait(c, job, &unit);
+}
+
+int zbench_unit(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
+                enum zc_dtype grad)
+{
+    return unit_define(c, job, index, elems, 0, grad);
+}
+
+int zbench_unit_matrix(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
+                       uint64_t rows, enum zc_dtype grad, uint64_t *ret_shard)
+{
+    const struct zc_range range = { .unit = index, .count = elems };
+    int rc = unit_define(c, job, index, elems, rows, grad);
+
+    return rc < 0 ? rc : zc_register_wait(c, job, &range, 1, ret_shard);
 }
 
 int zbench_unit_whole(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,

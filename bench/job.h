@@ -16,6 +16,10 @@ int zbench_unit(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elem
 int zbench_unit_whole(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
                       enum zc_dtype grad, uint64_t *ret_shard);
 
+/** The same, of a matrix of so many rows that Muon steps. */
+int zbench_unit_matrix(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
+                       uint64_t rows, enum zc_dtype grad, uint64_t *ret_shard);
+
 /**
  * Sends the contents of staging to all `elems` elements of a shard, in parts that fit: fp32 initial
  * values at step 0, a gradient of dtype `grad` at any other. 0 or the client's code.

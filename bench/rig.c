@@ -11,6 +11,13 @@
 const struct zc_group zbench_group = {
     .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
 };
+static const struct zc_group rig_muon = { .lr = 1e-4,
+                                          .beta1 = 0.9,
+                                          .beta2 = 0.95,
+                                          .eps = 1e-8,
+                                          .weight_decay = 0.1,
+                                          .momentum = 0.95,
+                                          .nesterov = true };
 
 int zbench_counters(struct zbench *z, struct zc_client *c, const char *const *names, unsigned n,
                     uint64_t *ret)
@@ -91,7 +98,10 @@ int zbench_rig_define(struct zbench_rig *r, uint32_t units, uint64_t count, enum
     r->count = count;
     r->grad = grad;
     for (r->units = 0; r->units < units && rc == 0; r->units++)
-        rc = zbench_unit_whole(r->c, r->job.id, r->units, count, grad, &r->ids[r->units]);
+        rc = r->rows > 0
+                 ? zbench_unit_matrix(r->c, r->job.id, r->units, count, r->rows, grad,
+                                      &r->ids[r->units])
+                 : zbench_unit_whole(r->c, r->job.id, r->units, count, grad, &r->ids[r->units]);
     if (rc == 0)
         rc = zc_ready_wait(r->c, r->job.id, NULL, 0, ret);
     return rc < 0 ? zbench_rig_failed(r, rc) : rig_send(r);
@@ -107,7 +117,7 @@ int zbench_rig_step(struct zbench_rig *r, enum zc_commit commit, double *ret_s)
 {
     const struct zc_step step = { .step = r->step,
                                   .scale = 1,
-                                  .groups = &zbench_group,
+                                  .groups = r->rows > 0 ? &rig_muon : &zbench_group,
                                   .ngroups = 1,
                                   .commit = commit,
                                   .timeout_ms = RIG_STEP_MS };

@@ -21,6 +21,7 @@ struct zbench_rig {
     struct zc_job job;
     uint64_t ids[ZBENCH_UNITS_MAX], count; /* elements of each unit, and of its one shard */
     uint32_t units;                        /* 0: none were defined */
+    uint64_t rows; /* each unit is a matrix of so many rows that Muon steps; 0: a vector */
     enum zc_dtype grad;
     uint64_t step; /* that gradients were pushed for last */
 };

@@ -259,7 +259,7 @@ def steps():
         check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
     check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
     rows = {row["case"]: row for row in json.loads(done.stdout)["rows"]}
-    check(list(rows) == ["step/fixed-1G/floor", "step/fixed-3G/floor", "step/fixed-10G/floor",
+    check(list(rows) == ["step/fixed-1G/floor", "step/fixed-3G/floor", "step/fixed-10G/floor", "step/muon/fixed-1G/floor",
                          "step/half-resident/fixed-3G", "step/drive/floor", "step/drive/fio",
                          "step/drive/bytes-per-param"], f"{list(rows)}")
     # Only bytes of the layout cross the drive, and the kernel has counted a step that reads and writes all of its
@@ -268,6 +268,7 @@ def steps():
     # 84 MB at 1 GB/s take 84 ms, and never less: the device's contents are real, and so is its time
     check(rows["step/fixed-1G/floor"]["value"] >= 83.8, f"{rows}")
     check(rows["step/half-resident/fixed-3G"]["value"] >= 13.9, f"{rows}")
+    check(rows["step/muon/fixed-1G/floor"]["value"] >= 50.3, f"{rows}") # 12 bytes, not 20
     check("4 million parameters, 0.04 GB of state" in done.stderr, done.stderr)
     for args in (["--params", "4K"], ["--rounds", "0"], ["--page-elems", "5000"], ["--what"], ["word"]):
         done = zbench(*args, bench="step")
