@@ -10,9 +10,11 @@
 #include "daemon/disk/drives.h"
 #include "daemon/disk/paths.h"
 
-#define DISCARD_BUSY     31u /* so many times as long as a discard the drive rests, if it has work */
-#define DISCARD_WORDS    16384u /* of the map that a tick looks at: 4 GiB of the drive */
-#define DISCARD_RETRY_NS UINT64_C(5000000000) /* until space is allocated again */
+#define DISCARD_BUSY      31u /* so many times as long as a discard the drive rests, if it has work */
+#define DISCARD_WORDS     16384u /* of the map that a tick looks at: 4 GiB of the drive */
+#define DISCARD_BUSY_PART 8u     /* a discard is so much shorter then */
+#define DISCARD_IDLE_NS   UINT64_C(1000000000) /* without a transfer: the drive has no work */
+#define DISCARD_RETRY_NS  UINT64_C(5000000000) /* until space is allocated again */
 
 static struct zsd_discard *discard_of(const struct zsd_core *core, unsigned path)
 {
@@ -43,9 +45,19 @@ const char *zsd_discard_text(const struct zsd_core *core, unsigned path)
         return "off";
     if (!info->discard)
         return info->why_no_discard;
+    if (discard_of(core, path)->holed)
+        return "on, and a range waits for its space: see discard-holed in the log";
     return discard_of(core, path)->refused ? "off: it failed"
            : !info->told ? "on, but the drive is not told: no mount option discard"
                          : "on";
+}
+
+/* Whether the drive has work. Between the transfers of a step there are pauses. */
+static bool discard_beside_work(const struct zsd_discard *d, uint64_t now_ns)
+{
+    const struct zsd_line *line = &d->core->disk->lines[d->path];
+
+    return line->depth > 0 || now_ns < line->drive.moved_ns + DISCARD_IDLE_NS;
 }
 
 /* ---- the end of a discard */
@@ -88,8 +100,8 @@ static void discard_on_done(struct zn_io *io, int rc)
     if (!holed)
         discard_over(d, rc);
     d->rests_until_ns =
-        now_ns + (holed ? DISCARD_RETRY_NS
-                        : took_ns * (core->disk->lines[d->path].depth > 0 ? DISCARD_BUSY : 1));
+        now_ns +
+        (holed ? DISCARD_RETRY_NS : took_ns * (discard_beside_work(d, now_ns) ? DISCARD_BUSY : 1));
     zsd_pio_resume(core, d->path);
 }
 
@@ -140,10 +152,11 @@ static void discard_pass(struct zsd_discard *d, uint64_t now_ns)
     struct zsd_core *core = d->core;
     const struct zsd_disk *disk = core->disk;
     uint64_t align = zn_info(zsd_path_engine(core->daemon, d->path))->discard_bytes / ZB_PAGE_ALIGN;
+    uint64_t most = disk->discard_most / (discard_beside_work(d, now_ns) ? DISCARD_BUSY_PART : 1);
     struct zb_stale want = { .align = align,
                              .phase = core->daemon->engine_base / ZB_PAGE_ALIGN,
                              .least = disk->discard_least,
-                             .most = zb_max_u64(disk->discard_most / align * align, align),
+                             .most = zb_max_u64(most / align * align, align),
                              .words = DISCARD_WORDS };
 
     if (d->next == 0)

@@ -19,8 +19,8 @@
  *                             v  |
  *                            holed
  *
- * One range at a time; after it the drive rests: as long as the discard took, or DISCARD_BUSY times as
- * long if there are transfers.
+ * One range at a time; after it the drive rests as long as the discard took. If the drive had a
+ * transfer within the last second, ranges are shorter, and the rest is DISCARD_BUSY times as long.
  *
  * INVARIANTS
  *     D1  Nothing is written to a range while it is discarded. If there is no other free place, the
