@@ -163,6 +163,7 @@ static int forecast_try(const struct zb_run *run, const struct zb_node *node,
     int rc;
 
     job->early = run->early && !run->muon;
+    job->ring_keep = run->ring_keep;
     job->grad_ring = run->grad_ring && job->early && !job->state_resident;
     rc = zb_place(job, place);
     if (rc == 0 && job->early && zb_needs_bytes(&place->nvme) > room) {

@@ -60,7 +60,8 @@ struct zb_run {
     bool durable;
     uint64_t commit_every; /* durable: steps between commits; 0: never */
     bool early;            /* steps begin early, if there is room for it */
-    bool grad_ring;        /* and gradients of pages with streamed state are not held */
+    bool grad_ring;        /* and gradients of pages with streamed state are not held, */
+    uint32_t ring_keep;    /* but those of so many percent of each shard's pages */
     bool muon;             /* Muon steps the matrices that the model knows; no step begins early */
     uint32_t micro_steps, prefetch_units;
     enum zb_comm comm;

@@ -166,17 +166,28 @@ static bool shard_rings(const struct zb_place_job *job, const struct zb_place_sh
            bytes[ZB_PARAM] <= bytes[ZB_STATE] + bytes[ZB_GRAD];
 }
 
-/* Whether new parameters of its streamed pages are kept aside. */
-static bool shard_keeps_aside(const struct zb_place_job *job, const struct zb_place *place,
-                              uint32_t i)
+/* Bytes of the first n pages of a plane. */
+static uint64_t place_first(const struct zb_place_job *job, const struct zb_place_shard *s,
+                            enum zb_plane plane, uint32_t n)
 {
-    return i < place->params_resident && shard_rings(job, &job->shards[i]);
+    return zb_layout_bytes(s->layout, plane, job->page_elems,
+                           zb_min_u64(s->count, (uint64_t)n * job->page_elems));
+}
+
+/* Pages of a shard whose gradients are held in any case. */
+static uint32_t shard_kept(const struct zb_place_job *job, const struct zb_place_shard *s)
+{
+    uint32_t npages = zb_pages(s->count, job->page_elems);
+
+    return shard_rings(job, s) ? (uint32_t)((uint64_t)npages * job->ring_keep / 100) : npages;
 }
 
 /* Memory for new parameters of a shard whose state is all streamed, if its parameters are not. */
 static uint64_t shard_aside(const struct zb_place_job *job, const struct zb_place_shard *s)
 {
-    return shard_rings(job, s) ? shard_bytes(job, s, ZB_PARAM) : 0;
+    return shard_rings(job, s)
+               ? shard_bytes(job, s, ZB_PARAM) - place_first(job, s, ZB_PARAM, shard_kept(job, s))
+               : 0;
 }
 
 /*
@@ -230,16 +241,17 @@ static int place_params(const struct zb_place_job *job, uint64_t bytes, struct z
     return rc < 0 ? rc : found ? 0 : -ENOSPC;
 }
 
-/* Number of pages of a shard that fit into *left, if a full page takes `full` bytes, and its last one
- * `tail`; subtracts their bytes. */
+/* Number of pages of a shard's plane that fit into *left; subtracts their bytes. */
 static uint32_t place_fit(const struct zb_place_job *job, const struct zb_place_shard *s,
-                          uint64_t full, uint64_t tail, uint64_t *left)
+                          enum zb_plane plane, uint64_t *left)
 {
+    uint64_t full = zb_layout_page(s->layout, plane, job->page_elems), tail;
     uint32_t npages = zb_pages(s->count, job->page_elems), page;
 
     if (npages == 0)
         return 0;
     page = npages - 1;
+    tail = zb_layout_page(s->layout, plane, s->count - (uint64_t)page * job->page_elems);
     if (full > 0)
         page = (uint32_t)zb_min_u64(page, *left / full);
     *left -= page * full;
@@ -249,48 +261,58 @@ static uint32_t place_fit(const struct zb_place_job *job, const struct zb_place_
     return npages;
 }
 
-/* Elements of a shard's last page. */
-static uint64_t place_tail(const struct zb_place_job *job, const struct zb_place_shard *s)
+/* What a shard with a ring of gradients takes in addition, if its first pages of state are in memory. */
+struct place_ringed {
+    uint32_t state, grads; /* pages in memory */
+    uint64_t state_bytes, grad_bytes, aside_less;
+};
+
+static struct place_ringed ringed_with(const struct zb_place_job *job,
+                                       const struct zb_place_shard *s, bool aside, uint32_t n)
 {
-    return s->count -
-           (uint64_t)(zb_max_u64(zb_pages(s->count, job->page_elems), 1) - 1) * job->page_elems;
+    uint32_t kept = shard_kept(job, s);
+    struct place_ringed r = { .state = n,
+                              .grads = (uint32_t)zb_min_u64((uint64_t)n + kept,
+                                                            zb_pages(s->count, job->page_elems)),
+                              .state_bytes = place_first(job, s, ZB_STATE, n) };
+
+    r.grad_bytes = place_first(job, s, ZB_GRAD, r.grads) - place_first(job, s, ZB_GRAD, kept);
+    if (aside)
+        r.aside_less = place_first(job, s, ZB_PARAM, r.grads) - place_first(job, s, ZB_PARAM, kept);
+    return r;
 }
 
-/* The same for pages of one plane. */
-static uint32_t place_fit_plane(const struct zb_place_job *job, const struct zb_place_shard *s,
-                                enum zb_plane plane, uint64_t *left)
+static uint64_t ringed_bytes(const struct place_ringed *r)
 {
-    return place_fit(job, s, zb_layout_page(s->layout, plane, job->page_elems),
-                     zb_layout_page(s->layout, plane, place_tail(job, s)), left);
+    return r->state_bytes + r->grad_bytes - r->aside_less;
 }
 
-/* What a page of state in memory takes in a job with a ring of gradients. */
-static uint64_t place_page(const struct zb_layout *layout, bool aside, uint64_t elems)
+/* State and gradients of shard i, which uses the ring: as many pages of state as fit. Their number. */
+static uint32_t place_ringed(const struct zb_place_job *job, uint32_t i, struct zb_place *ret,
+                             uint64_t *left)
 {
-    return zb_layout_page(layout, ZB_STATE, elems) + zb_layout_page(layout, ZB_GRAD, elems) -
-           (aside ? zb_layout_page(layout, ZB_PARAM, elems) : 0);
-}
+    const struct zb_place_shard *s = &job->shards[i];
+    bool aside = i < ret->params_resident;
+    uint32_t n = 0, end = zb_pages(s->count, job->page_elems) + 1; /* n fit, end do not */
+    struct place_ringed r = ringed_with(job, s, aside, 0);
 
-/* Bytes of the first n pages of a plane. */
-static uint64_t place_first(const struct zb_place_job *job, const struct zb_place_shard *s,
-                            enum zb_plane plane, uint32_t n)
-{
-    return zb_layout_bytes(s->layout, plane, job->page_elems,
-                           zb_min_u64(s->count, (uint64_t)n * job->page_elems));
-}
+    while (end - n > 1) {
+        uint32_t middle = n + (end - n) / 2;
+        struct place_ringed more = ringed_with(job, s, aside, middle);
 
-/* State and gradients of a shard that uses the ring: as many pages as fit. Their number. */
-static uint32_t place_ringed(const struct zb_place_job *job, const struct zb_place_shard *s,
-                             bool aside, struct zb_place *ret, uint64_t *left)
-{
-    uint32_t n = place_fit(job, s, place_page(s->layout, aside, job->page_elems),
-                           place_page(s->layout, aside, place_tail(job, s)), left);
-    uint64_t here = aside ? place_first(job, s, ZB_PARAM, n) : 0;
-
-    ret->state_bytes += place_first(job, s, ZB_STATE, n);
-    ret->grad_bytes += place_first(job, s, ZB_GRAD, n) - here;
-    ret->aside_bytes -= here;
-    ret->grads_ringed += shard_bytes(job, s, ZB_GRAD) - place_first(job, s, ZB_GRAD, n);
+        if (ringed_bytes(&more) > *left) {
+            end = middle;
+            continue;
+        }
+        n = middle;
+        r = more;
+    }
+    *left -= ringed_bytes(&r);
+    ret->grads_resident[i] = r.grads;
+    ret->state_bytes += r.state_bytes;
+    ret->grad_bytes += r.grad_bytes - r.aside_less;
+    ret->aside_bytes -= r.aside_less;
+    ret->grads_ringed += shard_bytes(job, s, ZB_GRAD) - place_first(job, s, ZB_GRAD, r.grads);
     return n;
 }
 
@@ -306,7 +328,7 @@ static void place_grads(const struct zb_place_job *job, struct zb_place *ret, ui
 
     for (uint32_t i = 0; i < job->nshards; i++)
         if (!shard_rings(job, &job->shards[i]))
-            ret->grads_resident[i] = place_fit_plane(job, &job->shards[i], ZB_GRAD, &left);
+            ret->grads_resident[i] = place_fit(job, &job->shards[i], ZB_GRAD, &left);
     ret->grad_bytes = bytes - left;
 }
 
@@ -336,7 +358,7 @@ static int place_count(const struct zb_place_job *job, const struct zb_place_sha
 static uint32_t place_held(const struct zb_place_job *job, const struct zb_place_shard *s,
                            struct zb_place *ret, uint64_t *left)
 {
-    uint32_t n = place_fit_plane(job, s, ZB_STATE, left);
+    uint32_t n = place_fit(job, s, ZB_STATE, left);
 
     ret->state_bytes += place_first(job, s, ZB_STATE, n);
     return n;
@@ -376,8 +398,7 @@ static int place_needed(const struct zb_place_job *job, struct zb_place *ret, ui
     int rc;
 
     for (uint32_t i = 0; i < job->nshards; i++) {
-        if (!shard_rings(job, &job->shards[i]))
-            grads += shard_bytes(job, &job->shards[i], ZB_GRAD);
+        grads += place_first(job, &job->shards[i], ZB_GRAD, shard_kept(job, &job->shards[i]));
         if (job->state_resident)
             state += shard_bytes(job, &job->shards[i], ZB_STATE);
     }
@@ -399,7 +420,7 @@ static int place_needed(const struct zb_place_job *job, struct zb_place *ret, ui
         return 0;
     }
     place_grads(job, ret, grads);
-    ret->grad_bytes += ret->aside_bytes;
+    ret->grad_bytes = grads + ret->aside_bytes;
     *ret_left = job->host_bytes - ret->grad_bytes - ret->param_bytes - ret->ring_bytes;
     return 0;
 }
@@ -419,11 +440,8 @@ int zb_place(const struct zb_place_job *job, struct zb_place *ret)
     for (uint32_t i = 0; i < job->nshards; i++) { /* state takes the rest of the host bytes */
         const struct zb_place_shard *s = &job->shards[i];
 
-        if (shard_rings(job, s))
-            ret->grads_resident[i] = ret->state_resident[i] =
-                place_ringed(job, s, shard_keeps_aside(job, ret, i), ret, &left);
-        else
-            ret->state_resident[i] = place_held(job, s, ret, &left);
+        ret->state_resident[i] = shard_rings(job, s) ? place_ringed(job, i, ret, &left)
+                                                     : place_held(job, s, ret, &left);
     }
     return place_pages(job, ret);
 }

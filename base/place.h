@@ -144,8 +144,11 @@ struct zb_place_job {
     bool params_resident, grads_resident, state_resident;
     bool params_on_gpu; /* parameters take no host memory and no ring */
     bool early;         /* its steps may begin early */
-    bool grad_ring; /* gradients of pages with streamed state are not held; needs `early`, and no
-                           plane but parameters that must be in memory */
+    /* gradients of pages with streamed state are not held; needs `early`, and no plane but parameters
+     * that must be in memory. But the gradients of so many percent of each shard's pages are held, in
+     * addition to those with state in memory */
+    bool grad_ring;
+    uint32_t ring_keep;
     bool durable;
     /* durable: places for each trainable page, in addition to those counted already: 2 for a new
      * job */

@@ -62,6 +62,7 @@ struct overlap_bench {
     unsigned rounds;
     uint32_t clip; /* enum overlap_clip */
     bool grad_ring;
+    uint32_t keep;  /* percent of pages whose gradients are held */
     double compute; /* of drive_s */
 
     uint64_t unit;     /* elements of each */
@@ -99,9 +100,11 @@ static int overlap_memory(struct overlap_bench *b)
     int rc = zc_tiers_wait(b->rig.c, &rows, &n);
 
     for (size_t i = 0; i < n; i++)
-        if (strcmp(rows[i].name, "host") == 0)
+        if (strcmp(rows[i].name, "host") == 0) {
+            b->streamed = b->params - rows[i].state / (STEP_BYTES / 2);
             zbench_note(b->z, "%s: host memory of %.1f MB for gradients, %.1f MB for state",
                         b->now->name, (double)rows[i].grads / 1e6, (double)rows[i].state / 1e6);
+        }
     free(rows);
     return rc < 0 ? zbench_rig_failed(&b->rig, rc) : 0;
 }
@@ -111,6 +114,7 @@ static int overlap_begin(struct overlap_bench *b)
     uint64_t buffers = OVERLAP_BUFFERS * zb_buffer_bytes(OVERLAP_PAGE);
     const struct zc_job_options options = { .early = overlap_early(b),
                                             .grad_ring = b->grad_ring && overlap_early(b),
+                                            .grad_ring_keep = b->keep,
                                             .tensor_norms = b->clip == CLIP_TENSOR,
                                             .staging_bytes = b->unit * sizeof(float) };
     struct zc_placement placement = { 0 };
@@ -131,7 +135,6 @@ static int overlap_begin(struct overlap_bench *b)
         ((float *)b->rig.job.staging)[i] = 0x1p-10f;
     if (rc == 0 && placement.early != overlap_early(b))
         return zb_fail(&b->z->err, -ENOSPC, "the daemon had no room for early steps");
-    b->streamed = options.grad_ring ? placement.grads_ringed / sizeof(float) : b->params;
     return rc < 0 ? rc : overlap_memory(b);
 }
 
@@ -345,6 +348,7 @@ static const struct zb_opt overlap_options[] = {
     { "rate", ZB_OPT_SIZE, AT(rate), .arg = "SIZE", .def = "300000000", .min = 1 },
     { "clip-mode", ZB_OPT_CHOICE, AT(clip), .choices = "none tensor global", .def = "none" },
     { "grad-ring", ZB_OPT_FLAG, AT(grad_ring) },
+    { "grad-ring-keep", ZB_OPT_COUNT, AT(keep), .arg = "N", .def = "0", .max = 100 },
     { "compute", ZB_OPT_REAL, AT(compute), .arg = "X", .def = "1", .max = 100 },
     ZBENCH_ROUNDS(struct overlap_bench, "5"),
     { 0 },

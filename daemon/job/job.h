@@ -228,7 +228,8 @@ struct zsd_job {
     enum zp_offload offload_grad; /* ZP_HOST, else anywhere; not saved: each attach sets it */
     uint64_t host_bytes_max;
     bool early_wish;       /* its ranks requested room for early steps */
-    bool ring_wish;        /* they requested that gradients of streamed pages are not held */
+    bool ring_wish;        /* they requested that gradients of streamed pages are not held, */
+    uint32_t ring_keep;    /* but those of so many percent of each shard's pages */
     bool tensor_norms;     /* they requested norms of single tensors; not saved, like that */
     uint32_t share_opened; /* as its ranks opened it */
     struct zsd_unit **units;

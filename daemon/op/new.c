@@ -66,6 +66,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     job->host_bytes_max = q->host_bytes_max;
     job->early_wish = q->early;
     job->ring_wish = q->grad_ring;
+    job->ring_keep = q->grad_ring_keep;
     job->tensor_norms = q->tensor_norms;
     job->arena = ZSD_ARENA_NONE;
     zsd_payer_init(&job->payer, q->share);

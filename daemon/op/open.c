@@ -122,6 +122,9 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
         return zb_fail(err, -EINVAL,
                        "a durable job needs a daemon with an NVMe tier and a permanent data "
                        "directory (nvme_bytes, data)");
+    if (q->grad_ring_keep > 100)
+        return zb_fail(err, -EINVAL, "gradients of %u percent of the pages: at most 100",
+                       q->grad_ring_keep);
     if (q->share > ZSD_SHARE_MAX)
         return zb_fail(err, -EINVAL, "a share of %u: must be 1 to %u", q->share, ZSD_SHARE_MAX);
     if (q->staging_bytes > INT64_MAX - ZB_PAGE_ALIGN)
@@ -187,7 +190,8 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *e
                      zsd_open_optimizer(job->core, q) != job->offload_optimizer ||
                      (q->offload_grad == ZP_HOST) != (job->offload_grad == ZP_HOST) ||
                      q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
-                     q->grad_ring != job->ring_wish || q->tensor_norms != job->tensor_norms ||
+                     q->grad_ring != job->ring_wish || q->grad_ring_keep != job->ring_keep ||
+                     q->tensor_norms != job->tensor_norms ||
                      (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with different options from its peers",
                        q->rank, q->name);

@@ -147,6 +147,7 @@ static struct zb_place_job place_inputs(const struct zsd_placing *p)
         .grads_resident = job->offload_grad == ZP_HOST || !p->spill,
         .state_resident = job->offload_optimizer == ZP_HOST,
         .durable = job->durable,
+        .ring_keep = job->ring_keep,
         /* places of saved versions are counted with their rows */
         .times = job->saved && job->again ? (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1) : 2,
         .host_bytes = free_bytes - zb_min_u64(free_bytes, job->muon_room.bytes)

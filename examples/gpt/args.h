@@ -47,6 +47,7 @@ struct gpt_args {
     uint32_t offload_grad;                     /* enum gpt_offload_grad */
     uint32_t overlap;                          /* enum gpt_overlap */
     bool grad_ring;
+    uint32_t grad_ring_keep;
     struct zb_opt_words data;
     uint64_t steps, seed;
     uint32_t batch, micro_batch, seq, layers, heads, width;

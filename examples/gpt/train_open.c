@@ -275,6 +275,7 @@ static int engine_open(struct train *t)
     options.clip_tensor_warmup = a->clip_warmup;
     options.overlap = overlap_of(a->overlap);
     options.grad_ring = a->grad_ring;
+    options.grad_ring_keep = a->grad_ring_keep;
     options.optimizer = (enum zc_optimizer)(ZC_ADAMW + a->optimizer);
     options.moments = (enum zc_moments)(ZC_MOMENTS_F32 + a->moments);
     options.muon_scale = (enum zc_muon_scale)a->muon_scale;

@@ -71,7 +71,7 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_uint32, "groups"), (c_bool, "durable"), (c_bool, "takeover"), (c_uint64, "epoch"),
                         (c_bool, "returns"), (c_uint32, "share"), (c_bool, "early"),
                         (c_int, "optimizer moments offload_grad"), (c_bool, "writable"), (c_char_p, "device"),
-                        (c_uint32, "device_node"), (c_bool, "tensor_norms grad_ring"))
+                        (c_uint32, "device_node"), (c_bool, "tensor_norms grad_ring"), (c_uint32, "grad_ring_keep"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),
@@ -208,7 +208,7 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_void_p, "alloc free memory_arg"), (c_bool, "optimizer_late"),
                          (c_void_p, "stream"), (c_uint32, "reconnect_ms"), (c_int, "node_gather clip_mode"),
                          (c_double, "clip_tensor_ratio clip_tensor_beta"), (c_uint64, "clip_tensor_warmup"),
-                         (c_int, "muon_scale"), (c_bool, "grad_ring"))
+                         (c_int, "muon_scale"), (c_bool, "grad_ring"), (c_uint32, "grad_ring_keep"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))

@@ -53,14 +53,17 @@ static const struct placement {
     uint64_t host_bytes;
     bool durable;
     enum zc_place params;
+    uint32_t keep; /* percent */
 } placements[] = {
-    { "all state is streamed", 2 * PARAMS, false, ZC_NVME },
+    { "all state is streamed", 2 * PARAMS, false, ZC_NVME, 0 },
     { "a part of the state is in memory, with its gradients", 2 * PARAMS + 300 * 1024, false,
-      ZC_NVME },
-    { "the same, durable", 2 * PARAMS + 300 * 1024, true, ZC_NVME },
-    { "parameters are streamed, too", PARAMS, false, ZC_NVME },
-    { "only the last page of state is streamed", PARAMS + ELEMS * 52 - PAGE, false, ZC_NVME },
-    { "parameters are on the GPU, new ones in host memory", PARAMS + 100 * 1024, false, ZC_GPU },
+      ZC_NVME, 0 },
+    { "the same, durable", 2 * PARAMS + 300 * 1024, true, ZC_NVME, 0 },
+    { "parameters are streamed, too", PARAMS, false, ZC_NVME, 0 },
+    { "only the last page of state is streamed", PARAMS + ELEMS * 52 - PAGE, false, ZC_NVME, 0 },
+    { "parameters are on the GPU, new ones in host memory", PARAMS + 100 * 1024, false, ZC_GPU, 0 },
+    { "the gradients of half of the pages are held", 2 * PARAMS + 300 * 1024, false, ZC_NVME, 50 },
+    { "the same, parameters are streamed", 2 * PARAMS, false, ZC_NVME, 70 },
 };
 
 struct job {
@@ -95,6 +98,7 @@ static struct zc_job_options options_of(const struct placement *p, unsigned worl
                                     .durable = p->durable,
                                     .early = ring,
                                     .grad_ring = ring,
+                                    .grad_ring_keep = p->keep,
                                     .tensor_norms = true,
                                     .offload_param = p->params,
                                     .device = p->params == ZC_GPU ? "emulated" : NULL,

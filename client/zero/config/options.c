@@ -160,7 +160,8 @@ static int check_ring(const struct zc_zero_options *o, struct zb_err *err)
             ? "clipping needs gradients that are held"
         : o->micro_steps == 0 || (o->micro_steps > 1 && !o->accumulate_local && !o->vertical)
             ? "micro-steps are added up in the daemon, not by the trainer"
-            : NULL;
+        : o->grad_ring_keep > 100 ? "grad_ring_keep is at most 100 percent"
+                                  : NULL;
 
     return o->grad_ring && why ? zb_fail(err, -EINVAL, "grad_ring: %s", why) : 0;
 }

@@ -117,6 +117,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .share = z->options.share,
         .early = early_wanted(d),
         .grad_ring = z->options.grad_ring,
+        .grad_ring_keep = z->options.grad_ring_keep,
         .writable = zcz_device_pins_writable(z),
     };
     int rc;

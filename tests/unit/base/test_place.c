@@ -132,20 +132,30 @@ static const struct {
     int rc;
     uint32_t params; /* resident shards */
     uint64_t ring, aside, pages, least;
+    uint32_t keep;       /* percent of the three pages */
+    uint64_t kept_pages; /* streamed pages whose gradients are held */
 } ringed[] = {
-    { "all is resident", 5 * (PARAMS + STATE) + GRADS, false, 0, 5, 0, 0, 15, RING },
+    { "all is resident", 5 * (PARAMS + STATE) + GRADS, false, 0, 5, 0, 0, 15, RING, 0, 0 },
     { "one byte less: the last page is not", 5 * (PARAMS + STATE) + GRADS - 1, false, 0, 5, 0,
-      PAGE_P / 2, 14, RING },
+      PAGE_P / 2, 14, RING, 0, 0 },
     { "one page", 10 * PARAMS + PAGE_S + PAGE_G - PAGE_P, false, 0, 5, 0, 5 * PARAMS - PAGE_P, 1,
-      RING },
-    { "no page", 10 * PARAMS, false, 0, 5, 0, 5 * PARAMS, 0, RING },
+      RING, 0, 0 },
+    { "no page", 10 * PARAMS, false, 0, 5, 0, 5 * PARAMS, 0, RING, 0, 0 },
     { "parameters are streamed, which need nothing aside", 10 * PARAMS - 1, false, 0, 4, PARAMS,
-      4 * PARAMS, 0, RING },
-    { "the least", RING, false, 0, 0, RING, 0, 0, RING },
-    { "less", RING - 1, false, -ENOSPC, 0, 0, 0, 0, RING },
+      4 * PARAMS, 0, RING, 0, 0 },
+    { "the least", RING, false, 0, 0, RING, 0, 0, RING, 0, 0 },
+    { "less", RING - 1, false, -ENOSPC, 0, 0, 0, 0, RING, 0, 0 },
     { "parameters on the GPU: new ones are here", 5 * PARAMS, true, 0, 5, 0, 5 * PARAMS, 0,
-      5 * PARAMS },
-    { "less than that", 5 * PARAMS - 1, true, -ENOSPC, 0, 0, 0, 0, 5 * PARAMS },
+      5 * PARAMS, 0, 0 },
+    { "less than that", 5 * PARAMS - 1, true, -ENOSPC, 0, 0, 0, 0, 5 * PARAMS, 0, 0 },
+    { "a page of each shard is kept, and no state", 5 * (2 * PARAMS - PAGE_P + PAGE_G), false, 0, 5,
+      0, 5 * (PARAMS - PAGE_P), 0, RING + 5 * PAGE_G, 40, 5 },
+    { "and one page of state", 5 * (2 * PARAMS - PAGE_P + PAGE_G) + PAGE_S + PAGE_G - PAGE_P, false,
+      0, 5, 0, 5 * (PARAMS - PAGE_P) - PAGE_P, 1, RING + 5 * PAGE_G, 40, 5 },
+    { "all gradients are kept", 5 * PARAMS + GRADS + PAGE_S, false, 0, 5, 0, 0, 1, RING + GRADS,
+      100, 14 },
+    { "all is resident, and kept", 5 * (PARAMS + STATE) + GRADS, false, 0, 5, 0, 0, 15,
+      RING + GRADS, 100, 0 },
 };
 
 static void place_ringed(void **state)
@@ -164,15 +174,17 @@ static void place_ringed(void **state)
                                           .params_on_gpu = ringed[i].params_on_gpu,
                                           .early = true,
                                           .grad_ring = true,
+                                          .ring_keep = ringed[i].keep,
                                           .host_bytes = ringed[i].host_bytes };
         struct zb_place p = { 0 };
-        uint64_t held = 0, pages = 0;
+        uint64_t held = 0, pages = 0, kept = 0;
 
         print_message("%s\n", ringed[i].name);
         assert_int_equal(zb_place(&job, &p), ringed[i].rc);
         assert_int_equal(p.least_host, ringed[i].least);
         for (unsigned k = 0; k < SHARDS && ringed[i].rc == 0; k++) {
-            assert_int_equal(p.grads_resident[k], p.state_resident[k]);
+            assert_true(p.grads_resident[k] >= p.state_resident[k]);
+            kept += p.grads_resident[k] - p.state_resident[k];
             pages += p.state_resident[k];
             held += zb_layout_bytes(&layout, ZB_GRAD, PAGE,
                                     zb_min_u64(COUNT, p.grads_resident[k] * UINT64_C(16384)));
@@ -182,6 +194,7 @@ static void place_ringed(void **state)
             assert_int_equal(p.ring_bytes, ringed[i].ring);
             assert_int_equal(p.aside_bytes, ringed[i].aside);
             assert_int_equal(pages, ringed[i].pages);
+            assert_int_equal(kept, ringed[i].kept_pages);
             assert_int_equal(p.grad_bytes, held + ringed[i].aside);
             assert_int_equal(p.grads_ringed, GRADS - held);
             assert_int_equal(p.nvme_grad, 0);
