@@ -218,6 +218,7 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
 
     s->early_inflight--;
     job->early_inflight--;
+    job->early->ringed -= zsd_page_rings(s, spec->page);
     if (s->early_dropped) {
         job->core->daemon->stats.pages_early += !err;
         job->core->daemon->stats.pages_undone += !err;
@@ -313,6 +314,7 @@ int zsd_early_take(struct zsd_shard *s, uint32_t page, struct zsd_ingest *ingest
         return 0;
     }
     job->early_inflight++;
+    job->early->ringed++;
     s->early_inflight++;
     return 1;
 }
@@ -345,6 +347,8 @@ static void early_on_work(struct zsd_work *work)
         return; /* pages that are not begun are stepped at the barrier */
     if (!early_prepare(job))
         return; /* nothing is begun */
+    if (e->ringed > 0)
+        return; /* pages with held gradients can wait; a rank waits for the others */
     while (!zb_list_empty(&e->shards) && job->early_inflight < zsd_step_inflight_max(job->core))
         if (early_begin(job) < 0)
             return; /* no memory: the next page that ends tries again */

@@ -24,6 +24,7 @@ struct zsd_early {
     struct zb_err err;     /* of the first page that failed: the step fails with it */
     struct zb_list shards; /* of the shards in `begun`, those with pages left to begin */
     struct zb_list begun;  /* all shards with s->early */
+    uint32_t ringed;       /* pages in flight whose gradients are not held */
     uint32_t offer;        /* shards [0, offer) still have to be offered */
     struct zsd_work work;
 };
