@@ -10,7 +10,7 @@
 #   clang                    compiled, without -O        built; labels unit and quick, both
 #   aarch64                  label unit, run by qemu     label unit, long forms too
 #
-# full is what CI runs: about twenty minutes on two processors. nightly takes hours. Both end with the line "all stages
+# full is what CI runs: about 35 minutes on two processors. nightly takes hours. Both end with the line "all stages
 # passed".
 #
 # The Python tests have an environment of their own, which tests/venv.sh makes during the first build and keeps between
