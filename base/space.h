@@ -42,7 +42,7 @@ int zb_space_track(struct zb_space *s);
 struct zb_stale {
     uint64_t align, phase, least, most, words;
 };
-/** Takes the first gap of stale units at or after *at, and moves *at behind it. Returns its units; 0:
+/** Takes the first gap of stale units at or after *at, and moves *at after it. Returns its units; 0:
  * there is none before the new *at. *at is that of the end (zb_space_total_units()), and not more. */
 uint64_t zb_space_take_stale(struct zb_space *s, const struct zb_stale *want, uint64_t *at,
                              uint64_t *ret_first);

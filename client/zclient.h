@@ -313,7 +313,7 @@ struct zc_job_options {
      * cannot be read (-ENOTSUP). zc_placement.grads_ringed says how much memory that saves. State of
      * this job does not go to a GPU */
     bool grad_ring;
-    /* grad_ring: hold the gradients of so many percent of each shard's pages all the same, from 0 to 100
+    /* grad_ring: hold the gradients of so many percent of each shard's pages nevertheless, from 0 to 100
      * (-EINVAL): pages that can wait for the step, when the drive would be idle */
     uint32_t grad_ring_keep;
 };

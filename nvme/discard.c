@@ -121,7 +121,7 @@ void zn_file_discards(struct zn_file *f, struct zn_info *info)
         return;
     }
     info->told = mounted_with_discard(f->on_device);
-    /* A hole behind the end changes nothing; a file system without holes refuses it. */
+    /* A hole after the end changes nothing; a file system without holes refuses it. */
     do {
         rc = fallocate(f->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)info->size_bytes,
                        ZN_SUPER_BYTES);

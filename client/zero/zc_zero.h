@@ -450,7 +450,7 @@ struct zc_zero_options {
      * reduced (-EINVAL). Needs offload_optimizer ZC_ZERO_NVME, ZC_ZERO_EARLY, no clipping, and one push
      * for each unit and step: micro_steps 1, accumulate_local or vertical (-EINVAL) */
     bool grad_ring;
-    /* grad_ring: percent of the pages whose gradients are held all the same, so that they can be stepped
+    /* grad_ring: percent of the pages whose gradients are held nevertheless, so that they can be stepped
      * under the next forward pass. From 0 to 100 */
     uint32_t grad_ring_keep;
 };

@@ -146,7 +146,7 @@ static bool discard_begin(struct zsd_core *core, unsigned path)
     return !d->refused;
 }
 
-/* Goes on with the pass. */
+/* Continues the pass. */
 static void discard_pass(struct zsd_discard *d, uint64_t now_ns)
 {
     struct zsd_core *core = d->core;

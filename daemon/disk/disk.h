@@ -73,12 +73,12 @@ struct zsd_discard {
     unsigned path;
     uint64_t first, units; /* the range; 0 units: there is none */
     bool runs;             /* the engine has it */
-    bool lent;             /* it is in the map all the same, because its bytes were needed */
+    bool lent;             /* it is still in the map, because its bytes were needed */
     bool holed;            /* it has no space in the file */
     bool given;            /* there may be stale units that this pass has not seen */
     bool seen;             /* a pass has found no more */
     bool refused;          /* the drive or file system does not discard */
-    uint64_t next;         /* unit at which the pass goes on */
+    uint64_t next;         /* unit at which the pass continues */
     uint64_t since_ns, rests_until_ns;
     uint64_t discarded_bytes;
     struct zb_list waits; /* writes to the range (struct zsd_pio), if it is lent */
@@ -150,7 +150,7 @@ void zsd_pio_kick(struct zsd_core *core);
 void zsd_hold_begin(struct zsd_core *core);
 void zsd_hold_end(struct zsd_core *core);
 
-/** Lets the writes go on that waited for the end of a discard. */
+/** Resumes the writes that waited for the end of a discard. */
 void zsd_pio_resume(struct zsd_core *core, unsigned path);
 
 /* ---- buffers.c */

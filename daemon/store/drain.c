@@ -433,7 +433,7 @@ static void walk_leave(struct zsd_drainer *d)
     zsd_sharers_forget(&d->sharers);
 }
 
-/* Goes on to the next row. False: there is none. */
+/* Advances to the next row. False: there is none. */
 static bool walk_row(struct zsd_drainer *d)
 {
     struct zsd_row *row;

@@ -2,8 +2,8 @@
  * rows.h - a walk over all rows of the store, over several turns.
  *
  * Rows are added and freed meanwhile, by commits and by other changes. A walk returns each row once
- * that stays, and those that are added behind it. If the row that it was at is freed, it goes on
- * behind the one before. There may be several walks at a time.
+ * that stays, and those that are added after it. If the row that it was at is freed, it continues
+ * after the one before. There may be several walks at a time.
  *
  * Loop thread only.
  */

@@ -176,7 +176,7 @@ static void holed(void **state)
     begin(); /* again, in vain */
     end();
     assert_true(discard()->holed);
-    core()->daemon->config.discard = false; /* it is allocated again all the same, */
+    core()->daemon->config.discard = false; /* it is allocated again nevertheless, */
     assert_true(zsd_discards_wanted(core()));
     zn_sim_faults_clear(sim);
     begin();

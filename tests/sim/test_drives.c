@@ -211,7 +211,7 @@ static void after_run_done(struct after_run *a)
     memcpy(zs_units, a->units, sizeof(a->units));
 }
 
-/* The store is as the run has left it, and goes on. */
+/* The store is as the run has left it, and continues. */
 static void after_run_right(const struct after_run *a, struct zn_sim *sim, bool goes_on)
 {
     const struct zs_recovery how = { .models = a->models,

@@ -9,7 +9,7 @@
  *     1 + i      "h.<i>"   ln_1, attn.c_attn, attn.c_proj, ln_2, mlp.c_fc, mlp.c_proj of block i
  *     1 + L      "ln_f"    transformer.ln_f.weight, .bias
  *
- * With `split` each block has two units: "h.<i>" with its matrices, and "h.<i>.vectors" behind it.
+ * With `split` each block has two units: "h.<i>" with its matrices, and "h.<i>.vectors" after it.
  *
  * Names and layouts are Hugging Face's: the matrices of a block are [in, out]. struct gpt is a
  * description without weights. struct gpt_run has the activations of one or several micro-batches,

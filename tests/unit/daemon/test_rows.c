@@ -17,7 +17,7 @@ static const struct {
     { "rows ahead go", "24----", "------", "0135" },
     { "the last ones go", "--5---", "------", "01234" },
     { "the row that it is at, and the one before", "-10---", "------", "012345" },
-    { "rows are added behind", "------", "6--7--", "01234567" },
+    { "rows are added at the end", "------", "6--7--", "01234567" },
     { "all go, and one is added", "012345", "-----8", "0123458" },
     { "rows ahead go, added ones too", "-6----", "6-----", "012345" },
 };

@@ -2,7 +2,7 @@
  * The engine with its parameters in GPU memory of a real daemon: each rank maps them and copies
  * from there, alone or as one of several that gather between devices. The bits must be those of a
  * run without a daemon. Without NCCL, slices are copied to host memory and gathered there. Where
- * parameters cannot be there, the run goes on, and reports the reason.
+ * parameters cannot be there, the run continues, and reports the reason.
  *
  * The GPU is an emulated one, or the one that ZSHARD_GPU names; with the latter each rank is alone.
  * Otherwise ranks are threads with a connection each, joined by a fake libnccl (fake_nccl.h).
