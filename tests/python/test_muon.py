@@ -1,4 +1,4 @@
-# ctest: LABELS full quick COST 3
+# ctest: LABELS full COST 8
 """Muon through the engine: what it moves, what it refuses."""
 
 from __future__ import annotations
