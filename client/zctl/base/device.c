@@ -17,7 +17,6 @@ void zctl_device_look(const char *device, bool smart, struct zctl_device *ret)
     if (zb_device_use(device, "/sys", &use) == 0) {
         ret->known = true;
         ret->written_bytes = use.written_bytes;
-        ret->discarded_bytes = use.discarded_bytes;
     }
     if (smart && zb_smart_read(device, &page) == 0)
         ret->wear = page.percentage_used / 100.0;

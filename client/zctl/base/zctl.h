@@ -186,10 +186,10 @@ int zctl_dump(FILE *out, struct json_t *all, size_t flags);
 
 /** A block device, as sysfs and SMART tell it. */
 struct zctl_device {
-    char name[24];                           /* major:minor; "": unknown */
-    bool known;                              /* the two counters */
-    uint64_t written_bytes, discarded_bytes; /* by everybody, since the machine was started */
-    double wear; /* part of its life that is used, which may exceed 1; -1: unknown */
+    char name[24];          /* major:minor; "": unknown */
+    bool known;             /* written_bytes */
+    uint64_t written_bytes; /* by everybody, since the machine was started */
+    double wear;            /* part of its life that is used, which may exceed 1; -1: unknown */
 };
 /** smart: asks the drive for its wear, which takes a command of the drive. */
 void zctl_device_look(const char *device, bool smart, struct zctl_device *ret);
