@@ -240,6 +240,19 @@ void zcz_device_clear(struct zc_zero *z)
     z->device.up_bytes = z->device.down_bytes = 0;
 }
 
+/* Begins to copy pieces, one after the other, to `to`. 0 or a negative errno. */
+static int device_copy(struct zk_gpu_stream *stream, enum zk_gpu_way way, void *to,
+                       const struct zcz_pieces *from, struct zb_err *err)
+{
+    int rc = 0;
+
+    for (size_t done = 0; done < from->bytes && rc == 0; done += from->piece)
+        rc = zk_gpu_copy(stream, way, (char *)to + done,
+                         (const char *)from->data + done / from->piece * from->stride,
+                         zb_min_u64(from->piece, from->bytes - done), err);
+    return rc;
+}
+
 int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const struct zcz_pieces *from,
                   size_t bytes)
 {
@@ -248,10 +261,8 @@ int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const struct 
     struct zb_err err = { 0 };
     int rc = zk_gpu_event_wait(b->last, up, &err);
 
-    for (size_t done = 0; done < from->bytes && rc == 0; done += from->piece)
-        rc = zk_gpu_copy(up, from->on_device ? ZK_GPU_WITHIN : ZK_GPU_TO_DEVICE, to + done,
-                         (const char *)from->data + done / from->piece * from->stride,
-                         zb_min_u64(from->piece, from->bytes - done), &err);
+    if (rc == 0)
+        rc = device_copy(up, from->on_device ? ZK_GPU_WITHIN : ZK_GPU_TO_DEVICE, to, from, &err);
     z->device.up_bytes += from->on_device ? 0 : from->bytes;
     if (rc == 0 && bytes > from->bytes)
         rc = zk_gpu_fill(up, to + from->bytes, 0, bytes - from->bytes, &err);
@@ -267,10 +278,8 @@ int zcz_device_down(struct zc_zero *z, void *to, const struct zcz_pieces *from,
     struct zb_err err = { 0 };
     int rc = *event ? 0 : zk_gpu_event_new(z->device.gpu, event, &err);
 
-    for (size_t done = 0; done < from->bytes && rc == 0; done += from->piece)
-        rc = zk_gpu_copy(down, ZK_GPU_TO_HOST, (char *)to + done,
-                         (const char *)from->data + done / from->piece * from->stride,
-                         zb_min_u64(from->piece, from->bytes - done), &err);
+    if (rc == 0)
+        rc = device_copy(down, ZK_GPU_TO_HOST, to, from, &err);
     z->device.down_bytes += from->bytes;
     if (rc == 0)
         rc = zk_gpu_event_record(*event, down, &err);
