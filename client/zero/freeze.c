@@ -33,7 +33,7 @@ static int freeze_check(struct zc_zero *z, uint32_t unit, bool frozen)
             z, -ENOTSUP,
             "unit %u '%s' was declared frozen: it has no optimizer state and cannot be trained",
             unit, name);
-    if (z->steps->announced)
+    if (zcz_announced(z))
         return zcz_refuse(z, -EBUSY, "unit %u '%s' is %s, and the next step is announced", unit,
                           name, frozen ? "frozen" : "unfrozen");
     if (!zcz_micro_between(z))

@@ -20,7 +20,7 @@ static int late_check(struct zc_zero *z, enum zc_optimizer kind, enum zc_moments
     if (!o->optimizer_late)
         return zcz_refuse(z, -EINVAL,
                           "another optimizer, and the engine was not opened with optimizer_late");
-    if (z->iterations > 0 || z->stepping || z->steps->announced)
+    if (z->iterations > 0 || z->stepping || zcz_announced(z))
         return zcz_refuse(z, -EBUSY, "another optimizer, and a step was made, or announced");
     for (uint32_t i = 0; i < z->nunits && rc == 0; i++)
         if (!z->units[i].def.frozen)

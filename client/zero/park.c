@@ -13,7 +13,7 @@ static int park_check(struct zc_zero *z)
 {
     const struct zcz_pass *p = z->pass;
 
-    if (z->steps->announced || p->open || p->held || p->micro > 0 || p->reduced > 0)
+    if (zcz_announced(z) || p->open || p->held || p->micro > 0 || p->reduced > 0)
         return zcz_refuse(z, -EBUSY, "a step is in progress: buffers go between two steps");
     for (uint32_t i = 0; i < z->nunits; i++)
         if (p->units[i].holds > 0)

@@ -133,7 +133,7 @@ static int read_alone(struct read *r)
 /* Checks that the store has the gradient, or will have it. */
 static int read_grad_check(struct zc_zero *z, const struct zcz_unit *u)
 {
-    if (z->steps->announced)
+    if (zcz_announced(z))
         return zcz_refuse(z, -EBUSY, "the gradient of unit %u '%s': its step is announced",
                           u->def.index, u->def.name);
     if (!zcz_unit_trained(u))

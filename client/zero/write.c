@@ -176,7 +176,7 @@ static int write_check(struct write *w, int root)
                           w->u->def.index, w->u->def.name, (int)w->what);
     if (root >= 0 && (uint32_t)root >= z->world)
         return zcz_refuse(z, -EINVAL, "a write by rank %d of %u", root, z->world);
-    if (z->steps->announced)
+    if (zcz_announced(z))
         return zcz_refuse(z, -EBUSY, "a write to unit %u '%s', and the next step is announced",
                           w->u->def.index, w->u->def.name);
     return 0;

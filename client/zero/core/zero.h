@@ -160,6 +160,12 @@ struct zc_zero {
     struct zcz_store_stats base; /* counts of the store at the start, less what was kept */
 };
 
+/** Whether the next step is announced. */
+static inline bool zcz_announced(const struct zc_zero *z)
+{
+    return z->said != ZCZ_SAID_NO;
+}
+
 /** Something has moved, so the turn continues. */
 static inline void zcz_moved(struct zc_zero *z)
 {

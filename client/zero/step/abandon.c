@@ -54,7 +54,6 @@ int zc_zero_abandon(struct zc_zero *z)
         rc = zcz_vote(z, abandon_store(z), 0, ZCZ_CALL_ABANDON);
     if (rc < 0)
         return rc;
-    z->steps->announced = false;
     z->said = ZCZ_SAID_NO;
     zcz_reduce_drop(z);
     zcz_pass_rewind(z);

@@ -208,7 +208,7 @@ int zc_zero_tensor_steps(struct zc_zero *z, uint32_t unit, uint64_t *ret_steps)
 
 static int set_check(struct zc_zero *z, const struct zcz_unit *u, const uint64_t *steps, uint32_t n)
 {
-    if (z->steps->announced)
+    if (zcz_announced(z))
         return zcz_refuse(z, -EBUSY, "step counts of unit '%s', and the next step is announced",
                           u->def.name);
     if (n != u->def.ntensors || (n > 0 && !steps))

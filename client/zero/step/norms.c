@@ -189,7 +189,7 @@ static int norms_enter(struct zc_zero *z)
 
     if (rc < 0)
         return rc;
-    if (z->steps->announced)
+    if (zcz_announced(z))
         return zcz_refuse(
             z, -EBUSY, "norms of tensors, and the step is announced: its gradients may be in use");
     rc = norms_settle(z, true);

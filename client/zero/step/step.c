@@ -51,7 +51,7 @@ void zcz_steps_again(struct zc_zero *z)
 {
     struct zcz_steps *s = z->steps;
 
-    s->announced = s->announcing = s->announced_classes = s->announced_limits = false;
+    s->announcing = s->announced_classes = s->announced_limits = false;
     z->said = ZCZ_SAID_NO;
     s->announce = s->step = s->resolve = s->notes = (struct zcz_op){ 0 };
     s->unsettled = ZC_COMMIT_NO;
@@ -84,7 +84,7 @@ static int step_announced(struct zc_zero *z, const struct zc_zero_step_how *how)
                                            .ngroups = z->options.groups,
                                            .clip = z->options.clip };
 
-    if (!z->steps->announced)
+    if (!zcz_announced(z))
         return 0;
     step_groups(z, z->steps->announced_lr, groups);
     if (how->groups[0].lr != groups[0].lr)
@@ -337,7 +337,7 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step,
     zcz_commit_begun(z, step->commit);
     z->iterations++;
     z->applied += step->groups || classes;
-    z->steps->announced = z->steps->announced_classes = z->steps->announced_limits = false;
+    z->steps->announced_classes = z->steps->announced_limits = false;
     z->said = ZCZ_SAID_NO;
     zcz_pass_rewind(z);
     rc = zcz_turn(z, 0);
@@ -396,7 +396,7 @@ static int step_plan(struct zc_zero *z, const struct zc_zero_step_how *how,
                      const struct step_shared *shared, const struct zc_classes **ret,
                      uint32_t *ret_alone)
 {
-    bool all = z->options.step_unused || z->steps->announced;
+    bool all = z->options.step_unused || zcz_announced(z);
     size_t counts;
     int rc = zcz_classes_make(z, how, all ? NULL : shared->used, ret, ret_alone);
 
@@ -549,15 +549,15 @@ int zc_zero_announce(struct zc_zero *z, double lr)
     rc = zcz_how_check(z, &how);
     if (rc < 0)
         return rc;
-    if (z->steps->announced && memcmp(&lr, &z->steps->announced_lr, sizeof(lr)) != 0)
+    if (zcz_announced(z) && memcmp(&lr, &z->steps->announced_lr, sizeof(lr)) != 0)
         return zcz_refuse(z, -EINVAL, "learning rate %g is announced, and %g was", lr,
                           z->steps->announced_lr);
     if (z->options.micro_steps == 0)
         return zcz_refuse(z, -EINVAL, "a step of as many micro-steps as come is announced");
-    if (!z->steps->announced && z->store->early && z->store->ops->step_begin && zcz_clip_early(z))
-        z->steps->announcing = true;
-    z->said = z->steps->announced ? z->said : ZCZ_SAID_ENGINE;
-    z->steps->announced = true;
+    if (!zcz_announced(z)) {
+        z->steps->announcing = z->store->early && z->store->ops->step_begin && zcz_clip_early(z);
+        z->said = ZCZ_SAID_ENGINE;
+    }
     z->steps->announced_lr = lr;
     return zcz_turn(z, 0);
 }

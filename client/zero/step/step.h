@@ -9,8 +9,7 @@
 
 struct zcz_steps {
     /* step.c */
-    bool announced;  /* the next step is announced with announced_lr, */
-    bool announcing; /* and the store has not been told yet */
+    bool announcing; /* the store has yet to be told of the announced step (zc_zero.said) */
     double announced_lr;
     struct zcz_op announce;
     struct zcz_op step;        /* the step in progress */
