@@ -2,7 +2,7 @@
 # install-deps.sh [build|test|package] - install the Debian 12 packages that zshard needs.
 #
 # build  compiler, build tools and libraries (default): enough for deploy/quickstart.sh
-# test   those, and what tests/run.sh also needs: ccache, clang, fio, clang-format, iproute2 for nodes in network
+# test   those, and what tests/run.sh also needs: ccache, mold, clang, fio, clang-format, iproute2 for nodes in network
 #        namespaces, a cross compiler and an emulator for the aarch64 kernels, and packages from which
 #        tests/venv.sh makes the environment of the Python tests
 # package  those of build, and what deploy/package.sh and tests/packages.sh need
@@ -17,7 +17,7 @@ build_packages=(
     libsqlite3-dev libjansson-dev libisal-dev libhwloc-dev
     libopenmpi-dev openmpi-bin libopenblas-dev libcmocka-dev python3
 )
-test_packages=(ccache clang clang-format lcov fio openssh-client procps util-linux iproute2 python3-venv python3-dev
+test_packages=(ccache mold clang clang-format lcov fio openssh-client procps util-linux iproute2 python3-venv python3-dev
     gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 package_packages=(debhelper fakeroot lintian mmdebstrap)
 

@@ -46,6 +46,7 @@ at_a_time=${ZSHARD_TESTS:-$((3 * jobs))}
 logs=$(mktemp -d)
 builder=
 python_maker=
+one_cuda=OFF
 
 say() { printf '\n== %s (%ds)\n' "$*" "$SECONDS"; }
 
@@ -85,12 +86,22 @@ cached() {
     export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=3G
 }
 
+# faster: a linker that takes a tenth of the time, and, where no GPU is, CUDA for one architecture.
+faster() {
+    if command -v mold >/dev/null; then
+        export LDFLAGS="-fuse-ld=mold${LDFLAGS:+ $LDFLAGS}"
+    fi
+    if [ "$mode" != nightly ] && [ ! -e /dev/nvidiactl ]; then
+        one_cuda=ON
+    fi
+}
+
 # build PRESET: configure and compile; the output goes into a file. A full run makes of a sanitizer's build what its tests
 # need.
 build() {
     local target=all
     [[ "$mode" != full || "$1" != ?san ]] || target=tests_$1
-    cmake --preset "$1" >"$logs/configure-$1.log" 2>&1 &&
+    cmake --preset "$1" -DZSHARD_CUDA_ONE=$one_cuda >"$logs/configure-$1.log" 2>&1 &&
         cmake --build --preset "$1" -j "$jobs" --target "$target" >"$logs/build-$1.log" 2>&1
 }
 
@@ -112,7 +123,7 @@ ahead() {
     if chrt --idle 0 true 2>/dev/null; then
         idle=(chrt --idle 0)
     fi
-    export logs jobs mode
+    export logs jobs mode one_cuda
     export -f build build_all
     exec 3< <(exec setsid "${idle[@]}" bash -c 'build_all "$@"' builder "$@")
     builder=$!
@@ -188,6 +199,7 @@ room
 say "dependencies"
 deploy/install-deps.sh test
 cached
+faster
 
 say "format"
 git ls-files '*.c' '*.h' '*.cu' | xargs clang-format --dry-run -Werror

@@ -151,15 +151,21 @@ def skip(why):
     sys.exit(77)
 
 
+def processor_seconds():
+    """What this process and the processes that it waited for have used."""
+    return sum(os.times()[:4])
+
+
 def main(tests):
     """Runs the functions whose names are given on the command line, or all; the exit status."""
     names = sys.argv[1:] or list(tests)
     failed = 0
     for name in names:
-        begin = time.monotonic()
+        begin, used = time.monotonic(), processor_seconds()
         try:
             tests[name]()
-            print(f"ok    {name} ({time.monotonic() - begin:.1f} s)", flush=True)
+            print(f"ok    {name} ({time.monotonic() - begin:.1f} s, of processors {processor_seconds() - used:.1f} s)",
+                  flush=True)
         except (Failure, subprocess.SubprocessError, OSError) as error:
             failed += 1
             print(f"FAIL  {name}: {error}", flush=True)

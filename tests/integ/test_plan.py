@@ -13,16 +13,18 @@ import signal
 import subprocess
 import tempfile
 
-from harness import (SANITIZED, DEADLINE, Daemon, Failure, check, main, mpi_env, program, ranks_command,
+from harness import (SANITIZED, DEADLINE, LONG, Daemon, Failure, check, main, mpi_env, program, ranks_command,
                      wait_until)
 
-STEPS = 6  # the first one has neither the prefetch of the later ones, nor cached shards
+STEPS = 6 if LONG else 4  # the first one has neither the prefetch of the later ones, nor cached shards
 PAGES = ["--page-elems", "65536"]
 MODELS = {  # layers, width
     "small": (4, 128),
     "middle": (6, 224),
     "large": (9, 320),
 }
+SIZES = list(MODELS)[:3 if LONG else 2]
+MODELS["matrices"] = (2, 256)  # those of a layer are whole pages
 NVME = "1G"
 # A daemon's own memory for any job: lists of pages, operations, and what its threads' malloc keeps of
 # them, which depends on the order of work (364 KiB were seen, with all gradients on NVMe).
@@ -230,12 +232,12 @@ def least(model, offload, key="least_grads", more=()):
 
 
 def host_tier():
-    for model in MODELS:
+    for model in SIZES:
         agrees(model, 1 << 30, "host", ["--dtype", "bf16"])
 
 
 def nvme_tier():
-    for model in MODELS:
+    for model in SIZES:
         agrees(model, least(model, "nvme"), "nvme", ["--dtype", "bf16"])
 
 
@@ -266,11 +268,12 @@ def ring():
 def muon():
     """In memory, over two ranks; streamed, with page buffers of its own: what crosses the drive for an element of a matrix,
     and for all others."""
+    model = "matrices"
     flags = ["--dtype", "bf16", "--optimizer", "muon", "--moments"]
     agrees("small", 1 << 30, "nvme", [*flags, "fp32"], ranks=2)
-    layers, width = MODELS["middle"]
+    layers, width = MODELS[model]
     for moments, matrix, other in (("fp32", 12, 20), ("bf16", 8, 12), ("8bit", 6.125, 8.125)): # pages end at 4 KiB
-        p = agrees("middle", least("middle", "nvme", more=[*flags[2:], moments]), "nvme", [*flags, moments])
+        p = agrees(model, least(model, "nvme", more=[*flags[2:], moments]), "nvme", [*flags, moments])
         check(p["tiers"]["host"]["matrices"] > 0 and p["tiers"]["host"]["state"] == 0, f"{p}")
         matrices, params = layers * 12 * width**2, p["model"]["params"]
         near(f"bytes of state that a step moves, momentum in {moments}", 2 * p["tiers"]["nvme"]["state"],
@@ -503,7 +506,7 @@ def durable():
 
 def spilled_gradients():
     """Some gradients on NVMe, and all; one micro-step, and three."""
-    for model, micros in (("small", 1), ("small", 3), ("middle", 2)):
+    for model, micros in (("small", 1), ("small", 3), ("middle", 2))[0 if LONG else 1:]:
         low, grads = least(model, "nvme", "least"), least(model, "nvme")
         for host in (low, low + (grads - low) // 2, grads - 4096):
             p = agrees(model, host, "nvme", ["--dtype", "bf16"], micros=micros)
@@ -529,7 +532,7 @@ def least_is_least():
 def kernel_counts():
     """Bytes of a step as the kernel counts them for the daemon: two runs, and what the longer one has
     more. The start of both is the same."""
-    for model in MODELS:
+    for model in SIZES:
         with Daemon("--host-bytes", str(least(model, "nvme")), "--nvme-bytes", NVME, *PAGES) as d:
             step, io = plan(d, *plan_words(model, "nvme"))["step"], [process_io(d.process.pid)]
             for steps in (2, 6):

@@ -133,9 +133,14 @@ def batch(sequences, at_a_time):
     MODEL[MODEL.index("--micro-batch") + 1] = str(at_a_time)
 
 
+def half(of):
+    """The first mode and every second one, beginning with number `of`; all in the nightly run."""
+    return MODES if LONG else MODES[:1] + MODES[of::2]
+
+
 def three_ranks():
     batch(6, 1)  # two micro-steps
-    stages(3)
+    stages(3, modes=half(1))
 
 
 def frozen_blocks():
@@ -146,7 +151,7 @@ def frozen_blocks():
 
 def four_ranks():
     batch(8, 2)
-    stages(4)
+    stages(4, modes=half(2))
     # groups of two: gathers stay inside, gradients go across; sums in another order
     whole = run_mode("--stage 3", 4, "fp32")
     for mode in ("--stage 3 --group 2", "--stage 3 --group 2 --offload nvme",

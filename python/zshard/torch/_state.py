@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _ALL = -1
 
-Params = nn.Module | nn.Parameter | Iterable[nn.Parameter] | Iterable[nn.Module]
+Params: TypeAlias = nn.Module | nn.Parameter | Iterable[nn.Parameter] | Iterable[nn.Module]
 
 
 # ---- elements
