@@ -44,7 +44,10 @@ from collections.abc import Sequence
 from typing import Any
 
 SERVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote_server.py")
-TORCH = ("torch", "torch.distributed", "torch.distributed.tensor", "torch._dynamo", "torch.export", "numpy", "pytest")
+TORCH = (
+    "torch", "torch.distributed", "torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.run",
+    "torch._dynamo", "torch.export", "numpy", "pytest",
+)  # fmt: skip
 # What transformers imports, without itself: how it sees DeepSpeed is decided when it is imported.
 BELOW_TRANSFORMERS = (
     *TORCH, "torch.distributed.fsdp", "datasets",
@@ -54,7 +57,7 @@ TRAINER = (*BELOW_TRANSFORMERS, "transformers", "transformers.trainer", "acceler
 # A process that forks for the right set is itself forked from the one for the left set.
 FORKED_FROM = {BELOW_TRANSFORMERS: TORCH, TRAINER: BELOW_TRANSFORMERS}
 # Variables that count when something is imported: who wants other values needs another process that forks.
-FIXED = ("HOME", "LANG", "TZ", "TMPDIR", "XDG_CACHE_HOME")
+FIXED = ("HOME", "LANG", "TZ", "TMPDIR")
 FIXED_BEGINNINGS = ("LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_")
 FIXED_LATER = {"huggingface_hub": ("HF_HUB_OFFLINE",), "transformers": ("TRANSFORMERS_VERBOSITY",)}
 PER_PROCESS = (

@@ -6,6 +6,8 @@ A connection is one process: the request comes with its descriptors, the answer 
 status of waitpid(). A connection that closes before that kills the process and its group: its owner has died. If this
 process dies, the kernel kills what it forked.
 
+Its output, the log, has the processor time of each process and of the children that it waited for.
+
 It has one thread, and starts none: a fork copies no other thread, but the locks that it holds. It ends when it was idle
 for long, or when SOCKET is gone or belongs to another one.
 """
@@ -43,6 +45,7 @@ class Client:
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket, self.pid, self.pidfd = connection, 0, -1
+        self.words: list[str] = []
 
 
 class Server:
@@ -104,6 +107,7 @@ class Server:
         with os.fdopen(fds[0], "rb") as f:
             f.seek(0)
             request = json.loads(f.read())
+        client.words = request["words"]
         server, client.pid = os.getpid(), os.fork()
         if client.pid == 0:
             os.setpgid(0, 0)
@@ -125,7 +129,9 @@ class Server:
     def ended(self, client: Client) -> None:
         self.leave(client.pidfd)
         os.close(client.pidfd)
-        self.send(client, struct.pack("i", os.waitpid(client.pid, 0)[1]))
+        _, status, used = os.wait4(client.pid, 0)
+        print(f"{used.ru_utime + used.ru_stime:.1f} s, status {status}: {client.words[1:]!r:.100}", flush=True)
+        self.send(client, struct.pack("i", status))
         if client.socket.fileno() in self.clients:
             self.leave(client.socket.fileno())
         client.socket.close()
