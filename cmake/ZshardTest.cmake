@@ -28,6 +28,11 @@
 # Each test has a folder of its own for Open MPI's sessions: two runs of mpirun that start at the same time in one folder
 # may fail ("A call to mkdir was unable to create the desired directory: File exists").
 set(zshard_test_environment "ZSHARD_BUILD=${CMAKE_BINARY_DIR}" "ZSHARD_SANITIZE=${ZSHARD_SANITIZE}")
+# Tests that need PyTorch are forked from one process that has imported it (tests/python/zygote.py). Under a sanitizer
+# each is started on its own.
+if(NOT ZSHARD_SANITIZE)
+    list(APPEND zshard_test_environment "ZSHARD_ZYGOTE=${CMAKE_BINARY_DIR}/zygote")
+endif()
 
 foreach(label asan tsan)
     add_custom_target(tests_${label})
@@ -109,8 +114,8 @@ endfunction()
 # zshard_script_test(NAME COMMAND args... LABELS ... [LOCKS ...] [TIMEOUT seconds] [COST seconds] [MPI])
 #
 # A script (bash or python3, standard library only) that runs the built programs. It finds them by
-# ZSHARD_BUILD in its environment and exits 77 if it is skipped, after it printed the reason. OpenBLAS uses one
-# thread: with matrices as small as those of tests, its other threads only spin. MPI: ASan does not look for leaks,
+# ZSHARD_BUILD in its environment and exits 77 if it is skipped, after it printed the reason. OpenBLAS and PyTorch use
+# one thread: with matrices as small as those of tests, their other threads only spin. MPI: ASan does not look for leaks,
 # since Open MPI leaks memory in plugins that have no names by then.
 function(zshard_script_test name)
     cmake_parse_arguments(T "MPI" "TIMEOUT;COST" "COMMAND;LABELS;LOCKS" ${ARGN})
@@ -118,7 +123,7 @@ function(zshard_script_test name)
     if(T_MPI AND ZSHARD_SANITIZE STREQUAL "address")
         list(APPEND T_ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
     endif()
-    zshard_test_properties(${name} "OPENBLAS_NUM_THREADS=1" ${T_ENVIRONMENT})
+    zshard_test_properties(${name} "OPENBLAS_NUM_THREADS=1" "OMP_NUM_THREADS=1" ${T_ENVIRONMENT})
 endfunction()
 
 # zshard_test_needs_all(FOLDER): what all tests need: each program and library of the folder and those below that is built

@@ -14,7 +14,8 @@
 # passed".
 #
 # The Python tests have an environment of their own, which tests/venv.sh makes during the first build and keeps between
-# runs. If it cannot be made, these tests are skipped, with that reason.
+# runs. If it cannot be made, these tests are skipped, with that reason. They are forked from one process that has
+# imported PyTorch (tests/python/zygote.py).
 #
 # The next stages are built while the tests of a stage run, at the lowest priority, because most tests wait for
 # something. For the same reason, more tests run at a time than there are processors. Each stage ends with its time and

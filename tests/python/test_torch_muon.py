@@ -189,7 +189,7 @@ def ranks(daemon: Daemon, world: int, cases: list[dict[str, Any]]) -> list[dict[
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
             "ZSHARD_PORT": port, "MASTER_PORT": port, "ZSHARD_COMM": "tcp", "OMP_NUM_THREADS": "1",
             "ZSHARD_SOCKET": daemon.socket, "PYTHONPATH": str(ROOT / "python")}  # fmt: skip
-        made.append(zygote.Popen(words, preload=("torch", "numpy"), env=env))
+        made.append(zygote.Popen(words, env=env))
     assert [r.wait(200) for r in made] == [0] * world
     return [torch.load(daemon.folder / (case["name"] + ".pt")) for case in cases]
 

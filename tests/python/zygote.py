@@ -3,87 +3,195 @@
     process = zygote.Popen([sys.executable, "-B", "program.py", "1"], env=env, stdout=subprocess.PIPE, text=True)
     done = zygote.run([sys.executable, "-c", "print(1)"], capture_output=True, text=True)
 
-Both take what subprocess.Popen and subprocess.run take (not preexec_fn, pass_fds and a new session), with the words of
-a Python command: options -B, -X NAME and -P, then a program, -c CODE or -m MODULE. The process has its own environment,
-folder, arguments and sys.path. At its end, functions of atexit run and the program's globals are freed; modules are
-not. Importing PyTorch costs three seconds of a processor, transformers' Trainer ten; a fork costs little. A test of an
+    python3 -B tests/python/zygote.py [--with MODULES,...] WORDS...
+                                                runs `python3 -B WORDS...` like this, and ends as that ends
+
+Both functions take what subprocess.Popen and subprocess.run take (not preexec_fn, pass_fds and a new session), with the
+words of a Python command: options -B, -X NAME and -P, then a program, -c CODE or -m MODULE. The process has its own
+environment, folder, arguments, limits and sys.path, and leads a process group. At its end, functions of atexit run and
+the program's globals are freed; modules are not. It is killed when the process that asked for it ends. Importing
+PyTorch costs three to six seconds of a processor, transformers' Trainer ten; a fork costs little. A test of an
 interpreter's own start or end uses subprocess.
 
-`preload` names the modules to import. Nothing of zshard is among them: each process imports it itself.
+`preload` names the modules that are imported. Nothing of zshard is among them: each process imports it itself.
 
-As a program this is the process that forks: it reads requests from its socket, file descriptor 3. A request is answered
-with the id of the process, and its end comes through a pipe of its own.
+The process that forks (zygote_server.py) is started by the first that needs it. All tests of a build folder share it:
+CTest sets ZSHARD_ZYGOTE, the folder of its sockets and logs. Without that variable, zygote.py as a program is the plain
+command, and a process that calls Popen() gets a process that forks of its own. There is one for each set of modules, of
+fixed variables, and version of all this. If it cannot be used, a message says why, and the process is started plainly.
 """
 
 from __future__ import annotations
 
 import atexit
-import gc
-import importlib
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
 import json
 import os
-import random
+import resource
 import select
+import shutil
+import signal
+import site
 import socket
 import struct
 import subprocess
 import sys
-import threading
-import traceback
-import types
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-TORCH = ("torch", "torch.distributed", "torch.distributed.tensor", "torch._dynamo", "torch.export", "numpy")
+SERVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote_server.py")
+TORCH = (
+    "torch", "torch.distributed", "torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.run",
+    "torch._dynamo", "torch.export", "numpy", "pytest",
+)  # fmt: skip
 # What transformers imports, without itself: how it sees DeepSpeed is decided when it is imported.
 BELOW_TRANSFORMERS = (
     *TORCH, "torch.distributed.fsdp", "datasets",
     "tokenizers", "safetensors.torch", "huggingface_hub", "yaml", "psutil",
 )  # fmt: skip
 TRAINER = (*BELOW_TRANSFORMERS, "transformers", "transformers.trainer", "accelerate", "peft")
-# These are set before anything is imported; a process that wants other values has to be started on its own.
-FIXED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "TRANSFORMERS_VERBOSITY")
+# A process that forks for the right set is itself forked from the one for the left set.
+FORKED_FROM = {BELOW_TRANSFORMERS: TORCH, TRAINER: BELOW_TRANSFORMERS}
+# Variables that count when something is imported: who wants other values needs another process that forks.
+FIXED = ("HOME", "LANG", "TZ", "TMPDIR")
+FIXED_BEGINNINGS = ("LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_")
+FIXED_LATER = {"huggingface_hub": ("HF_HUB_OFFLINE",), "transformers": ("TRANSFORMERS_VERBOSITY",)}
+PER_PROCESS = (
+    "PYTHONPATH",
+    "PYTHONFAULTHANDLER",
+    "PYTHONUNBUFFERED",
+)  # each process takes them from its own environment
+NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # pyarrow's allocator, for the process that forks
+SECONDS = 120 * float(os.environ.get("ZSHARD_PATIENCE", "1"))  # for the imports
+PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+_private = ""  # the folder of this process's own
 
 
-class _Zygote:
-    """The process that forks; one for each set of modules and of fixed variables."""
+class Unusable(Exception):
+    """There is no process that forks; the text says why."""
 
-    def __init__(self, preload: Sequence[str], env: dict[str, str]) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket, self.lock = ours, threading.Lock()
-        os.set_inheritable(theirs.fileno(), True)
-        words = [sys.executable, "-B", os.path.abspath(__file__), str(theirs.fileno()), *preload]
-        self.process = subprocess.Popen(words, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
-        theirs.close()
-        atexit.register(self.close)
 
-    def fork(self, request: dict[str, Any], fds: list[int]) -> int:
-        """The id of the new process."""
-        with self.lock:
-            body, end = json.dumps(request).encode(), os.memfd_create("request")
+def _folder() -> str:
+    global _private
+    shared = os.environ.get("ZSHARD_ZYGOTE")
+    if shared:
+        os.makedirs(shared, exist_ok=True)
+        return shared
+    if not _private:
+        _private = tempfile.mkdtemp(prefix="zshard-zygote-")
+        atexit.register(shutil.rmtree, _private, ignore_errors=True)
+    return _private
+
+
+def _fixed(preload: Sequence[str], env: dict[str, str]) -> dict[str, str]:
+    names = {*FIXED, *(n for module, late in FIXED_LATER.items() if module in preload for n in late)}
+    names |= {n for n in env if n.startswith(FIXED_BEGINNINGS)} - {*PER_PROCESS}
+    return {n: env[n] for n in sorted(names) if n in env}
+
+
+def _limits() -> dict[int, tuple[int, int]]:
+    numbers = {getattr(resource, n) for n in dir(resource) if n.startswith("RLIMIT_")}
+    return {n: resource.getrlimit(n) for n in sorted(numbers)}
+
+
+def _name(preload: Sequence[str], fixed: dict[str, str]) -> str:
+    """Of the socket: another one for whatever would make other processes."""
+    packages = [(p, os.stat(p).st_mtime_ns) for p in site.getsitepackages() if os.path.isdir(p)]
+    with open(SERVER, "rb") as f:
+        code = f.read()
+    hard = [limits[1] for limits in _limits().values()]  # a process cannot raise those that it has
+    key = repr((sys.prefix, sys.version, packages, code, tuple(preload), fixed, hard))
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def _start(path: str, at: str, preload: tuple[str, ...], fixed: dict[str, str]) -> None:
+    """Starts it; from now on, connections to the socket wait for its imports. at: the same path, a short one."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, open(path + ".log", "w") as log:
+        listener.bind(at)
+        listener.listen(128)
+        words = [sys.executable, "-B", SERVER, path, *preload]
+        options: dict[str, Any] = {"stdin": listener, "stdout": log, "stderr": log, "cwd": "/"}
+        env = fixed | NO_THREADS | {"PATH": os.environ.get("PATH", os.defpath)}
+        base = FORKED_FROM.get(preload)
+        popen = Popen(words, preload=base, env=env, **options) if base else subprocess.Popen(words, env=env, **options)
+        popen.wait()
+
+
+def _connect(preload: tuple[str, ...], env: dict[str, str]) -> tuple[socket.socket, str]:
+    """A connection, and the path of the socket."""
+    fixed, folder = _fixed(preload, env), _folder()
+    path = os.path.join(folder, _name(preload, fixed))
+    short = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # a socket's path has at most 107 bytes
+    at = f"/proc/self/fd/{short}/{os.path.basename(path)}"
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with open(path + ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                os.write(end, body)
-                socket.send_fds(self.socket, [b"fork"], [end, *fds])
-            finally:
-                os.close(end)
-            answer = self.socket.recv(64)
-        if not answer:
-            raise RuntimeError(f"the process that forks has ended: {self.process.wait(10)}")
-        return int(answer)
+                connection.connect(at)
+            except (FileNotFoundError, ConnectionRefusedError):
+                _start(path, at, preload, fixed)
+                connection.connect(at)
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        os.close(short)
+    connection.settimeout(SECONDS)
+    return connection, path
 
-    def close(self) -> None:
-        self.socket.close()
-        self.process.wait(30)
+
+def _umask() -> int:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as f:
+        return next(int(line.split()[1], 8) for line in f if line.startswith("Umask:"))
 
 
-_zygotes: dict[tuple[Any, ...], _Zygote] = {}
+def _fork(preload: tuple[str, ...], request: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int]:
+    """The connection and the id of a new process. Raises Unusable."""
+    body = os.memfd_create("request")
+    path, why = "", ""
+    try:
+        os.write(body, json.dumps(request | {"limits": _limits(), "umask": _umask()}).encode())
+        for _ in range(2):  # one that was idle may end when it is asked
+            try:
+                connection, path = _connect(preload, request["env"])
+            except OSError as e:
+                raise Unusable(str(e)) from None
+            try:
+                socket.send_fds(connection, [b"fork"], [body, *fds])
+                answer = connection.recv(32)
+                if answer:
+                    connection.settimeout(None)
+                    return connection, int(answer)
+                why = "it ended"
+            except OSError as e:
+                why = str(e)
+            connection.close()
+    finally:
+        os.close(body)
+    with open(path + ".log", encoding="utf-8", errors="replace") as f:
+        raise Unusable(f"{why}; {path}.log says: {f.read()[-2000:].strip() or 'nothing'}")
+
+
+def _say(why: Unusable) -> None:
+    print(f"zygote: no process with the modules can be forked ({why}). It is started plainly", file=sys.stderr)
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """A process that was forked. It is not our child: how it ended comes through a pipe."""
+    """A process that was forked. It is not our child: how it ended comes through its connection."""
 
-    def __init__(self, words: Sequence[Any], *, preload: Sequence[str] = TORCH, **options: Any) -> None:
-        self._preload, self._end = preload, -1
+    def __init__(
+        self, words: Sequence[Any], *, preload: Sequence[str] = TORCH, or_plainly: bool = True, **options: Any
+    ) -> None:
+        self._preload, self._or_plainly = tuple(preload), or_plainly
+        self.connection: socket.socket | None = None
         super().__init__([os.fspath(word) for word in words], **options)
 
     def _execute_child(self, *given: Any) -> None:  # type: ignore[override]
@@ -92,17 +200,17 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         if preexec or pass_fds or words[0] != sys.executable:
             raise ValueError("this process cannot be forked")
         env = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if env is None else env).items()}
-        fixed = {name: env[name] for name in FIXED if name in env}
-        key = (*self._preload, *sorted(fixed.items()))
-        if key not in _zygotes:
-            keep = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and k not in FIXED}
-            _zygotes[key] = _Zygote(self._preload, keep | fixed)
-        self._end, end = os.pipe()
         fds = [fd if fd != -1 else number for number, fd in enumerate((reads, writes, errors))]
-        request = {"words": [str(word) for word in words[1:]], "cwd": cwd and os.fspath(cwd), "env": env}
-        self.pid = _zygotes[key].fork(request, [end, *fds])
+        request = {"words": words, "cwd": os.path.abspath(cwd or os.getcwd()), "env": env}
+        try:
+            self.connection, self.pid = _fork(self._preload, request, fds)
+        except Unusable as why:
+            if not self._or_plainly:
+                raise
+            _say(why)
+            super()._execute_child(*given)  # type: ignore[misc]
+            return
         self._child_created = True
-        os.close(end)
         devnull = getattr(self, "_devnull", None)
         for fd, other in ((reads, given[11]), (writes, given[12]), (errors, given[14])):
             if fd != -1 and other != -1 and fd != devnull:
@@ -111,13 +219,23 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
             os.close(devnull)
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
-        if flags & os.WNOHANG and not select.select([self._end], [], [], 0)[0]:
+        if self.connection is None:
+            return super()._try_wait(flags)  # type: ignore[misc, no-any-return]
+        if flags & os.WNOHANG and not select.select([self.connection], [], [], 0)[0]:
             return 0, 0
-        data = os.read(self._end, 4)
-        os.close(self._end)
-        return self.pid, struct.unpack("i", data)[0] if len(data) == 4 else 9
+        try:
+            status = self.connection.recv(4)
+        except ConnectionError:
+            status = b""
+        self.connection.close()
+        if len(status) == 4:
+            return self.pid, int(struct.unpack("i", status)[0])
+        print(f"zygote: the process that forks has died, and with it process {self.pid}", file=sys.stderr)
+        return self.pid, int(signal.SIGKILL)
 
-    def _internal_poll(self, *_: Any, **__: Any) -> int | None:  # type: ignore[override]
+    def _internal_poll(self, *given: Any, **more: Any) -> int | None:  # type: ignore[override]
+        if self.connection is None:
+            return super()._internal_poll(*given, **more)  # type: ignore[misc, no-any-return]
         if self.returncode is None and self._waitpid_lock.acquire(False):
             try:
                 if self.returncode is None:
@@ -148,114 +266,34 @@ def run(words: Sequence[Any], *, timeout: float | None = None, check: bool = Fal
     return done
 
 
-def _become(request: dict[str, Any], fds: list[int], base: list[str]) -> None:
-    """In the new process: takes the place of an interpreter's start, and runs the program to its end."""
-    for number, fd in enumerate(fds):
-        os.dup2(fd, number + 100)
-    for number in range(3):
-        os.dup2(number + 100, number)
-    os.closerange(3, 256)
-    os.environ.clear()
-    os.environ.update(request["env"])
-    if request["cwd"]:
-        os.chdir(request["cwd"])
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
-    words = request["words"]
-    while words[0] in ("-B", "-X", "-P"):
-        words = words[2 if words[0] == "-X" else 1 :]
-    path = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    main = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
-    if words[0] == "-c":
-        sys.argv = ["-c", *words[2:]]
-        sys.path[:] = ["", *path, *base]
-        exec(compile(words[1], "<string>", "exec"), main.__dict__)
-    elif words[0] == "-m":
-        import runpy
-
-        sys.argv = ["-m", *words[2:]]
-        sys.path[:] = [os.getcwd(), *path, *base]
-        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
-    else:
-        sys.argv = words
-        sys.path[:] = [os.path.dirname(os.path.abspath(words[0])), *path, *base]
-        main.__file__ = words[0]
-        with open(words[0], "rb") as f:
-            code = compile(f.read(), words[0], "exec")
-        exec(code, main.__dict__)
-
-
-def _end_of(request: dict[str, Any], fds: list[int], base: list[str]) -> int:
-    """Runs the program as _become does; returns the exit status."""
-    status: Any = None
-    try:
-        _become(request, fds, base)
-    except SystemExit as e:
-        status = e.code
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    if status is not None and not isinstance(status, int):
-        print(status, file=sys.stderr)
-        status = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.modules["__main__"].__dict__.clear()
-    gc.collect()
-    for file in (sys.stdout, sys.stderr):
-        if not file.closed:
-            file.flush()
-    return status or 0
-
-
-def _serve(at: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Forks for each request. Returns in a new process only, with what it is to do, or None at the end."""
-    while True:
-        message, fds, _, _ = socket.recv_fds(at, 64, 8)
-        if not message:
-            return None
-        body, end, *fds = fds
-        with os.fdopen(body, "rb") as f:
-            f.seek(0)
-            request = json.loads(f.read())
-        pid_out, pid_in = os.pipe()
-        waiter = os.fork()
-        if waiter == 0:  # it waits for the process, so that its end is seen even if nobody asks
-            at.close()
-            pid = os.fork()
-            if pid == 0:
-                for fd in (end, pid_out, pid_in):
-                    os.close(fd)
-                return request, fds
-            os.write(pid_in, str(pid).encode())
-            for fd in (pid_in, pid_out, *fds, 0, 1, 2):
-                os.close(fd)
-            os.write(end, struct.pack("i", os.waitpid(pid, 0)[1]))
-            os._exit(0)
-        os.close(pid_in)
-        at.send(os.read(pid_out, 32))
-        for fd in (pid_out, end, *fds):
-            os.close(fd)
-        while os.waitpid(-1, os.WNOHANG)[0] > 0:  # waiters that have ended
-            pass
-
-
 def main() -> None:
-    here = os.path.dirname(os.path.abspath(__file__))
-    base = [p for p in sys.path if os.path.abspath(p) != here]
-    at = socket.socket(fileno=int(sys.argv[1]))
-    for name in sys.argv[2:]:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # a collection in a new process does not touch, and so copy, the memory of what was imported
-    task = _serve(at)
-    if task is not None:
-        os._exit(_end_of(*task, base))
+    preload, words = list(TORCH), sys.argv[1:]
+    if words[0] == "--with":
+        preload, words = words[1].split(","), words[2:]
+    words = [sys.executable, "-B", *words]
+    on_cpu = os.environ.get("ZSHARD_TEST_DEVICE", "cpu") == "cpu"
+    if not os.environ.get("ZSHARD_ZYGOTE") or not on_cpu or not importlib.util.find_spec(preload[0]):
+        os.execv(sys.executable, words)
+    early: list[int] = []
+    process: Popen | None = None
+    for number in PASSED_ON:
+        signal.signal(number, lambda n, _: process.send_signal(n) if process else early.append(n))
+    try:
+        process = Popen(words, preload=preload, or_plainly=False)
+    except Unusable as why:
+        _say(why)
+        os.execv(sys.executable, words)
+    for number in early:
+        process.send_signal(number)
+    while process.poll() is None:  # a signal that comes just before select() waits for its end
+        select.select([process.connection], [], [], 1.0)
+    status = process.returncode
+    if status < 0:  # as the process ended, but without another core file
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":
