@@ -230,6 +230,19 @@ struct zk_q8_group {
     uint32_t first; /* element 0 is this number of the block */
 };
 
+/* Whole groups of elements and their moments in 8 bits, at the first of which the pointers point. */
+struct zk_q8_run {
+    const struct zk_scalars *scalars;
+    enum zb_optimizer optimizer;
+    enum zb_dtype dtype, grad_dtype;
+    void *param, *master; /* as in zk_step_arrays */
+    const void *grad;
+    uint8_t *code[ZB_MOMENTS_MAX];
+    float *scale[ZB_MOMENTS_MAX];
+    uint32_t key;   /* the first moment's */
+    uint32_t first; /* element 0 is this number of the block */
+};
+
 /*
  * A PRODUCT OF MATRICES, all row by row: out = fma(beta, add, alpha * (a b)), or alpha * (a b)
  * without `add`. An element of a b is the sum of its terms by k: each ZK_MATMUL_CHUNK of them from 0
@@ -283,6 +296,10 @@ struct zk_ops {
                       size_t n);
     /* encode_q8() of one group of all moments, whose random bits are made once. */
     void (*encode_q8_group)(const struct zk_q8_group *group);
+    /* Decodes, steps and encodes groups of n elements in one pass, with the results of decode_q8_bf16(),
+     * step_q8 and encode_q8_group(). Returns how many elements it has stepped: it ends before a group
+     * that it has no such pass for, which can be the first. */
+    size_t (*step_q8_groups)(const struct zk_q8_run *run, size_t n);
     void (*decode_q8_bf16)(const uint8_t *code, const float *scale, uint16_t *to, bool is_signed,
                            size_t n);
     void (*decode_q8)(const uint8_t *code, const float *scale, float *to, bool is_signed, size_t n);

@@ -64,6 +64,7 @@
     void zk_##variant##_encode_q8(const float *restrict from, uint8_t *restrict code,             \
                                   float *restrict scale, bool is_signed, uint32_t key, size_t n); \
     void zk_##variant##_encode_q8_group(const struct zk_q8_group *group);                         \
+    size_t zk_##variant##_step_q8_groups(const struct zk_q8_run *run, size_t n);                  \
     void zk_##variant##_decode_q8_bf16(const uint8_t *restrict code, const float *restrict scale, \
                                        uint16_t *restrict to, bool is_signed, size_t n);          \
     void zk_##variant##_decode_q8(const uint8_t *restrict code, const float *restrict scale,      \
@@ -95,6 +96,7 @@
         .add_f32 = zk_##variant##_add_f32, .add_bf16 = zk_##variant##_add_bf16,                   \
         .add_f16 = zk_##variant##_add_f16, .encode_bf16 = zk_##variant##_encode_bf16,             \
         .encode_q8 = zk_##variant##_encode_q8, .encode_q8_group = zk_##variant##_encode_q8_group, \
+        .step_q8_groups = zk_##variant##_step_q8_groups,                                          \
         .decode_q8_bf16 = zk_##variant##_decode_q8_bf16, .decode_q8 = zk_##variant##_decode_q8,   \
         .quantize_i8 = zk_##variant##_quantize_i8, .dequantize_i8 = zk_##variant##_dequantize_i8, \
         .sumsq = zk_##variant##_sumsq, .set_f32 = zk_##variant##_set_f32,                         \

@@ -34,13 +34,20 @@ static inline __m256i codes_random(__m256i place, __m256i key)
     return _mm256_xor_si256(x, _mm256_srli_epi32(x, 16));
 }
 
+/* moment_noise_of() the second moment. */
+static inline __m256i codes_second(__m256i random)
+{
+    const __m256i halves = _mm256_setr_epi8(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13, 2,
+                                            3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+
+    return _mm256_shuffle_epi8(random, halves);
+}
+
 /* The codes of 8 values, 32 bits each. */
 static inline __m256i codes_of(const float *from, __m256i random, uint32_t moment, bool is_signed,
                                __m256i below)
 {
-    const __m256i halves = _mm256_setr_epi8(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13, 2,
-                                            3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    __m256i noise = moment == 0 ? random : _mm256_shuffle_epi8(random, halves);
+    __m256i noise = moment == 0 ? random : codes_second(random);
     __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)from);
     __m256i a = _mm256_and_si256(b, codes_all(0x7fffffff));
     __m256i c = _mm256_add_epi32(a, _mm256_srli_epi32(noise, 32 - MOMENT_CUT));
@@ -118,22 +125,26 @@ static inline uint32_t group_most(const float *restrict from)
     return codes_largest(most);
 }
 
+/* 16 elements of a regular group, in bf16; off: the scale's pattern less the top code. */
+static inline __m256i codes_value(const uint8_t *code, __m256i off, uint16_t sign)
+{
+    const __m256i is_sign = _mm256_set1_epi16((int16_t)sign);
+    __m256i u = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)code));
+    __m256i c = _mm256_andnot_si256(is_sign, u);
+    __m256i h = _mm256_slli_epi16(_mm256_add_epi16(c, off), MOMENT_CUT - 16);
+
+    h = _mm256_andnot_si256(_mm256_cmpeq_epi16(c, _mm256_setzero_si256()), h);
+    return _mm256_or_si256(h, _mm256_slli_epi16(_mm256_and_si256(u, is_sign), 8));
+}
+
 /* Decodes a regular group to bf16. */
 static inline void group_decode_regular(const uint8_t *restrict code, uint16_t *restrict to,
                                         uint16_t off, uint16_t sign)
 {
-    const __m256i add = _mm256_set1_epi16((int16_t)off), is_sign = _mm256_set1_epi16((int16_t)sign);
+    const __m256i add = _mm256_set1_epi16((int16_t)off);
 
-    for (size_t at = 0; at < ZB_Q8_GROUP; at += 16) {
-        __m256i u =
-            _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(code + at)));
-        __m256i c = _mm256_andnot_si256(is_sign, u);
-        __m256i h = _mm256_slli_epi16(_mm256_add_epi16(c, add), MOMENT_CUT - 16);
-
-        h = _mm256_andnot_si256(_mm256_cmpeq_epi16(c, _mm256_setzero_si256()), h);
-        h = _mm256_or_si256(h, _mm256_slli_epi16(_mm256_and_si256(u, is_sign), 8));
-        _mm256_storeu_si256((__m256i *)(void *)(to + at), h);
-    }
+    for (size_t at = 0; at < ZB_Q8_GROUP; at += 16)
+        _mm256_storeu_si256((__m256i *)(void *)(to + at), codes_value(code + at, add, sign));
 }
 
 #endif

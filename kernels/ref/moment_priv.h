@@ -88,6 +88,22 @@ ELEM_FN float moment_scale(uint32_t pattern)
     return elem_float(pattern << MOMENT_CUT);
 }
 
+/*
+ * REGULAR GROUPS of 8 bits are almost all: their values are finite, and the scale is neither so
+ * small that a code stands for less than the smallest pattern, nor limited by the largest. Then
+ *
+ *     decode   no code is NaN, so that two operations make the bits of a magnitude
+ *     encode   the rounded pattern never exceeds the scale's, and zero needs no test of its own: it
+ *              is 0 or less in signed codes, and in unsigned ones the smaller of code and bits
+ *
+ * with the same results as moment_code() and moment_decode_bf16(), which do all other groups. This
+ * tests the pattern of the scale alone.
+ */
+ELEM_FN bool moment_regular(uint32_t pattern, uint32_t top)
+{
+    return pattern >= top && pattern <= MOMENT_FINITE_MAX;
+}
+
 /* The code of f in a group whose scale has this pattern. It is r - (pattern - top), and at least
  * `least`; r is the pattern of the rounded magnitude, and at most that of the scale. */
 ELEM_FN uint8_t moment_code(float f, uint32_t pattern, uint32_t noise, bool is_signed)

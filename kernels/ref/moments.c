@@ -23,21 +23,6 @@ void ZK_NAME(encode_bf16)(const float *restrict from, uint16_t *restrict to, uin
         encode_bf16(from, to, key, 1, n);
 }
 
-/*
- * REGULAR GROUPS of 8 bits are almost all: their values are finite, and the scale is neither so
- * small that a code stands for less than the smallest pattern, nor limited by the largest. Then
- *
- *     decode   no code is NaN, so that two operations make the bits of a magnitude
- *     encode   the rounded pattern never exceeds the scale's, and zero needs no test of its own: it
- *              is 0 or less in signed codes, and in unsigned ones the smaller of code and bits
- *
- * with the same results as moment_code() and moment_decode_bf16(), which do all other groups.
- */
-static inline bool regular(uint32_t pattern, uint32_t top)
-{
-    return pattern >= top && pattern <= MOMENT_FINITE_MAX;
-}
-
 #if defined(__AVX2__) && !defined(ZK_PLAIN)
 #include "kernels/cpu/codes_priv.h" /* the same by hand */
 #else
@@ -132,7 +117,7 @@ static inline float group_encode(const float *restrict from, uint8_t *restrict c
     uint32_t most = group_most(from), top = is_signed ? MOMENT_SIGNED_TOP : MOMENT_UNSIGNED_TOP;
     uint32_t pattern = moment_pattern(most);
 
-    if (regular(pattern, top) && most <= MOMENT_FINITE_MAX << MOMENT_CUT) {
+    if (moment_regular(pattern, top) && most <= MOMENT_FINITE_MAX << MOMENT_CUT) {
         group_encode_regular(from, code, is_signed, (int32_t)(pattern - top), random, moment);
     } else {
         pattern = group_pattern_finite(from);
@@ -199,7 +184,7 @@ static inline uint8_t group_most_code(const uint8_t *restrict code, uint8_t mask
 static inline void group_decode(const uint8_t *restrict code, uint16_t *restrict to,
                                 uint32_t pattern, uint32_t sign, uint32_t top)
 {
-    if (regular(pattern, top) && group_most_code(code, (uint8_t)~sign) <= top)
+    if (moment_regular(pattern, top) && group_most_code(code, (uint8_t)~sign) <= top)
         group_decode_regular(code, to, (uint16_t)(pattern - top), (uint16_t)sign);
     else
         group_decode_any(code, to, pattern, sign, top);

@@ -186,6 +186,168 @@ static void groups_are_their_elements(void **state)
     }
 }
 
+#define RUN (4 * ZB_Q8_GROUP)
+
+/* What a step of groups reads and writes; of no padding, so that two compare as bytes. */
+struct run_arrays {
+    float param[RUN], master[RUN], scale[2][RUN / ZB_Q8_GROUP];
+    uint8_t code[2][RUN];
+};
+
+/* A run of groups whose patterns are near `pattern`, from any codes, with `special` (if it is not 0)
+ * among the gradients, or among the parameters. */
+static void run_draw(struct run_arrays *a, float *grad, uint64_t *seed, uint32_t pattern,
+                     uint32_t special)
+{
+    memset(a, 0, sizeof(*a));
+    for (size_t i = 0; i < RUN; i++) {
+        grad[i] = draw_near(seed, pattern);
+        a->param[i] = data_draw_range(seed, -20, 2);
+        a->master[i] = data_draw_range(seed, -20, 2);
+        a->code[0][i] = (uint8_t)(ztest_random(seed) % 127 | (ztest_random(seed) & 0x80));
+        a->code[1][i] = (uint8_t)(ztest_random(seed) % 255);
+    }
+    for (size_t i = 0; i < RUN / ZB_Q8_GROUP; i++) {
+        a->scale[0][i] = moment_scale(pattern);
+        a->scale[1][i] = moment_scale(pattern > 300 ? pattern - 3 : pattern);
+    }
+    if (special != 0) {
+        grad[RUN / 2 + 77] = data_float(special);
+        a->param[RUN / 2 + 78] = data_float(special);
+        a->code[special & 1][ZB_Q8_GROUP + 3] = 0xff; /* NaN */
+    }
+}
+
+/* Steps a run group by group, as a page does without step_q8_groups(). */
+static void run_by_group(const struct zk_ops *ops, const struct zk_q8_run *r)
+{
+    static const size_t bytes[] = { [ZB_F32] = 4, [ZB_BF16] = 2, [ZB_F16] = 2 };
+    uint16_t old[2][ZB_Q8_GROUP];
+    float stepped[2][ZB_Q8_GROUP];
+
+    for (size_t at = 0; at < RUN; at += ZB_Q8_GROUP) {
+        struct zk_step_arrays arrays = {
+            .param = (char *)r->param + at * bytes[r->dtype],
+            .master = (char *)r->master + at * (r->dtype == ZB_BF16 ? 2 : 4),
+            .m = old[0],
+            .v = old[1],
+            .to_m = stepped[0],
+            .to_v = stepped[1],
+            .grad = (const char *)r->grad + at * bytes[r->grad_dtype],
+        };
+        struct zk_q8_group g = {
+            .n = 2, .is_signed = { true, false }, .key = r->key, .first = r->first + (uint32_t)at
+        };
+
+        for (unsigned m = 0; m < 2; m++) {
+            g.value[m] = stepped[m];
+            g.code[m] = r->code[m] + at;
+            g.scale[m] = &r->scale[m][at / ZB_Q8_GROUP];
+            ops->decode_q8_bf16(g.code[m], g.scale[m], old[m], m == 0, ZB_Q8_GROUP);
+        }
+        ops->step_q8[r->optimizer][r->dtype][r->grad_dtype](r->scalars, &arrays, ZB_Q8_GROUP);
+        ops->encode_q8_group(&g);
+    }
+}
+
+static void run_arrays_set(struct zk_q8_run *r, struct run_arrays *a)
+{
+    r->param = a->param;
+    r->master = a->master;
+    for (unsigned m = 0; m < 2; m++) {
+        r->code[m] = a->code[m];
+        r->scale[m] = a->scale[m];
+    }
+}
+
+/* Steps `a` by ops, from where it stops by a group of the reference; returns what ops has stepped. */
+static size_t run_step(const struct zk_ops *ops, struct zk_q8_run r, struct run_arrays *a,
+                       struct run_arrays *want, const char *what)
+{
+    struct run_arrays before = *a;
+    size_t n;
+
+    run_arrays_set(&r, want);
+    run_by_group(zk_all(&(size_t){ 0 })[0], &r);
+    run_arrays_set(&r, a);
+    n = ops->step_q8_groups(&r, RUN);
+    assert_true(n <= RUN && n % ZB_Q8_GROUP == 0);
+    for (size_t i = 0; i < RUN; i++) {
+        const struct run_arrays *by = i < n ? want : &before;
+        size_t g = i / ZB_Q8_GROUP, w = r.dtype == ZB_BF16 ? 2 : 4;
+
+        for (unsigned m = 0; m < 2; m++)
+            if (a->code[m][i] != by->code[m][i] ||
+                data_bits(a->scale[m][g]) != data_bits(by->scale[m][g]))
+                fail_msg("%s, %s: moment %u of element %zu of %zu is %02x of %a, not %02x of %a",
+                         ops->name, what, m, i, n, a->code[m][i], (double)a->scale[m][g],
+                         by->code[m][i], (double)by->scale[m][g]);
+        if (memcmp((char *)a->param + i * w, (char *)by->param + i * w, w) != 0 ||
+            memcmp((char *)a->master + i * w, (char *)by->master + i * w, w) != 0)
+            fail_msg("%s, %s: element %zu of %zu is wrong", ops->name, what, i, n);
+    }
+    return n;
+}
+
+static const struct run_kind {
+    const char *name;
+    enum zb_optimizer optimizer;
+    enum zb_dtype dtype, grad_dtype;
+} run_kinds[] = {
+    { "adamw bf16 bf16", ZB_ADAMW, ZB_BF16, ZB_BF16 },
+    { "adamw bf16 f32", ZB_ADAMW, ZB_BF16, ZB_F32 },
+    { "adamw f32 bf16", ZB_ADAMW, ZB_F32, ZB_BF16 },
+    { "adamw f32 f32", ZB_ADAMW, ZB_F32, ZB_F32 },
+    { "adam bf16 bf16", ZB_ADAM, ZB_BF16, ZB_BF16 },
+    { "adam bf16 f32", ZB_ADAM, ZB_BF16, ZB_F32 },
+    { "adam f32 bf16", ZB_ADAM, ZB_F32, ZB_BF16 },
+    { "adam f32 f32", ZB_ADAM, ZB_F32, ZB_F32 },
+    { "adamw f16 f16", ZB_ADAMW, ZB_F16, ZB_F16 },
+};
+
+/* Groups that are stepped in one pass are what the three kernels for one group make of them. */
+static void runs_are_their_groups(void **state)
+{
+    static const uint32_t patterns[] = { 1, 126, 127, 254, 255, 0x300, 0x3c0, 0x3f0, 0x7f7 };
+    static const uint32_t odd[] = { 0, 0, 0x7f800000, 0xffc00001, 0x7f7fffff };
+    static const struct zk_params params = {
+        .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.5
+    };
+    static struct run_arrays a, want;
+    static float f32[RUN];
+    static uint16_t bf16[RUN];
+    uint64_t seed = 11;
+
+    (void)state;
+    data_each_ops(ops)
+    {
+        size_t stepped = 0;
+
+        for (size_t i = 0; i < ZB_COUNT(run_kinds) * ZB_COUNT(patterns) * ZB_COUNT(odd); i++) {
+            const struct run_kind *k = &run_kinds[i % ZB_COUNT(run_kinds)];
+            size_t round = i / ZB_COUNT(run_kinds);
+            struct zk_scalars scalars = zk_prepare(k->optimizer, &params, round + 1);
+            struct zk_q8_run r = { .scalars = &scalars,
+                                   .optimizer = k->optimizer,
+                                   .dtype = k->dtype,
+                                   .grad_dtype = k->grad_dtype,
+                                   .key = (uint32_t)ztest_random(&seed) & ~UINT32_C(1),
+                                   .first = (uint32_t)ztest_random(&seed) % 12 * ZB_Q8_GROUP };
+
+            if (!ops->step_q8_groups) /* the GPU's kernels */
+                continue;
+            run_draw(&a, f32, &seed, patterns[round % ZB_COUNT(patterns)],
+                     odd[round / ZB_COUNT(patterns)]);
+            ops->f32_to_bf16(f32, bf16, RUN);
+            r.grad = k->grad_dtype == ZB_F32 ? (const void *)f32 : bf16;
+            want = a;
+            stepped += run_step(ops, r, &a, &want, k->name);
+        }
+        if (strncmp(ops->name, "avx", 3) == 0) /* which have a pass by hand */
+            assert_true(stepped > ZB_COUNT(run_kinds) * RUN);
+    }
+}
+
 /* Codes that no encoder makes, and scales that none has, are decoded as their elements, too. */
 static void any_codes(void **state)
 {
@@ -324,13 +486,10 @@ static void random_bits_are_independent(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(q8_keeps_what_it_can_hold),
-        cmocka_unit_test(error_is_bounded),
-        cmocka_unit_test(below_the_range),
-        cmocka_unit_test(groups_are_their_elements),
-        cmocka_unit_test(any_codes),
-        cmocka_unit_test(rounding_is_fair),
-        cmocka_unit_test(random_bits_are_independent),
+        cmocka_unit_test(q8_keeps_what_it_can_hold), cmocka_unit_test(error_is_bounded),
+        cmocka_unit_test(below_the_range),           cmocka_unit_test(groups_are_their_elements),
+        cmocka_unit_test(runs_are_their_groups),     cmocka_unit_test(any_codes),
+        cmocka_unit_test(rounding_is_fair),          cmocka_unit_test(random_bits_are_independent),
     };
 
     zk_thread_init();
