@@ -118,6 +118,7 @@ struct zc_server {
     uint8_t instance[16];             /* changes with every start of the daemon */
     uint64_t pid;                     /* process id of the daemon */
     char server[64];                  /* "zshardd 0.1.0" */
+    bool sums; /* it knows zc_step.sums, zc_unit_norms() and zc_unit_sums() */
 };
 
 /**
@@ -756,6 +757,16 @@ ZC_EXPORT int zc_tensor_norms(struct zc_client *c, uint64_t job, uint64_t step, 
 ZC_EXPORT int zc_tensor_norms_wait(struct zc_client *c, uint64_t job, uint64_t step,
                                    uint32_t ntensors, uint8_t *ret);
 
+/**
+ * As zc_tensor_norms(), of trainable tensors [first, first + ntensors) only. Only this rank's shards of
+ * their units must have their gradients (-EBUSY). -EOPNOTSUPP: the daemon does not know it
+ * (zc_server.sums).
+ */
+ZC_EXPORT int zc_unit_norms(struct zc_client *c, uint64_t job, uint64_t step, uint32_t first,
+                            uint32_t ntensors, uint8_t *ret, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_unit_norms_wait(struct zc_client *c, uint64_t job, uint64_t step, uint32_t first,
+                                 uint32_t ntensors, uint8_t *ret);
+
 /* ---- the step */
 
 /**
@@ -802,6 +813,9 @@ struct zc_step {
     uint32_t timeout_ms;
     bool factors; /* of zc_step(): with the factors that zc_step_tensors() has sent */
     bool limits;  /* of zc_step_begin(): with the limits */
+    /* of zc_step_begin(), with limits: other nodes have shards of the units, too, and zc_unit_sums() sends
+     * the sums over all. -EOPNOTSUPP: the daemon does not know it (zc_server.sums) */
+    bool sums;
 };
 
 /** Result of a step or skip. */
@@ -897,7 +911,7 @@ ZC_EXPORT int zc_step_classes_wait(struct zc_client *c, uint64_t job, uint64_t s
  *     factors  for zc_step(): the gradient of each tensor is multiplied by its factor, in addition
  *              to zc_step.scale and the factor of its class
  *     limits   for zc_step_begin(), of a job with tensor_norms that has all shards of its units on
- *              this node: the gradient of each tensor is scaled so that its norm is at most its
+ *              this node, or gets the sums of all nodes (zc_step.sums): the gradient of each tensor is scaled so that its norm is at most its
  *              limit. 0: no limit. A unit's shards are stepped when all of them have their
  *              gradients. zc_step() must then have the factors that result: zc_limit_factor() of
  *              the limit and the norm, which is |scale| (of the step, times that of the class) times
@@ -907,6 +921,18 @@ ZC_EXPORT int zc_step_tensors(struct zc_client *c, uint64_t job, uint64_t step, 
                               const double *values, uint32_t ntensors, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_step_tensors_wait(struct zc_client *c, uint64_t job, uint64_t step, bool limits,
                                    const double *values, uint32_t ntensors);
+/**
+ * Sends the sums of squares over all shards of a unit, on all nodes, for a step that was begun with
+ * zc_step.sums. One rank of each node sends them, when all ranks of all nodes have pushed their gradients
+ * of the unit. Its shards on this node are then stepped. Copied. -EOPNOTSUPP: the daemon does not know
+ * it (zc_server.sums).
+ *
+ * @param sums  ZC_NORM_BYTES for each trainable tensor of the unit, ntensors in all (-EINVAL)
+ */
+ZC_EXPORT int zc_unit_sums(struct zc_client *c, uint64_t job, uint64_t step, uint32_t unit,
+                           const uint8_t *sums, uint32_t ntensors, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_unit_sums_wait(struct zc_client *c, uint64_t job, uint64_t step, uint32_t unit,
+                                const uint8_t *sums, uint32_t ntensors);
 /** limit / norm if there is a limit and the norm is above it, else 1. */
 ZC_EXPORT double zc_limit_factor(double limit, double norm);
 

@@ -79,6 +79,7 @@ static const struct row {
     [ZP_LOG_EVENTS] = { .handler = zsd_log_events },
     [ZP_TENSOR_NORMS] = { .handler = zsd_tensor_norms },
     [ZP_STEP_TENSORS] = { .handler = zsd_step_tensors },
+    [ZP_UNIT_SUMS] = { .handler = zsd_unit_sums },
 };
 
 /* ---- hello and ping */
@@ -111,7 +112,7 @@ static void dispatch_hello(struct zsd_req *req, const ProtobufCMessage *message)
     reply.block_elems = ZB_BLOCK_ELEMS;
     reply.shards_max = ZP_SHARDS_MAX;
     reply.pid = (uint64_t)getpid();
-    reply.features = ZP_FEATURE_OWNER;
+    reply.features = ZP_FEATURE_OWNER | ZP_FEATURE_SUMS;
     zsd_reply(req, &reply.base, -1);
 }
 

@@ -240,6 +240,7 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_LOG_EVENTS] = { "log-events", METHOD(log_events_request, log_events_reply) },
     [ZP_TENSOR_NORMS] = { "tensor-norms", METHOD(tensor_norms, tensor_norms_reply) },
     [ZP_STEP_TENSORS] = { "step-tensors", METHOD(step_tensors, empty) },
+    [ZP_UNIT_SUMS] = { "unit-sums", METHOD(unit_sums, empty) },
 };
 
 const struct zp_method_info *zp_method_info(unsigned method)

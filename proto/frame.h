@@ -105,6 +105,7 @@ enum zp_method {
     ZP_TENSOR_NORMS = 53,
     ZP_STEP_TENSORS = 54,
     ZP_DRIVE_SET = 55,
+    ZP_UNIT_SUMS = 56,
     ZP_METHOD_END
 };
 

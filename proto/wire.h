@@ -27,6 +27,9 @@ enum zp_late { ZP_LATE_NOBODY, ZP_LATE_STEP, ZP_LATE_PINS };
 /* HelloReply.features: bits. A client does not send fields that the daemon would ignore. */
 enum zp_feature {
     ZP_FEATURE_OWNER = 1, /* the field `owner` of requests that name a job */
+    /* the field `sums` of step-begin, with unit-sums; and tensor-norms of tensors whose shards have their
+     * gradients, while others of the rank do not */
+    ZP_FEATURE_SUMS = 2,
 };
 
 #endif

@@ -21,6 +21,8 @@ int zc_count_check(struct zc_client *c, uint32_t n);
 int zc_staging_offset(struct zc_client *c, const struct zc_map *map, const void *staged,
                       uint64_t *ret);
 
+/** Checks that the daemon knows sums of tensors over several nodes. 0, or the failure is recorded. */
+int zc_sums_known(struct zc_client *c);
 /** Converts the scalars of a group to the message's form. */
 void zc_group_scalars(const struct zc_group *from, Zp__GroupScalars *to);
 

@@ -67,6 +67,14 @@ FORM(zc_step_tensors, (struct zc_client *c, uint64_t job, uint64_t step, bool li
          const double *values, uint32_t ntensors),
      0, c, job, step, limits, values, ntensors)
 
+FORM(zc_unit_norms, (struct zc_client *c, uint64_t job, uint64_t step, uint32_t first,
+         uint32_t ntensors, uint8_t *ret),
+     0, c, job, step, first, ntensors, ret)
+
+FORM(zc_unit_sums, (struct zc_client *c, uint64_t job, uint64_t step, uint32_t unit,
+         const uint8_t *sums, uint32_t ntensors),
+     0, c, job, step, unit, sums, ntensors)
+
 FORM(zc_step, (struct zc_client *c, uint64_t job, const struct zc_step *step,
          struct zc_stepped *ret),
      step->timeout_ms, c, job, step, ret)

@@ -71,6 +71,8 @@ int zc_step_begin(struct zc_client *c, uint64_t job, const struct zc_step *step,
     Zp__GroupScalars groups[ZP_GROUPS_MAX], *pointers[ZP_GROUPS_MAX];
     int n = step_groups(c, step, groups, pointers);
 
+    if (n >= 0 && step->sums)
+        n = zc_sums_known(c) < 0 ? -EOPNOTSUPP : n;
     if (n < 0)
         return n;
     m.job = job;
@@ -79,6 +81,7 @@ int zc_step_begin(struct zc_client *c, uint64_t job, const struct zc_step *step,
     m.n_groups = (size_t)n;
     m.groups = pointers;
     m.micros = micros;
+    m.sums = step->sums;
     m.by_classes = !step->groups;
     m.limits = step->limits;
     return zc_ask(c, &method_step_begin, &m.base, NULL, done, arg);

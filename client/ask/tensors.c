@@ -18,7 +18,7 @@ double zc_limit_factor(double limit, double norm)
 
 struct norms_copy {
     uint64_t job, step;
-    uint32_t n;
+    uint32_t first, n;
 };
 
 static void norms_part(Zp__TensorNorms *m, const struct norms_copy *copy, uint64_t at)
@@ -26,7 +26,7 @@ static void norms_part(Zp__TensorNorms *m, const struct norms_copy *copy, uint64
     zp__tensor_norms__init(m);
     m->job = copy->job;
     m->step = copy->step;
-    m->first = (uint32_t)at;
+    m->first = copy->first + (uint32_t)at;
     m->count = (uint32_t)zb_min_u64(copy->n - at, ZP_NORMS_PART);
 }
 
@@ -65,22 +65,109 @@ static const struct zc_method method_tensor_norms = {
     .id = ZP_TENSOR_NORMS, .reply = reply_tensor_norms, .next = next_norms, .of_job = true
 };
 
-int zc_tensor_norms(struct zc_client *c, uint64_t job, uint64_t step, uint32_t ntensors,
-                    uint8_t *ret, zc_done_fn *done, void *arg)
+static int norms_ask(struct zc_client *c, const struct norms_copy *ask, uint8_t *ret,
+                     zc_done_fn *done, void *arg)
 {
     struct norms_copy *copy;
     Zp__TensorNorms m;
 
-    if (ntensors < 1)
+    if (ask->n < 1)
         return zc_fail(c, -EINVAL, "norms of no tensor");
     copy = malloc(sizeof(*copy));
     if (!copy)
-        return zc_fail(c, -ENOMEM, "norms of %u tensors: %m", ntensors);
-    *copy = (struct norms_copy){ .job = job, .step = step, .n = ntensors };
+        return zc_fail(c, -ENOMEM, "norms of %u tensors: %m", ask->n);
+    *copy = *ask;
     norms_part(&m, copy, 0);
     return zc_call_start(c, &(struct zc_call_spec){ .method = &method_tensor_norms,
                                                     .message = &m.base,
                                                     .ret = ret,
+                                                    .copy = copy,
+                                                    .done = done,
+                                                    .arg = arg });
+}
+
+int zc_tensor_norms(struct zc_client *c, uint64_t job, uint64_t step, uint32_t ntensors,
+                    uint8_t *ret, zc_done_fn *done, void *arg)
+{
+    const struct norms_copy ask = { .job = job, .step = step, .n = ntensors };
+
+    return norms_ask(c, &ask, ret, done, arg);
+}
+
+int zc_sums_known(struct zc_client *c)
+{
+    int rc = zc_conn_usable(c);
+
+    return rc < 0 || c->server.sums
+               ? rc
+               : zc_fail(c, -EOPNOTSUPP, "%s is older than sums of tensors over several nodes",
+                         c->server.server);
+}
+
+int zc_unit_norms(struct zc_client *c, uint64_t job, uint64_t step, uint32_t first,
+                  uint32_t ntensors, uint8_t *ret, zc_done_fn *done, void *arg)
+{
+    const struct norms_copy ask = { .job = job, .step = step, .first = first, .n = ntensors };
+    int rc = zc_sums_known(c);
+
+    return rc < 0 ? rc : norms_ask(c, &ask, ret, done, arg);
+}
+
+/* ---- sums over several nodes */
+
+struct sums_copy {
+    uint64_t job, step;
+    uint32_t unit, n;
+    uint8_t sums[];
+};
+
+static void sums_part(Zp__UnitSums *m, struct sums_copy *copy, uint64_t at)
+{
+    zp__unit_sums__init(m);
+    m->job = copy->job;
+    m->step = copy->step;
+    m->unit = copy->unit;
+    m->first = (uint32_t)at;
+    m->sums_of_squares.len = zb_min_u64(copy->n - at, ZP_NORMS_PART) * ZC_NORM_BYTES;
+    m->sums_of_squares.data = copy->sums + at * ZC_NORM_BYTES;
+}
+
+static int next_sums(struct zc_client *c, struct zc_call *call)
+{
+    struct sums_copy *copy = call->spec.copy;
+    Zp__UnitSums m;
+    int rc;
+
+    call->at += ZP_NORMS_PART;
+    if (call->at >= copy->n)
+        return 0;
+    sums_part(&m, copy, call->at);
+    rc = zc_call_again(c, call, &m.base);
+    return rc < 0 ? rc : 1;
+}
+
+static const struct zc_method method_unit_sums = { .id = ZP_UNIT_SUMS,
+                                                   .next = next_sums,
+                                                   .of_job = true };
+
+int zc_unit_sums(struct zc_client *c, uint64_t job, uint64_t step, uint32_t unit,
+                 const uint8_t *sums, uint32_t ntensors, zc_done_fn *done, void *arg)
+{
+    size_t bytes = (size_t)ntensors * ZC_NORM_BYTES;
+    struct sums_copy *copy;
+    Zp__UnitSums m;
+    int rc = zc_sums_known(c);
+
+    if (rc < 0)
+        return rc;
+    copy = malloc(sizeof(*copy) + bytes);
+    if (!copy)
+        return zc_fail(c, -ENOMEM, "sums of %u tensors: %m", ntensors);
+    *copy = (struct sums_copy){ .job = job, .step = step, .unit = unit, .n = ntensors };
+    memcpy(copy->sums, sums, bytes);
+    sums_part(&m, copy, 0);
+    return zc_call_start(c, &(struct zc_call_spec){ .method = &method_unit_sums,
+                                                    .message = &m.base,
                                                     .copy = copy,
                                                     .done = done,
                                                     .arg = arg });

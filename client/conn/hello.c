@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client/conn/conn.h"
+#include "proto/wire.h"
 
 static int reply_hello(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
                        int *fds)
@@ -27,6 +28,7 @@ static int reply_hello(struct zc_client *c, struct zc_call *call, const Protobuf
     memcpy(s->instance, r->instance.data, sizeof(s->instance));
     s->pid = r->pid;
     c->features = r->features;
+    s->sums = (r->features & ZP_FEATURE_SUMS) != 0;
     (void)snprintf(s->server, sizeof(s->server), "%s", r->server);
     return 0;
 }

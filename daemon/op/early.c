@@ -22,7 +22,8 @@
  * `decided` as soon as all of its shards have their gradients: the norms of its tensors are known, and
  * their factors follow (op/tensors.c). Only then are its shards stepped. If some gradient is not
  * finite, the unit waits for the barrier, where the step will be skipped. Step has the same factors
- * (zsd_early_check()), which the ranks compute from the same sums.
+ * (zsd_early_check()), which the ranks compute from the same sums. If other nodes have shards of the
+ * units (step-begin with `sums`), the unit also waits for the sums over all of them (unit-sums).
  *
  * A RING OF GRADIENTS (job->grad_ring). Gradients of pages with streamed state are then not held. Such
  * a page is begun by its push: one operation takes a page buffer, takes the gradient in from the rank's
@@ -160,10 +161,12 @@ static bool early_decide(const struct zsd_shard *of)
         return false;
     if (e->decided[unit->index])
         return true;
+    if (e->sums && e->summed[unit->index] < zsd_unit_tensors(job, unit))
+        return false;
     zb_sorted_each (s, pos, &unit->shards)
         if (!early_whole(s) || s->grad_nonfinite > 0 || !s->tensor_sums)
             return false;
-    zsd_limits_apply(job, unit, &job->step->table, e->factors);
+    zsd_limits_apply(job, unit, &job->step->table, e->sums, e->factors);
     zsd_table_scale(&job->step->table, job, unit->index, e->factors);
     e->decided[unit->index] = 1;
     zb_sorted_each (s, pos, &unit->shards)
@@ -457,6 +460,18 @@ bool zsd_early_undo(struct zsd_job *job)
     return true;
 }
 
+void zsd_early_limits_free(struct zsd_early *e)
+{
+    free(e->factors);
+    free(e->decided);
+    free(e->sums);
+    free(e->summed);
+    e->factors = NULL;
+    e->decided = NULL;
+    e->sums = NULL;
+    e->summed = NULL;
+}
+
 void zsd_early_drop(struct zsd_job *job)
 {
     struct zsd_early *e = job->early;
@@ -471,10 +486,7 @@ void zsd_early_drop(struct zsd_job *job)
     assert(zb_list_empty(&e->shards));
     zsd_classes_put(e->classes);
     e->classes = NULL;
-    free(e->factors);
-    free(e->decided);
-    e->factors = NULL;
-    e->decided = NULL;
+    zsd_early_limits_free(e);
     e->limited = false;
     job->early_said = 0;
     e->offer = 0;

@@ -19,9 +19,12 @@ struct zsd_early {
     struct zsd_classes *classes; /* as in struct zsd_step_op */
     bool prepared;               /* step.by_group and step.table are those of this step */
     bool limited;                /* by limits of tensors: LIMITS */
-    double *factors;       /* by trainable tensor, as far as they follow from the limits; NaN */
-    uint8_t *decided;      /* [nunits]: the factors of its tensors are known */
-    struct zb_err err;     /* of the first page that failed: the step fails with it */
+    struct zk_xsum
+        *sums;         /* [tensors] over all nodes, as far as they came; NULL: there is one node */
+    uint32_t *summed;  /* [nunits]: of how many of its tensors; NULL like sums */
+    double *factors;   /* by trainable tensor, as far as they follow from the limits; NaN */
+    uint8_t *decided;  /* [nunits]: the factors of its tensors are known */
+    struct zb_err err; /* of the first page that failed: the step fails with it */
     struct zb_list shards; /* of the shards in `begun`, those with pages left to begin */
     struct zb_list begun;  /* all shards with s->early */
     uint32_t ringed;       /* pages in flight whose gradients are not held */
@@ -41,6 +44,8 @@ bool zsd_early_ring_waits(struct zsd_job *job);
 int zsd_early_take(struct zsd_shard *s, uint32_t page, struct zsd_ingest *ingest);
 /** Call when pushes that wait for the ring may have to continue. */
 void zsd_early_resume(struct zsd_job *job);
+/** Frees the memory for limits. */
+void zsd_early_limits_free(struct zsd_early *e);
 /** Undoes the announcement of the step, and all that was done for it. Call at its end, too. */
 void zsd_early_drop(struct zsd_job *job);
 /** Undoes the early steps of as many shards as the turn has room for. True: all are undone, and

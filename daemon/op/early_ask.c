@@ -72,6 +72,9 @@ static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struc
                        (unsigned long long)q->step, job->name, (unsigned long long)step);
     if (!zsd_job_live(job))
         return zb_fail(err, -EAGAIN, "job '%s' has no initial values yet", job->name);
+    if (q->sums && !q->limits)
+        return zb_fail(err, -EINVAL,
+                       "a step with sums of tensors, and without limits of their norms");
     if (q->micros < 1)
         return zb_fail(err, -EINVAL, "a step of 0 micro-steps: at least 1");
     if (job->grad_ring && (q->micros > 1 || q->limits))
@@ -87,19 +90,20 @@ static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struc
     return 0;
 }
 
-/* Memory for a step with limits of tensors. 0 or -ENOMEM. */
-static int begin_limits(struct zsd_job *job)
+/* Memory for a step with limits of tensors; sums: of units on several nodes. 0 or -ENOMEM. */
+static int begin_limits(struct zsd_job *job, bool sums)
 {
     struct zsd_early *e = job->early;
     uint32_t n = job->tensors->n;
 
     e->factors = calloc(zb_max_u64(n, 1), sizeof(*e->factors));
     e->decided = calloc(zb_max_u64(job->nunits, 1), sizeof(*e->decided));
-    if (!e->factors || !e->decided) {
-        free(e->factors);
-        free(e->decided);
-        e->factors = NULL;
-        e->decided = NULL;
+    if (sums) {
+        e->sums = calloc(zb_max_u64(n, 1), sizeof(*e->sums));
+        e->summed = calloc(zb_max_u64(job->nunits, 1), sizeof(*e->summed));
+    }
+    if (!e->factors || !e->decided || (sums && (!e->sums || !e->summed))) {
+        zsd_early_limits_free(e);
         return -ENOMEM;
     }
     for (uint32_t i = 0; i < n; i++)
@@ -127,14 +131,15 @@ ZSD_REQUEST(zsd_step_begin, StepBegin)
         zsd_reply_err(req, &err);
         return;
     }
-    if (job->early_said > 0 && (!early_same(e, q->scale, params, classes) ||
-                                e->micros != q->micros || e->limited != q->limits)) {
+    if (job->early_said > 0 &&
+        (!early_same(e, q->scale, params, classes) || e->micros != q->micros ||
+         e->limited != q->limits || (e->sums != NULL) != q->sums)) {
         zsd_refuse(req, -EINVAL,
                    "rank %u begins step %llu of job '%s' with different values from its peers",
                    m->rank, (unsigned long long)q->step, job->name);
         return;
     }
-    if (job->early_said == 0 && q->limits && begin_limits(job) < 0) {
+    if (job->early_said == 0 && q->limits && begin_limits(job, q->sums) < 0) {
         zsd_refuse(req, -ENOMEM, "limits of tensors: %m");
         return;
     }
@@ -149,4 +154,62 @@ ZSD_REQUEST(zsd_step_begin, StepBegin)
     zsd_reply(req, NULL, -1);
     if (job->early_said == job->world)
         zsd_early_said(job);
+}
+
+/* ---- sums of units that other nodes have shards of, too */
+
+static int sums_check(const struct zsd_member *m, const Zp__UnitSums *q, struct zb_err *err)
+{
+    const struct zsd_job *job = m->job;
+    const struct zsd_early *e = job->early;
+    uint64_t n = q->sums_of_squares.len / ZK_XSUM_BYTES;
+
+    if (q->step != job->iterations + 1)
+        return zb_fail(err, q->step <= job->iterations ? -EEXIST : -EINVAL,
+                       "sums of step %llu of job '%s', and step %llu comes next",
+                       (unsigned long long)q->step, job->name,
+                       (unsigned long long)job->iterations + 1);
+    if (!m->begun || !e->sums)
+        return zb_fail(err, -EINVAL, "rank %u has not begun step %llu of job '%s' with sums",
+                       m->rank, (unsigned long long)q->step, job->name);
+    if (q->unit >= job->nunits)
+        return zb_fail(err, -EINVAL, "sums of unit %u, and job '%s' has %u", q->unit, job->name,
+                       job->nunits);
+    if (n < 1 || n > ZP_NORMS_PART || q->sums_of_squares.len % ZK_XSUM_BYTES != 0 ||
+        q->first != e->summed[q->unit] || n > zsd_unit_tensors(job, job->units[q->unit]) - q->first)
+        return zb_fail(err, -EINVAL,
+                       "%zu bytes of sums from tensor %u of unit '%s' on, which has %u trainable "
+                       "tensors, %u of them with sums",
+                       q->sums_of_squares.len, q->first, job->units[q->unit]->name,
+                       zsd_unit_tensors(job, job->units[q->unit]), e->summed[q->unit]);
+    return 0;
+}
+
+ZSD_REQUEST(zsd_unit_sums, UnitSums)
+{
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zb_err err = { 0 };
+    const struct zsd_unit *unit;
+    struct zsd_early *e;
+    struct zsd_shard *s;
+    uint32_t n;
+
+    if (!m)
+        return;
+    if (sums_check(m, q, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    e = m->job->early;
+    unit = m->job->units[q->unit];
+    n = (uint32_t)(q->sums_of_squares.len / ZK_XSUM_BYTES);
+    for (uint32_t i = 0; i < n; i++)
+        zk_xsum_load(&e->sums[m->job->tensors->first[q->unit] + q->first + i],
+                     q->sums_of_squares.data + (size_t)i * ZK_XSUM_BYTES);
+    e->summed[q->unit] += n;
+    zsd_reply(req, NULL, -1);
+    zb_sorted_each (s, pos, &unit->shards) {
+        zsd_turn_count(m->job->core, 1);
+        zsd_early_offer(s);
+    }
 }

@@ -16,7 +16,7 @@ zsd_handler zsd_job_open, zsd_unit_define, zsd_shard_register, zsd_ready, zsd_jo
     zsd_job_destroy, zsd_job_share;
 zsd_handler zsd_write, zsd_read, zsd_fetch, zsd_push, zsd_norms, zsd_note_put, zsd_note_get,
     zsd_step, zsd_skip, zsd_step_begin, zsd_step_classes, zsd_job_optimizer, zsd_abandon,
-    zsd_tensor_norms, zsd_step_tensors;
+    zsd_tensor_norms, zsd_step_tensors, zsd_unit_sums;
 zsd_handler zsd_tier_set, zsd_drive_set;   /* tier.c */
 zsd_handler zsd_quota_list, zsd_quota_set; /* quota.c */
 zsd_handler zsd_restart;                   /* restart.c */

@@ -87,9 +87,7 @@ struct zsd_tensors *zsd_tensors_get(struct zsd_job *job)
 /* Number of trainable tensors of the shard's unit. */
 static uint32_t sums_count(const struct zsd_shard *s)
 {
-    const uint32_t *first = s->job->tensors->first + s->unit->index;
-
-    return first[1] - first[0];
+    return zsd_unit_tensors(s->job, s->unit);
 }
 
 int zsd_sums_room(struct zsd_shard *s)
@@ -140,25 +138,48 @@ void zsd_sums_end(struct zsd_shard *s, struct zk_by_tensor *by)
     *by = (struct zk_by_tensor){ 0 };
 }
 
-/* Adds the sums of this rank's shards of tensors [first, first + n). */
-static void sums_add(const struct zsd_rank *rank, const struct zsd_tensors *t, uint32_t first,
-                     uint32_t n, struct zk_xsum *sums)
+/* The unit of a trainable tensor. */
+static uint32_t unit_of(const struct zsd_job *job, uint32_t tensor)
 {
-    zb_list_each(pos, &rank->shards)
-    {
-        const struct zsd_shard *s = zb_container_of(pos, struct zsd_shard, rank_node);
-        uint32_t begin = t->first[s->unit->index], end = t->first[s->unit->index + 1];
-        uint32_t from = (uint32_t)zb_max_u64(begin, first);
+    const uint32_t *first = job->tensors->first;
+    uint32_t low = 0, high = job->nunits;
 
-        if (!s->tensor_sums || zsd_grad_absent(s))
-            continue;
-        for (uint32_t i = from; i < end && i < first + n; i++)
-            zk_xsum_merge(&sums[i - first], &s->tensor_sums[i - begin]);
+    while (high - low > 1) {
+        uint32_t mid = low + (high - low) / 2;
+
+        if (first[mid] <= tensor)
+            low = mid;
+        else
+            high = mid;
     }
+    return low;
 }
 
-static int norms_check(const struct zsd_job *job, const Zp__TensorNorms *q, uint32_t rank,
-                       struct zb_err *err)
+/* Adds the sums of the rank's shards of tensors [first, first + n). 0; -EBUSY: a gradient is not whole. */
+static int sums_add(struct zsd_job *job, uint32_t rank, uint32_t first, uint32_t n,
+                    struct zk_xsum *sums)
+{
+    const struct zsd_tensors *t = job->tensors;
+
+    for (uint32_t u = unit_of(job, first); u < job->nunits && t->first[u] < first + n; u++) {
+        uint32_t begin = t->first[u], end = t->first[u + 1];
+        struct zsd_shard *s;
+
+        zb_sorted_each (s, pos, &job->units[u]->shards) {
+            zsd_turn_count(job->core, 1);
+            if (s->rank != rank || begin == end || zsd_grad_absent(s))
+                continue;
+            if (!zsd_grad_complete(s))
+                return -EBUSY;
+            for (uint32_t i = (uint32_t)zb_max_u64(begin, first); i < end && i < first + n; i++)
+                if (s->tensor_sums)
+                    zk_xsum_merge(&sums[i - first], &s->tensor_sums[i - begin]);
+        }
+    }
+    return 0;
+}
+
+static int norms_check(const struct zsd_job *job, const Zp__TensorNorms *q, struct zb_err *err)
 {
     if (!job->tensor_norms)
         return zb_fail(err, -EINVAL, "job '%s' was opened without norms of tensors", job->name);
@@ -173,9 +194,6 @@ static int norms_check(const struct zsd_job *job, const Zp__TensorNorms *q, uint
                        "norms of %u tensors from tensor %u on: 1 to %u in one request, and job "
                        "'%s' has %u trainable tensors",
                        q->count, q->first, ZP_NORMS_PART, job->name, job->tensors->n);
-    if (job->ranks[rank].begun > job->ranks[rank].whole)
-        return zb_fail(err, -EBUSY, "rank %u of job '%s' has no whole gradient of step %llu yet",
-                       rank, job->name, (unsigned long long)q->step);
     return 0;
 }
 
@@ -193,12 +211,15 @@ ZSD_REQUEST(zsd_tensor_norms, TensorNorms)
         zsd_refuse(req, -ENOMEM, "norms of tensors: %m");
         return;
     }
-    if (norms_check(m->job, q, m->rank, &err) < 0) {
+    if (norms_check(m->job, q, &err) < 0) {
         zsd_reply_err(req, &err);
         return;
     }
-    sums_add(&m->job->ranks[m->rank], m->job->tensors, q->first, q->count, sums);
-    zsd_turn_count(m->job->core, m->job->ranks[m->rank].trained);
+    if (sums_add(m->job, m->rank, q->first, q->count, sums) < 0) {
+        zsd_refuse(req, -EBUSY, "rank %u of job '%s' has no whole gradient of step %llu yet",
+                   m->rank, m->job->name, (unsigned long long)q->step);
+        return;
+    }
     for (uint32_t i = 0; i < q->count; i++)
         zk_xsum_store(&sums[i], bytes + (size_t)i * ZK_XSUM_BYTES);
     reply.sums_of_squares.data = bytes;
@@ -325,7 +346,8 @@ ZSD_REQUEST(zsd_step_tensors, StepTensors)
 /* ---- limits */
 
 void zsd_limits_apply(struct zsd_job *job, const struct zsd_unit *unit,
-                      const struct zsd_step_table *table, double *factors)
+                      const struct zsd_step_table *table, const struct zk_xsum *sums,
+                      double *factors)
 {
     const struct zsd_tensors *t = job->tensors;
     uint32_t first = t->first[unit->index], end = t->first[unit->index + 1];
@@ -341,8 +363,11 @@ void zsd_limits_apply(struct zsd_job *job, const struct zsd_unit *unit,
         factors[i] = 1;
         if (at == to || table->segments[at].first != t->all[i].first)
             continue; /* it is not stepped */
-        zb_sorted_each (s, pos, &unit->shards)
-            zk_xsum_merge(&sum, &s->tensor_sums[i - first]);
+        if (sums)
+            sum = sums[i];
+        else
+            zb_sorted_each (s, pos, &unit->shards)
+                zk_xsum_merge(&sum, &s->tensor_sums[i - first]);
         norm = fabs(table->scales[table->segments[at].group]) * sqrt(zk_xsum_value(&sum));
         factors[i] = zk_limit_factor(t->limits.v[i], norm);
     }

@@ -28,6 +28,14 @@ struct zsd_tensors {
 struct zsd_tensors *zsd_tensors_get(struct zsd_job *job);
 void zsd_tensors_free(struct zsd_tensors *t);
 
+/** Number of trainable tensors of a unit, when the job's are known. */
+static inline uint32_t zsd_unit_tensors(const struct zsd_job *job, const struct zsd_unit *unit)
+{
+    const uint32_t *first = job->tensors->first + unit->index;
+
+    return first[1] - first[0];
+}
+
 /** Makes room for the sums of a shard, of a job with tensor_norms. 0 or -ENOMEM. */
 int zsd_sums_room(struct zsd_shard *s);
 /** Resets them: a new micro-step begins. */
@@ -46,9 +54,11 @@ int zsd_values_check(const struct zsd_member *m, bool limits, uint64_t step, str
  * shards, whose gradients are complete.
  *
  * @param table    of the step, with the scale of each tensor's gradient
+ * @param sums     [n] over all nodes; NULL: those of the unit's shards
  * @param factors  [n]: those of the unit's tensors are set
  */
 void zsd_limits_apply(struct zsd_job *job, const struct zsd_unit *unit,
-                      const struct zsd_step_table *table, double *factors);
+                      const struct zsd_step_table *table, const struct zk_xsum *sums,
+                      double *factors);
 
 #endif

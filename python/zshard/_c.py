@@ -62,7 +62,8 @@ zc_options = struct("zc_options", (c_char_p, "socket program"),
                     (c_uint32, "connect_timeout_ms quiet_timeout_ms"),
                     (c_bool, "no_wait"))
 zc_server = struct("zc_server", (c_uint32, "version page_elems block_elems shards_max"),
-                   (c_uint8 * 16, "instance"), (c_uint64, "pid"), (c_char * 64, "server"))
+                   (c_uint8 * 16, "instance"), (c_uint64, "pid"), (c_char * 64, "server"),
+                   (c_bool, "sums"))
 zc_event = struct("zc_event", (c_int, "kind"), (c_uint64, "job"), (c_uint32, "rank"), (c_int, "code"),
                   (c_char_p, "text"))
 zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank world"),
@@ -96,7 +97,7 @@ zc_group = struct("zc_group", (c_double, "lr beta1 beta2 eps weight_decay moment
                   (c_bool, "nesterov"), (c_int, "muon_scale"))
 zc_step = struct("zc_step", (c_uint64, "step"), (c_double, "scale"), (POINTER(zc_group), "groups"),
                  (c_uint32, "ngroups"), (c_int, "commit"), (c_uint32, "timeout_ms"),
-                 (c_bool, "factors limits"))
+                 (c_bool, "factors limits sums"))
 zc_class = struct("zc_class", (zc_group, "group"), (c_double, "factor"), (c_uint64, "t"))
 zc_classes = struct("zc_classes", (POINTER(zc_class), "classes"), (c_uint32, "nclasses"),
                     (POINTER(c_uint32), "class_of"), (c_uint32, "ntensors"))
@@ -309,6 +310,8 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_norm_value": (c_double, (P(zc_norm),)),
     **asynchronous("zc_norms", c_uint64, c_uint64, P(zc_norm)),
     **asynchronous("zc_tensor_norms", c_uint64, c_uint64, c_uint32, P(c_uint8)),
+    **asynchronous("zc_unit_norms", c_uint64, c_uint64, c_uint32, c_uint32, P(c_uint8)),
+    **asynchronous("zc_unit_sums", c_uint64, c_uint64, c_uint32, P(c_uint8), c_uint32),
     **asynchronous("zc_step_tensors", c_uint64, c_uint64, c_bool, P(c_double), c_uint32),
     "zc_limit_factor": (c_double, (c_double, c_double)),
     **asynchronous("zc_step", c_uint64, P(zc_step), P(zc_stepped)),

@@ -212,12 +212,13 @@ static void a_step_is_given_up(void **state)
 
 /* ---- limits of norms */
 
-/* The factors of all tensors (one for each unit), from the sums of all ranks. */
-static void factors_of(struct zi_rank *r, unsigned world, const double *limits, double *ret)
-{
-    struct zc_norm merged[UNITS] = { 0 };
+static const double limits_set[UNITS] = { 0, 3, 1e9, 0.25 };
 
-    for (unsigned i = 0; i < world; i++) {
+/* The sums of all tensors (one for each unit), of both ranks; with `nodes`, of another node that has as
+ * much. */
+static void sums_of(struct zi_rank *r, bool nodes, struct zc_norm *ret)
+{
+    for (unsigned i = 0; i < 2; i++) {
         uint8_t sums[UNITS][ZC_NORM_BYTES];
 
         assert_int_equal(zc_tensor_norms_wait(r[i].c, r[i].job.id, 1, UNITS, sums[0]), 0);
@@ -225,20 +226,31 @@ static void factors_of(struct zi_rank *r, unsigned world, const double *limits, 
             struct zc_norm one = { 0 };
 
             memcpy(one.sum_of_squares, sums[u], sizeof(sums[u]));
-            zc_norm_merge(&merged[u], &one);
+            zc_norm_merge(&ret[u], &one);
+            if (nodes)
+                zc_norm_merge(&ret[u], &one);
         }
     }
-    for (unsigned u = 0; u < UNITS; u++)
-        ret[u] = zc_limit_factor(limits[u], 0.5 * zc_norm_value(&merged[u]));
+}
+
+/* Both ranks begin a step with limits; `nodes`: of units that another node has shards of. */
+static void begin_limited(struct zi_rank *r, struct zc_step *step, bool nodes)
+{
+    step->limits = true;
+    step->sums = nodes;
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(zc_step_tensors_wait(r[i].c, r[i].job.id, 1, true, limits_set, UNITS), 0);
+        assert_int_equal(zc_step_begin_wait(r[i].c, r[i].job.id, step, 1), 0);
+    }
 }
 
 /* A step whose norms are limited; the same with and without early steps. */
-static uint64_t run_limited(bool early)
+static uint64_t run_limited(bool early, bool nodes)
 {
-    static const double limits[UNITS] = { 0, 3, 1e9, 0.25 };
     struct zi_daemon d = { 0 };
     struct zi_rank r[2];
     struct zc_step step = step_of(1);
+    struct zc_norm sums[UNITS] = { 0 };
     struct zc_stepped stepped[2];
     struct zi_call calls[2];
     double factors[UNITS];
@@ -248,17 +260,22 @@ static uint64_t run_limited(bool early)
     step.scale = 0.5;
     zi_start(&d, options);
     job_open(r, 2, &d, true);
-    step.limits = true;
-    for (unsigned i = 0; i < 2 && early; i++) {
-        assert_int_equal(zc_step_tensors_wait(r[i].c, r[i].job.id, 1, true, limits, UNITS), 0);
-        assert_int_equal(zc_step_begin_wait(r[i].c, r[i].job.id, &step, 1), 0);
-    }
+    if (early)
+        begin_limited(r, &step, nodes);
     push_all(&r[0], 1, grad);
     assert_int_equal(zi_counter(r->c, "pages_early"), 0); /* no unit is complete */
     push_all(&r[1], 1, grad);
+    sums_of(r, nodes, sums);
+    if (early && nodes)
+        assert_int_equal(zi_counter(r->c, "pages_early"), 0); /* no sum over all nodes is known */
+    for (unsigned u = 0; u < UNITS; u++) {
+        factors[u] = zc_limit_factor(limits_set[u], 0.5 * zc_norm_value(&sums[u]));
+        if (early && nodes)
+            assert_int_equal(
+                zc_unit_sums_wait(r[u % 2].c, r[u % 2].job.id, 1, u, sums[u].sum_of_squares, 1), 0);
+    }
     if (early)
         await_early(r->c, UNITS * 6);
-    factors_of(r, 2, limits, factors);
     assert_true(factors[0] == 1 && factors[1] < 1 && factors[2] == 1 && factors[3] < factors[1]);
     for (unsigned i = 0; i < 2; i++)
         assert_int_equal(zc_step_tensors_wait(r[i].c, r[i].job.id, 1, false, factors, UNITS), 0);
@@ -273,10 +290,46 @@ static uint64_t run_limited(bool early)
     return sum;
 }
 
+static void sums_over_nodes_are_checked(void **state)
+{
+    const uint8_t sums[2 * ZC_NORM_BYTES] = { 0 };
+    struct zi_daemon d = { 0 };
+    struct zi_rank r[2];
+    struct zc_step step = step_of(1);
+    uint8_t norm[ZC_NORM_BYTES];
+    uint64_t job;
+
+    (void)state;
+    zi_start(&d, options);
+    job_open(r, 2, &d, true);
+    job = r->job.id;
+    assert_true(zc_server(r->c)->sums);
+    step.sums = true;
+    assert_int_equal(zc_step_begin_wait(r->c, job, &step, 1), -EINVAL); /* no limits */
+    assert_int_equal(zc_unit_sums_wait(r->c, job, 1, 0, sums, 1), -EINVAL);
+    zi_push_all(&r[0], 0, 1, grad);
+    assert_int_equal(zc_unit_norms_wait(r->c, job, 1, 0, 1, norm), 0); /* others may be missing */
+    assert_int_equal(zc_unit_norms_wait(r->c, job, 1, UNITS, 1, norm), -EINVAL);
+    begin_limited(r, &step, true);
+    step.sums = false;
+    assert_int_equal(zc_step_begin_wait(r->c, job, &step, 1), -EINVAL); /* others said so */
+    assert_int_equal(zc_unit_sums_wait(r->c, job, 2, 0, sums, 1), -EINVAL);
+    assert_int_equal(zc_unit_sums_wait(r->c, job, 0, 0, sums, 1), -EEXIST);
+    assert_int_equal(zc_unit_sums_wait(r->c, job, 1, UNITS, sums, 1), -EINVAL);
+    assert_int_equal(zc_unit_sums_wait(r->c, job, 1, 0, sums, 0), -EINVAL);
+    assert_int_equal(zc_unit_sums_wait(r->c, job, 1, 0, sums, 2), -EINVAL);
+    assert_int_equal(zc_unit_sums_wait(r->c, job, 1, 0, sums, 1), 0);
+    assert_int_equal(zc_unit_sums_wait(r->c, job, 1, 0, sums, 1), -EINVAL); /* again */
+    assert_int_equal(zi_counter(r->c, "pages_early"), 0); /* the other rank has not pushed */
+    zi_close(r, 2);
+    zi_stop(&d);
+}
+
 static void limits_change_no_bit(void **state)
 {
     (void)state;
-    assert_true(run_limited(true) == run_limited(false));
+    for (int nodes = 0; nodes < 2; nodes++)
+        assert_true(run_limited(true, nodes) == run_limited(false, nodes));
 }
 
 static void limits_are_checked(void **state)
@@ -454,6 +507,7 @@ int main(void)
         cmocka_unit_test_teardown(a_step_is_given_up, zi_teardown),
         cmocka_unit_test_teardown(limits_change_no_bit, zi_teardown),
         cmocka_unit_test_teardown(limits_are_checked, zi_teardown),
+        cmocka_unit_test_teardown(sums_over_nodes_are_checked, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
         cmocka_unit_test_teardown(a_rank_that_dies, zi_teardown),
         cmocka_unit_test_teardown(back_to_the_commit, zi_teardown),

@@ -45,6 +45,7 @@ static const struct {
     [ZCZ_CALL_WRITE] = { "a write of elements of", "writes elements of" },
     [ZCZ_CALL_SUM] = { "a sum over the ranks", "adds up values" },
     [ZCZ_CALL_NORMS] = { "the norms of tensors", "asks for norms of tensors" },
+    [ZCZ_CALL_UNIT_SUMS] = { "the norms of the tensors of", "adds up the norms of" },
     [ZCZ_CALL_STEP] = { "the norms of the ranks", "steps" },
     [ZCZ_CALL_COMMIT] = { "the vote on a commit", "votes on a commit" },
     [ZCZ_CALL_OPTIMIZER] = { "the optimizer", "sets the optimizer" },

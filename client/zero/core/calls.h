@@ -16,6 +16,7 @@ enum zcz_call {
     ZCZ_CALL_WRITE,
     ZCZ_CALL_SUM,
     ZCZ_CALL_NORMS,
+    ZCZ_CALL_UNIT_SUMS, /* norms of the tensors of a unit */
     ZCZ_CALL_STEP,
     ZCZ_CALL_COMMIT,
     ZCZ_CALL_ABANDON,

@@ -115,6 +115,13 @@ struct zcz_store_ops {
      * zc_tensor_norms(). NULL: they can be computed from read(). */
     int (*tensor_sums)(struct zcz_store *s, struct zcz_op *op, uint64_t step, uint32_t ntensors,
                        unsigned char *ret);
+    /** Gets the same of tensors [first, first + ntensors), which are of one unit. Called when its pushes
+     * have finished, whatever others are in flight. NULL if `early` is never set for several nodes. */
+    int (*unit_sums)(struct zcz_store *s, struct zcz_op *op, uint64_t step, uint32_t first,
+                     uint32_t ntensors, unsigned char *ret);
+    /** Announces the sums of a unit over all nodes, for a step that was announced with `sums`. */
+    int (*unit_sums_put)(struct zcz_store *s, struct zcz_op *op, uint64_t step, uint32_t unit,
+                         const unsigned char *sums, uint32_t ntensors);
     /** Announces values of all trainable tensors, as zc_step_tensors(): factors for step(), limits
      * for step_begin(). */
     int (*tensors)(struct zcz_store *s, struct zcz_op *op, uint64_t step, bool limits,
@@ -168,6 +175,7 @@ struct zcz_store {
                                in it. NULL: views are addresses */
     uint64_t piece_elems;   /* of one piece of initial values, gradients or reads */
     bool early;             /* after place(): step_begin() is useful */
+    bool knows_sums;        /* after open(): unit_sums() and unit_sums_put() can be used */
     bool rings;             /* after place(): it does not hold all gradients, so step_begin() comes
                                before push() */
     uint32_t pins_max;      /* slices of this rank that can be pinned at one time; at least 1 */

@@ -18,6 +18,7 @@ void zcz_pass_open(struct zc_zero *z, uint32_t prefetch_units)
     zb_list_init(&p->gathers);
     zb_list_init(&p->reduces);
     zb_list_init(&p->reduces_idle);
+    zb_list_init(&p->sums);
     for (uint32_t i = 0; i < ZCZ_REDUCES_MAX; i++)
         zb_list_push_back(&p->reduces_idle, &p->reduce_slots[i].node);
     zcz_pool_init_pinned(&p->gather_pool, gathers, &z->device);

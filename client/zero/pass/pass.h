@@ -21,6 +21,27 @@ enum zcz_way {
 
 enum zcz_gather_state { ZCZ_IDLE, ZCZ_FETCH, ZCZ_FETCHING, ZCZ_COLLECT, ZCZ_UPLOAD, ZCZ_READY };
 
+/* The sums of a unit over several nodes: unit_sums.c. In this order. */
+enum zcz_sums_state {
+    ZCZ_SUMS_NONE,
+    ZCZ_SUMS_PUSH,   /* its gradient is not in the store yet, or */
+    ZCZ_SUMS_PUSHED, /* on its way there */
+    ZCZ_SUMS_ASKED,  /* the store is asked for the sums of this rank's slice */
+    ZCZ_SUMS_ARMED,
+    ZCZ_SUMS_MERGED,
+    ZCZ_SUMS_TOLD /* the store is told */
+};
+
+struct zcz_unit_sums {
+    struct zb_list node; /* in pass->sums unless ZCZ_SUMS_NONE */
+    enum zcz_sums_state state;
+    bool placed; /* coll has its place in the order */
+    struct zcz_coll coll;
+    struct zcz_op op;
+    struct zcz_buf *buf; /* the sums of each rank that shares the unit */
+    size_t bytes;        /* of one rank */
+};
+
 struct zcz_pass_unit {
     struct zcz_unit *unit;
 
@@ -64,6 +85,9 @@ struct zcz_pass_unit {
     struct zcz_buf *grad_kept; /* if gradients are whole: the buffer between two uses */
     uint32_t micro;            /* micro-steps of this iteration in which it was reduced */
     bool left;                 /* its gradient was sent to the other ranks in this iteration */
+
+    /* unit_sums.c */
+    struct zcz_unit_sums sums;
 
     /* micro.c */
     bool *has; /* [def.ntensors]: tensors with a gradient on this rank in this iteration so far */
@@ -138,6 +162,10 @@ struct zcz_pass {
     uint64_t pushed_bytes;
     uint64_t changes; /* grows when a gradient is sent, and when a new step begins */
 
+    /* unit_sums.c */
+    bool sums_on; /* zcz_sums_use() */
+    struct zb_list sums;
+
     /* micro.c */
     bool *has; /* the flags of all units */
     /* micro_steps 0: */
@@ -183,6 +211,9 @@ void zcz_pass_close(struct zc_zero *z, bool orphans);
 int zcz_gather_turn(struct zc_zero *z);
 int zcz_reduce_turn(struct zc_zero *z);
 
+/** Sets whether the sums of each unit are exchanged with its last gradient of a step, as those of the
+ * next step are to be: unit_sums.c. The same on all ranks; no unit is being reduced. */
+void zcz_sums_use(struct zc_zero *z, bool on);
 /** Queues the remaining collectives of every reduction that was asked for. */
 void zcz_reduce_follow(struct zc_zero *z);
 

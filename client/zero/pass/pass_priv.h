@@ -30,6 +30,17 @@ int zcz_reduce_leave(struct zc_zero *z, struct zcz_unit *u);
 /** A step has begun: resets the count of micro-steps. */
 void zcz_reduce_rewind(struct zc_zero *z);
 
+/* ---- unit_sums.c */
+/** A unit is being reduced, in this micro-step: the first of its collectives has its place. */
+void zcz_sums_begin(struct zc_zero *z, struct zcz_unit *u, uint32_t micro);
+/** The collectives of all units in progress take their places. */
+void zcz_sums_follow(struct zc_zero *z);
+/** What counts the pushes of this unit. */
+struct zcz_op *zcz_sums_pushes(struct zc_zero *z, struct zcz_unit *u, uint32_t micro);
+/** All of its slice was passed to the store. */
+void zcz_sums_pushed(const struct zc_zero *z, struct zcz_unit *u, uint32_t micro);
+int zcz_sums_turn(struct zc_zero *z);
+
 /* ---- micro.c */
 /** Called in the start, when pass->units exists. 0 or a refusal. */
 int zcz_micro_start(struct zc_zero *z);

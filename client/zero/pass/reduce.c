@@ -130,7 +130,8 @@ static void reduce_queue(struct zc_zero *z, struct zcz_reduce *r, struct zcz_col
 
 bool zcz_reduce_idle(const struct zc_zero *z)
 {
-    return zb_list_empty(&z->pass->reduces) && z->pass->pushes.pending == 0;
+    return zb_list_empty(&z->pass->reduces) && zb_list_empty(&z->pass->sums) &&
+           z->pass->pushes.pending == 0;
 }
 
 void zcz_reduce_drop(struct zc_zero *z)
@@ -169,6 +170,7 @@ void zcz_reduce_follow(struct zc_zero *z)
             reduce_queue(z, r, &r->parts, ZCZ_CALL_PARTS);
         reduce_queue(z, r, &r->gather, ZCZ_CALL_SUMS);
     }
+    zcz_sums_follow(z);
 }
 
 /* Queues the first collective. Then earlier reductions get the rest of their places. */
@@ -180,6 +182,7 @@ static void reduce_queue_first(struct zc_zero *z, struct zcz_reduce *r)
         reduce_queue(z, r, c, ZCZ_CALL_REDUCE);
     zcz_reduce_follow(z);
     zb_list_push_back(&z->pass->reduces, &r->node);
+    zcz_sums_begin(z, r->unit, r->micro);
     if (z->options.reduce_waits)
         zcz_reduce_follow(z);
 }
@@ -424,6 +427,7 @@ int zcz_reduce_waits(struct zc_zero *z)
 
 static void reduce_end(struct zc_zero *z, struct zcz_reduce *r)
 {
+    zcz_sums_pushed(z, r->unit, r->micro);
     if (z->device.gpu)
         zcz_buf_put(&z->pass->grad_pool, r->send);
     else
@@ -455,8 +459,8 @@ static int reduce_push(struct zc_zero *z, struct zcz_reduce *r)
         else
             zcz_add_slices(z->kernels, u->layout.dtype, r->recv, z->shards, u->slice, r->next, n,
                            piece);
-        rc = store->push(z->store, &z->pass->pushes, u, z->iterations + 1, r->micro, r->next, n,
-                         piece);
+        rc = store->push(z->store, zcz_sums_pushes(z, u, r->micro), u, z->iterations + 1, r->micro,
+                         r->next, n, piece);
         if (rc < 0) {
             store->piece_put(z->store, piece);
             return rc == -EAGAIN ? 0 : zcz_fail(z, rc, "%s", z->error.text);
@@ -495,6 +499,8 @@ int zcz_reduce_turn(struct zc_zero *z)
     if (z->pass->pushes.rc < 0)
         return zcz_fail(z, z->pass->pushes.rc, "push of a gradient: %s", zcz_store_text(z->store));
     if (z->replicas > 1 && (rc = across_turn_all(z)) < 0)
+        return rc;
+    if ((rc = zcz_sums_turn(z)) < 0)
         return rc;
     if (z->stepping)
         return 0;

@@ -8,9 +8,10 @@
  * read back from it. Either way a sum is exact (zk_page_ingest_by()), so merged sums are the same
  * number however the units are cut. It is rounded once. So all ranks decide the same without a vote.
  *
- * EARLY. The limits follow from the averages, so they are known before the first gradient. If the
- * daemon has all slices of the units, it computes the same factors from the same sums as soon as a
- * unit's gradients are complete, and steps the unit early. It checks that the step has them.
+ * EARLY. The limits follow from the averages, so they are known before the first gradient. The
+ * daemon computes the same factors from the same sums as soon as a unit's gradients are complete, and
+ * steps the unit early. If it does not have all slices of the unit, the ranks tell it the sums over all
+ * (pass/unit_sums.c). It checks that the step has the factors.
  *
  * AVERAGES are the same on all ranks. They are stored in the job's note with each step (note.c), so
  * they belong to a step like its parameters: commits, snapshots and rollbacks have them, and a resumed
@@ -82,9 +83,32 @@ double zcz_clip_global(const struct zc_zero *z, double clip)
     return clip;
 }
 
+int zcz_clip_agree(struct zc_zero *z)
+{
+    uint32_t lacks = !z->store->knows_sums, early = z->store->early;
+    int rc = 0;
+
+    z->steps->clip_nodes = false;
+    if (zcz_clip_on(z) && z->near.several) {
+        rc = zcz_vote_any(z, &lacks, ZCZ_CALL_START);
+        if (rc == 0)
+            rc = zcz_vote_any(z, &early, ZCZ_CALL_START);
+        z->steps->clip_nodes = rc == 0 && !lacks && early && z->near.n > 1;
+    }
+    zcz_sums_use(z, zcz_clip_nodes(z));
+    return rc;
+}
+
+bool zcz_clip_nodes(const struct zc_zero *z)
+{
+    return z->steps->clip_nodes && !zcz_clip_warm(z);
+}
+
 bool zcz_clip_early(const struct zc_zero *z)
 {
-    return zcz_clip_global(z, z->options.clip) == 0;
+    bool needs = zcz_clip_on(z) && !zcz_clip_warm(z) && z->near.n > 1;
+
+    return zcz_clip_global(z, z->options.clip) == 0 && (!needs || zcz_clip_nodes(z));
 }
 
 /* ---- sums */

@@ -15,6 +15,11 @@ static inline bool zcz_clip_on(const struct zc_zero *z)
 /** Called in the start: no tensor has an average. 0 or a refusal. */
 int zcz_clip_start(struct zc_zero *z);
 void zcz_clip_close(struct zc_zero *z);
+/** The end of the start: if ranks that share units have several daemons, whether all of these can step
+ * units early (pass/unit_sums.c). Collective. 0 or the failure. */
+int zcz_clip_agree(struct zc_zero *z);
+/** Whether the next step needs the sums of each unit over several nodes. */
+bool zcz_clip_nodes(const struct zc_zero *z);
 /** Whether the next step belongs to the warm-up, and is clipped globally. */
 bool zcz_clip_warm(const struct zc_zero *z);
 /** Whether the values of the next step are known before its gradients, so that it may begin early. */

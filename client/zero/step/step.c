@@ -339,6 +339,7 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step,
     z->applied += step->groups || classes;
     z->steps->announced_classes = z->steps->announced_limits = false;
     z->said = ZCZ_SAID_NO;
+    zcz_sums_use(z, zcz_clip_nodes(z));
     zcz_pass_rewind(z);
     rc = zcz_turn(z, 0);
     w = (struct zcz_wait){ .what = "the step" };
@@ -586,6 +587,7 @@ static int announce_turn(struct zc_zero *z)
         return rc == -EAGAIN ? 0 : rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
     }
     step.limits = zcz_clip_on(z) && !zcz_clip_warm(z);
+    step.sums = step.limits && zcz_clip_nodes(z);
     if (step.limits && !z->steps->announced_limits) {
         rc = zcz_clip_limits(z, &z->steps->announce, step.step);
         z->steps->announced_limits = rc == 0;

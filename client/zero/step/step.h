@@ -32,9 +32,10 @@ struct zcz_steps {
     uint32_t *class_of;           /* [ntrained] */
 
     /* clip.c: clipping by tensor; all NULL without it */
-    float *averages;          /* [ntrained], of norms; 0: none yet */
-    uint64_t clip_since;      /* applied steps when the job began to clip by tensor */
-    struct zk_xsum *sums;     /* [ntrained], of the gradients of the step */
+    float *averages;      /* [ntrained], of norms; 0: none yet */
+    bool clip_nodes;      /* sums of tensors cross nodes in the backward pass: zcz_clip_agree() */
+    uint64_t clip_since;  /* applied steps when the job began to clip by tensor */
+    struct zk_xsum *sums; /* [ntrained], of the gradients of the step */
     unsigned char *sum_bytes; /* [ntrained]: those of this rank */
     double *values;           /* [ntrained]: limits, or factors, of the step */
 

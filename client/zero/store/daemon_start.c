@@ -35,17 +35,19 @@ int zcz_daemon_open(struct zcz_store *s)
     zc_on_event(d->c, zcz_daemon_on_event, d);
     memcpy(s->node, zc_server(d->c)->instance, sizeof(s->node));
     s->page_elems = zc_server(d->c)->page_elems;
+    s->knows_sums = zc_server(d->c)->sums;
     return 0;
 }
 
-/* Whether clipping allows early steps. By tensor, the daemon must have all slices of a unit; and with
- * a dynamic loss scale an overflow is known too late. */
+/* Whether clipping allows early steps. By tensor, the daemon must have all slices of a unit, or get the
+ * sums of all; and with a dynamic loss scale an overflow is known too late. */
 static bool early_clipped(const struct zcz_daemon *d)
 {
     const struct zc_zero *z = d->base.z;
 
     if (z->options.clip_mode == ZC_CLIP_TENSOR)
-        return d->base.node_world == z->shards && !z->options.loss_scale.dynamic;
+        return (d->base.node_world == z->shards || d->base.knows_sums) &&
+               !z->options.loss_scale.dynamic;
     return z->options.clip <= 0 || z->options.clip_mode == ZC_CLIP_NONE;
 }
 

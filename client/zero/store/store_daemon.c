@@ -205,6 +205,24 @@ static int daemon_tensor_sums(struct zcz_store *s, struct zcz_op *op, uint64_t s
         d, op, zc_tensor_norms(d->c, d->job.id, step, ntensors, ret, zcz_daemon_on_op, op));
 }
 
+static int daemon_unit_sums(struct zcz_store *s, struct zcz_op *op, uint64_t step, uint32_t first,
+                            uint32_t ntensors, unsigned char *ret)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+
+    return zcz_daemon_begun(
+        d, op, zc_unit_norms(d->c, d->job.id, step, first, ntensors, ret, zcz_daemon_on_op, op));
+}
+
+static int daemon_unit_sums_put(struct zcz_store *s, struct zcz_op *op, uint64_t step,
+                                uint32_t unit, const unsigned char *sums, uint32_t ntensors)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+
+    return zcz_daemon_begun(
+        d, op, zc_unit_sums(d->c, d->job.id, step, unit, sums, ntensors, zcz_daemon_on_op, op));
+}
+
 static int daemon_tensors(struct zcz_store *s, struct zcz_op *op, uint64_t step, bool limits,
                           const double *values, uint32_t ntensors)
 {
@@ -413,6 +431,8 @@ static const struct zcz_store_ops daemon_ops = {
     .norms = daemon_norms,
     .classes = daemon_classes,
     .tensor_sums = daemon_tensor_sums,
+    .unit_sums = daemon_unit_sums,
+    .unit_sums_put = daemon_unit_sums_put,
     .tensors = daemon_tensors,
     .step = daemon_step,
     .step_begin = daemon_step_begin,

@@ -198,6 +198,26 @@ int zc_tensor_norms(struct zc_client *c, uint64_t job_id, uint64_t step, uint32_
     abort(); /* gradients are clipped by their global norm */
 }
 
+int zc_unit_norms(struct zc_client *c, uint64_t job_id, uint64_t step, uint32_t first,
+                  uint32_t ntensors, uint8_t *ret, zc_done_fn *done, void *arg)
+{
+    (void)done;
+    (void)arg;
+    (void)first;
+    assert(c && job_id == 42 && step && ntensors && ret);
+    abort(); /* as well */
+}
+
+int zc_unit_sums(struct zc_client *c, uint64_t job_id, uint64_t step, uint32_t unit,
+                 const uint8_t *sums, uint32_t ntensors, zc_done_fn *done, void *arg)
+{
+    (void)done;
+    (void)arg;
+    (void)unit;
+    assert(c && job_id == 42 && step && sums && ntensors);
+    abort(); /* as well */
+}
+
 int zc_step_tensors(struct zc_client *c, uint64_t job_id, uint64_t step, bool limits,
                     const double *values, uint32_t ntensors, zc_done_fn *done, void *arg)
 {
