@@ -1145,6 +1145,8 @@ struct zc_job_row {
      * matrix, "rms, momentum 0.95, nesterov, lr 0.001"; "": there was none since the job is in memory */
     uint64_t muon_params, muon_bytes;
     char muon[80];
+    /* muon_bytes if the host tier has room for it: with less, reading, orthogonalizing and writing overlap less */
+    uint64_t muon_most_bytes;
 };
 
 /** A tier, for `zctl tiers`. */

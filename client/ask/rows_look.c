@@ -61,6 +61,7 @@ static void muon_copy(struct zc_job_row *to, const Zp__JobRow *from)
 {
     to->muon_params = from->muon_params;
     to->muon_bytes = from->muon_bytes;
+    to->muon_most_bytes = from->muon_most_bytes;
     if (from->muon_scale > 0)
         (void)snprintf(to->muon, sizeof(to->muon), "%s, momentum %g%s, lr %g",
                        from->muon_scale - 1 == ZC_MUON_RMS ? "rms" : "shape", from->muon_momentum,

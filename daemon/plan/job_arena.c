@@ -88,7 +88,7 @@ static void arena_memory(struct zsd_arena_task *t)
 /* The memory of a job with Muon. It is used from the first step on. */
 static void arena_muon(struct zsd_arena_task *t)
 {
-    const struct zsd_muon_room *room = &t->job->muon_room;
+    const struct zb_muon_room *room = &t->job->muon_room;
 
     if (room->bytes == 0)
         return;
@@ -146,8 +146,8 @@ static void arena_run(struct zsd_task *task)
         zsd_arena_close(&t->arena);
         zsd_private_free(t->memory, t->memory_bytes);
         if (t->what == ZSD_ARENA_CLOSE) {
-            zsd_private_free(t->job->muon_room.at, t->job->muon_room.bytes);
-            t->job->muon_room.at = NULL;
+            zsd_private_free(t->job->muon_at, t->job->muon_room.bytes);
+            t->job->muon_at = NULL;
             zsd_gpu_drop(t->job);
             zsd_params_drop(t->job);
         }
@@ -171,7 +171,7 @@ static void arena_done(struct zsd_task *task)
     case ZSD_ARENA_OPEN:
         job->arena = t->arena;
         job->memory = t->memory;
-        job->muon_room.at = t->muon;
+        job->muon_at = t->muon;
         for (uint32_t g = 0; g < job->core->daemon->ngpus; g++)
             job->params->on[g].mem = t->params[g];
         t->opened(t);
