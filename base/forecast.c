@@ -142,9 +142,11 @@ static void forecast_step(const struct zb_run *run, const struct zb_place_job *j
         stepped += f->gpu[g].stepped;
     f->step_read = all[ZB_PARAM] - params + all[ZB_STATE] - here;
     f->step_written = f->step_read;
-    f->step_read += place->nvme_grad;
-    f->push_read = (uint64_t)(run->micro_steps - 1) * place->nvme_grad;
-    f->push_written = (uint64_t)run->micro_steps * place->nvme_grad;
+    if (!job->grad_ring) { /* else only steps of the warm-up use that room */
+        f->step_read += place->nvme_grad;
+        f->push_read = (uint64_t)(run->micro_steps - 1) * place->nvme_grad;
+        f->push_written = (uint64_t)run->micro_steps * place->nvme_grad;
+    }
     if (run->durable && run->commit_every > 0) {
         f->commit_written = params + here;
         f->commit_share = 1.0 / (double)run->commit_every;
@@ -164,6 +166,7 @@ static int forecast_try(const struct zb_run *run, const struct zb_node *node,
 
     job->early = run->early && !run->muon;
     job->ring_keep = run->ring_keep;
+    job->ring_limits = run->ring_limits;
     job->grad_ring = run->grad_ring && job->early && !job->state_resident;
     rc = zb_place(job, place);
     if (rc == 0 && job->early && zb_needs_bytes(&place->nvme) > room) {
@@ -201,6 +204,7 @@ static int forecast_place(const struct zb_run *run, const struct zb_node *node,
     f->nvme_grad = place->nvme_grad;
     f->grads_ringed = place->grads_ringed;
     f->grads_aside = place->aside_bytes;
+    f->grads_room = place->room_bytes;
     f->nvme_spare = zb_needs_bytes(&place->nvme) - f->nvme_param - f->nvme_state - f->nvme_grad;
     f->nvme_used = node->nvme_taken + zb_needs_bytes(&place->nvme);
     rc = zb_forecast_gpu_tiers(run, node, job, place, f);
@@ -311,7 +315,9 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
         return zb_fail(err, -ENOMEM, "a plan of %u units over %u ranks: %m", run->model->nunits,
                        run->ranks);
     job.shards = shards;
-    rc = forecast_rooms(run, node, &muon, &job, &place, ret);
+    rc = zb_place_few(shards, job.nshards, ret->local);
+    if (rc == 0)
+        rc = forecast_rooms(run, node, &muon, &job, &place, ret);
     if (rc < 0)
         rc = zb_fail(err, rc, "a plan of %u shards: %m", job.nshards);
     if (rc == 0 && ret->fits)

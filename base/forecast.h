@@ -61,7 +61,8 @@ struct zb_run {
     uint64_t commit_every; /* durable: steps between commits; 0: never */
     bool early;            /* steps begin early, if there is room for it */
     bool grad_ring;        /* and gradients of pages with streamed state are not held, */
-    uint32_t ring_keep;    /* but those of so many percent of each shard's pages */
+    uint32_t ring_keep;    /* but those of so many percent of each shard's pages; */
+    bool ring_limits;      /* its steps clip by tensor */
     bool muon;             /* Muon steps the matrices that the model knows; no step begins early */
     uint32_t micro_steps, prefetch_units;
     enum zb_comm comm;
@@ -121,6 +122,7 @@ struct zb_forecast {
     uint64_t nvme_grad;                          /* gradients that do not fit into memory */
     uint64_t grads_ringed;                       /* gradients that are not held */
     uint64_t grads_aside;                        /* of host_grad: new parameters, instead of them */
+    uint64_t grads_room;                         /* of host_grad: those of two units */
     uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data
                                           file, one on each drive */
     /* on the GPU tiers, all GPUs together: parameters, which are nowhere else; and state from the

@@ -158,8 +158,8 @@ static bool shard_rings(const struct zb_place_job *job, const struct zb_place_sh
 {
     const uint32_t *bytes = s->layout->block_bytes;
 
-    return job->grad_ring && !s->layout->frozen && bytes[ZB_STATE] > 0 &&
-           bytes[ZB_PARAM] <= bytes[ZB_STATE] + bytes[ZB_GRAD];
+    return job->grad_ring && !(job->ring_limits && s->few) && !s->layout->frozen &&
+           bytes[ZB_STATE] > 0 && bytes[ZB_PARAM] <= bytes[ZB_STATE] + bytes[ZB_GRAD];
 }
 
 /* Bytes of the first n pages of a plane. */
@@ -184,6 +184,58 @@ static uint64_t shard_aside(const struct zb_place_job *job, const struct zb_plac
     return shard_rings(job, s)
                ? shard_bytes(job, s, ZB_PARAM) - place_first(job, s, ZB_PARAM, shard_kept(job, s))
                : 0;
+}
+
+static uint32_t place_units(const struct zb_place_shard *shards, uint32_t n)
+{
+    uint32_t nunits = 1;
+
+    for (uint32_t i = 0; i < n; i++)
+        nunits = (uint32_t)zb_max_u64(nunits, shards[i].unit + UINT64_C(1));
+    return nunits;
+}
+
+int zb_place_few(struct zb_place_shard *shards, uint32_t n, uint32_t nranks)
+{
+    uint32_t *parts = calloc(place_units(shards, n), sizeof(*parts));
+
+    if (!parts)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < n; i++)
+        parts[shards[i].unit]++;
+    for (uint32_t i = 0; i < n; i++)
+        shards[i].few = parts[shards[i].unit] < nranks;
+    free(parts);
+    return 0;
+}
+
+/* Sets room_bytes: memory for the gradients that are not held, of the two units that have most. The
+ * first grads[i] pages of each shard are held; NULL: before state is placed. 0 or -ENOMEM. */
+static int place_room(const struct zb_place_job *job, const uint32_t *grads, struct zb_place *ret)
+{
+    uint64_t *bytes, first = 0, second = 0;
+    uint32_t nunits;
+
+    if (!job->grad_ring || !job->ring_limits)
+        return 0;
+    nunits = place_units(job->shards, job->nshards);
+    bytes = calloc(nunits, sizeof(*bytes));
+    if (!bytes)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zb_place_shard *s = &job->shards[i];
+
+        if (shard_rings(job, s))
+            bytes[s->unit] += shard_bytes(job, s, ZB_GRAD) -
+                              place_first(job, s, ZB_GRAD, grads ? grads[i] : shard_kept(job, s));
+    }
+    for (uint32_t u = 0; u < nunits; u++) {
+        second = zb_max_u64(second, zb_min_u64(first, bytes[u]));
+        first = zb_max_u64(first, bytes[u]);
+    }
+    free(bytes);
+    ret->room_bytes = first + second;
+    return 0;
 }
 
 /*
@@ -360,7 +412,8 @@ static uint32_t place_held(const struct zb_place_job *job, const struct zb_place
     return n;
 }
 
-/* Counts all places. Gradients that go through the ring have none. */
+/* Counts all places. Gradients that go through the ring have none, unless steps without limits hold
+ * them. */
 static int place_pages(const struct zb_place_job *job, struct zb_place *ret)
 {
     struct place_streams streams[ZB_PLANES] = { 0 };
@@ -369,7 +422,7 @@ static int place_pages(const struct zb_place_job *job, struct zb_place *ret)
     for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
         const struct zb_place_shard *s = &job->shards[i];
         uint32_t npages = zb_pages(s->count, job->page_elems);
-        uint32_t grads = shard_rings(job, s) ? npages : ret->grads_resident[i];
+        uint32_t grads = shard_rings(job, s) && !job->ring_limits ? npages : ret->grads_resident[i];
         uint32_t resident[ZB_PLANES] = { i < ret->params_resident ? npages : 0, grads,
                                          ret->state_resident[i] };
 
@@ -391,8 +444,11 @@ static int place_needed(const struct zb_place_job *job, struct zb_place *ret, ui
     bool spills = !job->params_resident && !job->grads_resident && !job->state_resident &&
                   !job->grad_ring;
     uint64_t grads = 0, state = 0;
-    int rc;
+    int rc = place_room(job, NULL, ret);
 
+    if (rc < 0)
+        return rc;
+    grads = ret->room_bytes;
     for (uint32_t i = 0; i < job->nshards; i++) {
         grads += place_first(job, &job->shards[i], ZB_GRAD, shard_kept(job, &job->shards[i]));
         if (job->state_resident)
@@ -439,7 +495,10 @@ int zb_place(const struct zb_place_job *job, struct zb_place *ret)
         ret->state_resident[i] = shard_rings(job, s) ? place_ringed(job, i, ret, &left)
                                                      : place_held(job, s, ret, &left);
     }
-    return place_pages(job, ret);
+    ret->grad_bytes -= ret->room_bytes; /* pages with state in memory do not need it */
+    rc = place_room(job, ret->grads_resident, ret);
+    ret->grad_bytes += ret->room_bytes;
+    return rc < 0 ? rc : place_pages(job, ret);
 }
 
 int zb_place_moved(const struct zb_place_job *job, const struct zb_place *before,

@@ -36,6 +36,12 @@
  * page of state also takes its gradient, less what it no longer needs aside. A job that has this
  * ring puts nothing on NVMe instead of gradients.
  *
+ * With limits of norms (ring_limits) a page cannot be stepped before its whole unit is there. So there
+ * is a `room` for such gradients of two units: as much as the two largest need. Two units always fit,
+ * one from each end. Steps without limits hold all gradients: on NVMe, in places for them. Units of
+ * which some rank has no part are held in memory: they are small, and ranks that skip them do not push
+ * in the same order as the others.
+ *
  * THE RING of streamed parameters has, for each rank and each size of shard, as many places as
  * there are such shards, but at most ZB_RING_PINS. So a rank can pin any ZB_RING_PINS shards at the
  * same time, and nothing fragments.
@@ -131,8 +137,12 @@ struct zb_place_shard {
     const struct zb_layout *layout;
     uint64_t count; /* elements; a multiple of the block */
     uint32_t rank;
-    uint32_t unit; /* of the model; placement ignores it */
+    uint32_t unit; /* its number in the model, or in the job */
+    bool few;      /* not all ranks have a part of this unit: zb_place_few() */
 };
+
+/** Sets `few` of all shards of a job with these ranks on the node. 0 or -ENOMEM. */
+int zb_place_few(struct zb_place_shard *shards, uint32_t n, uint32_t nranks);
 
 struct zb_place_job {
     const struct zb_place_shard *shards; /* in order of registration */
@@ -149,6 +159,7 @@ struct zb_place_job {
      * addition to those with state in memory */
     bool grad_ring;
     uint32_t ring_keep;
+    bool ring_limits; /* of grad_ring: its steps have limits of norms */
     bool durable;
     /* durable: places for each trainable page, in addition to those counted already: 2 for a new
      * job */
@@ -165,6 +176,7 @@ struct zb_place {
     uint64_t param_bytes, ring_bytes, grad_bytes, state_bytes; /* of host memory */
     uint64_t grads_ringed; /* bytes of gradients that are not held */
     uint64_t aside_bytes;  /* of grad_bytes: new parameters of pages without a gradient in memory */
+    uint64_t room_bytes;   /* of grad_bytes: gradients of two units, if steps have limits */
     struct zb_needs nvme;  /* places of pages */
     uint64_t nvme_param, nvme_state;   /* of them, one version of the pages that live or are saved
                                           there */

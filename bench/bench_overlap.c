@@ -41,7 +41,7 @@
 #define OVERLAP_FORWARD 3u  /* the forward pass is one part of so many of computing */
 #define STEP_BYTES      20u /* of one parameter: bf16, AdamW, state read and written */
 #define HOST_BYTES      6u  /* of one parameter: bf16, and its fp32 gradient */
-#define NVME_BYTES      24u /* of one parameter: state, twice, and more */
+#define NVME_BYTES      28u /* of one parameter: state, twice, a gradient, and more */
 
 static const struct overlap_case {
     const char *name;
@@ -115,6 +115,8 @@ static int overlap_begin(struct overlap_bench *b)
     const struct zc_job_options options = { .early = overlap_early(b),
                                             .grad_ring = b->grad_ring && overlap_early(b),
                                             .grad_ring_keep = b->keep,
+                                            .grad_ring_limits = b->grad_ring && overlap_early(b) &&
+                                                                b->clip == CLIP_TENSOR,
                                             .tensor_norms = b->clip == CLIP_TENSOR,
                                             .staging_bytes = b->unit * sizeof(float) };
     struct zc_placement placement = { 0 };

@@ -317,6 +317,13 @@ struct zc_job_options {
     /* grad_ring: hold the gradients of so many percent of each shard's pages nevertheless, from 0 to 100
      * (-EINVAL): pages that can wait for the step, when the drive would be idle */
     uint32_t grad_ring_keep;
+    /* grad_ring, with tensor_norms: steps have limits (zc_step_tensors()). A step that all ranks call
+     * zc_step_begin() for, before its first push and with limits, collects the gradient of a unit in
+     * memory for two units; a push waits for that. All ranks push units in the same order: a push that
+     * would wait for its own rank fails (-EDEADLK; nothing is lost, push the named unit first). If the
+     * gradient of a unit is not finite, the step can only be skipped. Any other step holds these
+     * gradients on NVMe: more transfers, and room for them */
+    bool grad_ring_limits;
 };
 
 /** A state that a kept job can resume from. */

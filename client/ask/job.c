@@ -88,6 +88,7 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.early = options->early;
     m.grad_ring = options->grad_ring;
     m.grad_ring_keep = options->grad_ring_keep;
+    m.grad_ring_limits = options->grad_ring_limits;
     m.tensor_norms = options->tensor_norms;
     c->params_writable = options->writable;
     m.device = UNCONST(char, options->device ? options->device : "");

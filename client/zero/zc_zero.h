@@ -446,8 +446,11 @@ struct zc_zero_options {
     enum zc_muon_scale muon_scale; /* ZC_MUON: as in struct zc_group */
     /* The daemon does not hold gradients of pages whose state is on NVMe, and has that memory for state
      * (docs/OVERLAP.md). Every step is announced (zc_zero_announce()) before its first gradient is
-     * reduced (-EINVAL). Needs offload_optimizer ZC_ZERO_NVME, ZC_ZERO_EARLY, no clipping, and one push
-     * for each unit and step: micro_steps 1, accumulate_local or vertical (-EINVAL) */
+     * reduced (-EINVAL). Needs offload_optimizer ZC_ZERO_NVME, ZC_ZERO_EARLY, no global clipping, and one
+     * push for each unit and step: micro_steps 1, accumulate_local or vertical (-EINVAL). With
+     * ZC_CLIP_TENSOR the daemon has memory for the gradients of two units, and the steps of the warm-up
+     * hold these gradients on NVMe: more transfers, and room for them. All ranks are on one node then
+     * (-ENOTSUP), without a dynamic loss scale (-EINVAL) */
     bool grad_ring;
     /* grad_ring: percent of the pages whose gradients are held nevertheless, so that they can be stepped
      * under the next forward pass. From 0 to 100 */

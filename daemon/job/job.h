@@ -72,7 +72,7 @@ struct zsd_jobs {
 /*
  * One plane of a shard. Pages [0, resident) are in memory at mem. The others are in their extents:
  * those of a gradient from their first push on (unless the job has a ring of gradients: then they are
- * nowhere), those of the state if they are before gpu_from. A
+ * nowhere, or in a room, op/early_room.c), those of the state if they are before gpu_from. A
  * resident page of a durable job also has an extent while it is clean, that is, while the data file
  * has the same bytes.
  */
@@ -136,6 +136,8 @@ struct zsd_shard {
     /* stepping it before the barrier: op/early.c */
     bool early;          /* begun: its gradient is complete, and belongs to the step */
     bool ringed;         /* pages whose gradient is not held were begun */
+    bool roomed;         /* gradients of such pages were taken into the room of its unit */
+    uint64_t room_at;    /* where its gradient begins there */
     bool early_dropped;  /* results of operations in flight are to be discarded */
     uint32_t early_next; /* pages from the first one with streamed state up to here were begun */
     uint32_t
@@ -230,7 +232,8 @@ struct zsd_job {
     uint64_t host_bytes_max;
     bool early_wish;       /* its ranks requested room for early steps */
     bool ring_wish;        /* they requested that gradients of streamed pages are not held, */
-    uint32_t ring_keep;    /* but those of so many percent of each shard's pages */
+    uint32_t ring_keep;    /* but those of so many percent of each shard's pages; */
+    bool limits_wish;      /* and that steps with limits can begin early nevertheless */
     bool tensor_norms;     /* they requested norms of single tensors; not saved, like that */
     uint32_t share_opened; /* as its ranks opened it */
     struct zsd_unit **units;
@@ -274,6 +277,8 @@ struct zsd_job {
     bool early_room;           /* there is room for early steps */
     bool grad_ring;        /* pages of gradients that are not resident are nowhere: op/early.c */
     uint64_t grads_ringed; /* bytes of these */
+    bool ring_limits;      /* they are nowhere only in announced steps, whose limits need rooms; */
+    uint64_t room_bytes;   /* the memory of these, at the beginning of `memory` */
     struct zb_muon_room muon_room; /* plan/muon.h */
     uint64_t muon_most_bytes;      /* what it has if the host tier has room for it */
     uint8_t *muon_at;              /* the matrices, then the slots, then the scratch memory */

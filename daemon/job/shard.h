@@ -115,7 +115,7 @@ static inline bool zsd_plane_tables(const struct zsd_shard *s, enum zb_plane pla
 {
     const struct zsd_plane *p = &s->planes[plane];
 
-    return p->block_bytes > 0 && !(plane == ZB_GRAD && s->job->grad_ring) &&
+    return p->block_bytes > 0 && !(plane == ZB_GRAD && s->job->grad_ring && !s->job->ring_limits) &&
            (p->resident < s->npages || (plane != ZB_GRAD && s->job->durable) ||
             (plane == ZB_STATE && zsd_state_moves(s->job)));
 }
@@ -141,7 +141,7 @@ static inline bool zsd_page_streamed(const struct zsd_shard *s, enum zb_plane pl
            (plane != ZB_STATE || page < s->gpu_from);
 }
 
-/** Whether the gradient of this page is never held: the page is stepped as it is pushed (op/early.c). */
+/** Whether the gradient of this page is not held in an announced step (op/early.c). */
 static inline bool zsd_page_rings(const struct zsd_shard *s, uint32_t page)
 {
     return s->job->grad_ring && page >= s->planes[ZB_GRAD].resident;

@@ -111,7 +111,9 @@ static uint32_t early_end(const struct zsd_shard *s)
 {
     uint32_t end = (uint32_t)zb_min_u64(s->gpu_from, s->gpu_next);
 
-    return s->job->grad_ring ? (uint32_t)zb_min_u64(end, s->planes[ZB_GRAD].resident) : end;
+    return s->job->grad_ring && !zsd_rooms_on(s->job)
+               ? (uint32_t)zb_min_u64(end, s->planes[ZB_GRAD].resident)
+               : end;
 }
 
 /* The first page that can be begun; npages: none. Pages before it have resident state, or state
@@ -123,10 +125,32 @@ static uint32_t early_first(const struct zsd_shard *s)
     return page < early_end(s) && zsd_page_early(s, page) ? page : s->npages;
 }
 
+/* ROOMS. Number of the shard's pages in a room. They are begun first. */
+static uint32_t early_roomed(const struct zsd_shard *s)
+{
+    return zsd_rooms_on(s->job) ? s->npages - s->planes[ZB_GRAD].resident : 0;
+}
+
+/* The page that is begun as number `at`, counted from early_first() on. */
+static uint32_t early_page(const struct zsd_shard *s, uint32_t at)
+{
+    uint32_t first = early_first(s), roomed = early_roomed(s);
+
+    return at < first + roomed ? at - first + s->planes[ZB_GRAD].resident : at - roomed;
+}
+
+/* The opposite. */
+static uint32_t early_number(const struct zsd_shard *s, uint32_t page)
+{
+    uint32_t roomed = early_roomed(s), held = s->npages - roomed;
+
+    return page >= held ? early_first(s) + page - held : page + roomed;
+}
+
 bool zsd_early_begun(const struct zsd_shard *s, uint32_t page)
 {
     return (s->ringed && zsd_page_rings(s, page)) ||
-           (s->early && page >= early_first(s) && page < s->early_next);
+           (s->early && page >= early_first(s) && early_number(s, page) < s->early_next);
 }
 
 /* Makes the table of the step. False: not yet, or there is no memory. */
@@ -148,6 +172,15 @@ static bool early_whole(const struct zsd_shard *s)
     return s->micro + 1 == s->job->early->micros && zsd_grad_complete(s);
 }
 
+/* Pages are not begun any more: the step fails with `why`, unless it has an error already. */
+static void ring_close(struct zsd_job *job, int code, const char *why)
+{
+    if (job->early->err.code != 0)
+        return;
+    (void)zb_fail(&job->early->err, code, "step %llu of job '%s': %s",
+                  (unsigned long long)job->iterations + 1, job->name, why);
+}
+
 /* LIMITS. Whether the factors of this shard's unit are known; decides them if they can be, and
  * offers the unit's other shards. */
 static bool early_decide(const struct zsd_shard *of)
@@ -155,6 +188,7 @@ static bool early_decide(const struct zsd_shard *of)
     struct zsd_job *job = of->job;
     struct zsd_early *e = job->early;
     const struct zsd_unit *unit = of->unit;
+    bool finite = true;
     struct zsd_shard *s;
 
     if (unit->layout.frozen || !e->prepared)
@@ -163,9 +197,15 @@ static bool early_decide(const struct zsd_shard *of)
         return true;
     if (e->sums && e->summed[unit->index] < zsd_unit_tensors(job, unit))
         return false;
-    zb_sorted_each (s, pos, &unit->shards)
-        if (!early_whole(s) || s->grad_nonfinite > 0 || !s->tensor_sums)
+    zb_sorted_each (s, pos, &unit->shards) {
+        if (!early_whole(s) || !s->tensor_sums)
             return false;
+        finite = finite && s->grad_nonfinite == 0;
+    }
+    if (!finite && zsd_rooms_on(job))
+        ring_close(job, -EDOM, "a gradient that is not held is not finite: it can only be skipped");
+    if (!finite)
+        return false;
     zsd_limits_apply(job, unit, &job->step->table, e->sums, e->factors);
     zsd_table_scale(&job->step->table, job, unit->index, e->factors);
     e->decided[unit->index] = 1;
@@ -186,8 +226,21 @@ static int early_table(struct zsd_shard *s)
 /* Its first pages are begun. */
 static void early_list(struct zsd_shard *s)
 {
-    if (!s->early && !s->ringed)
+    if (!s->early && !s->ringed && !s->roomed)
         zb_list_push_back(&s->job->early->begun, &s->early_all);
+}
+
+/* Queues the shard for its next page: ORDER. Pages in rooms go first, in the order in which their units
+ * were complete. */
+static void early_queue(struct zsd_shard *s)
+{
+    struct zsd_early *e = s->job->early;
+
+    zb_list_remove(&s->early_node);
+    if (s->early_next < early_first(s) + early_roomed(s))
+        zb_list_push_back(&e->roomed, &s->early_node);
+    else if (s->early_next < early_end(s))
+        zb_list_push_back(e->shards.next, &s->early_node);
 }
 
 void zsd_early_offer(struct zsd_shard *s)
@@ -204,12 +257,15 @@ void zsd_early_offer(struct zsd_shard *s)
     if (s->early || s->early_dropped || !early_whole(s) || (e->limited && !early_decide(s)) ||
         s->grad_reads > 0 || early_first(s) == s->npages)
         return;
-    if (early_table(s) < 0)
+    if (early_table(s) < 0) {
+        if (early_roomed(s) > 0)
+            ring_close(s->job, -ENOMEM, "no memory for a unit");
         return; /* it is stepped at the barrier */
+    }
     early_list(s);
     s->early = true;
     s->early_next = early_first(s);
-    zb_list_push_back(e->shards.next, &s->early_node); /* the newest first: ORDER */
+    early_queue(s);
     early_work(s->job);
 }
 
@@ -242,6 +298,8 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
     }
     if (spec->ingest)
         spec->ingest->done(spec->ingest); /* the page failed before it was taken in */
+    if (spec->grad)
+        zsd_room_done(s, !err);
     if (job->state == ZSD_ENDED)
         return;
     if (job->early_inflight == 0)
@@ -249,36 +307,35 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
     early_work(job);
 }
 
-/* Begins the next page of the first shard in the queue. 0 or -ENOMEM. */
-static int early_begin(struct zsd_job *job)
+/* Begins the next page of the first shard in a queue. 0 or -ENOMEM. */
+static int early_begin(struct zsd_job *job, const struct zb_list *queue)
 {
-    struct zsd_shard *s = zb_container_of(job->early->shards.next, struct zsd_shard, early_node);
-    struct zsd_page_spec spec = {
-        .kind = ZSD_PAGE_EARLY, .shard = s, .page = s->early_next, .done = early_on_page, .owner = s
-    };
+    struct zsd_shard *s = zb_container_of(queue->next, struct zsd_shard, early_node);
+    struct zsd_page_spec spec = { .kind = ZSD_PAGE_EARLY,
+                                  .shard = s,
+                                  .page = early_page(s, s->early_next),
+                                  .done = early_on_page,
+                                  .owner = s };
 
     zsd_step_with(s, &spec);
+    spec.grad = zsd_room_at(s, spec.page);
     if (zsd_pageop_start(&spec) < 0)
         return -ENOMEM;
     job->early_inflight++;
     s->early_inflight++;
-    if (++s->early_next == early_end(s))
-        zb_list_remove(&s->early_node);
+    job->early->ringed += zsd_page_rings(s, spec.page);
+    if (spec.grad)
+        zsd_room_use(s);
+    if (++s->early_next == early_first(s) + early_roomed(s) || s->early_next == early_end(s))
+        early_queue(s);
     return 0;
 }
 
 /* ---- a ring of gradients */
 
-/* Pages are not begun any more: the step fails with `why`, unless it has an error already. */
-static void ring_close(struct zsd_job *job, int code, const char *why)
+bool zsd_early_ring_waits(struct zsd_shard *s)
 {
-    if (job->early->err.code == 0)
-        (void)zb_fail(&job->early->err, code, "step %llu of job '%s': %s",
-                      (unsigned long long)job->iterations + 1, job->name, why);
-}
-
-bool zsd_early_ring_waits(struct zsd_job *job)
-{
+    struct zsd_job *job = s->job;
     struct zsd_early *e = job->early;
     struct zb_err err = { 0 };
 
@@ -294,7 +351,7 @@ bool zsd_early_ring_waits(struct zsd_job *job)
         return true; /* its end resumes pushes */
     else if (!e->prepared)
         ring_close(job, -ENOMEM, "no memory to begin it");
-    return false;
+    return e->err.code == 0 && zsd_rooms_on(job) && !zsd_room_has(s);
 }
 
 int zsd_early_take(struct zsd_shard *s, uint32_t page, struct zsd_ingest *ingest)
@@ -322,16 +379,36 @@ int zsd_early_take(struct zsd_shard *s, uint32_t page, struct zsd_ingest *ingest
     return 1;
 }
 
+uint8_t *zsd_early_room(struct zsd_shard *s, uint32_t page)
+{
+    early_list(s);
+    s->roomed = true; /* even if it is discarded, as in zsd_early_take() */
+    if (s->job->early->err.code != 0)
+        return NULL;
+    zsd_room_use(s);
+    return zsd_room_at(s, page);
+}
+
 void zsd_early_resume(struct zsd_job *job)
 {
     if (job->grad_ring)
         early_work(job);
 }
 
+/* The queue whose first shard is next; NULL: none. Pages with held gradients wait for those without: a
+ * rank waits for these. */
+static const struct zb_list *early_queued(const struct zsd_early *e)
+{
+    if (!zb_list_empty(&e->roomed))
+        return &e->roomed;
+    return e->ringed == 0 && !zb_list_empty(&e->shards) ? &e->shards : NULL;
+}
+
 static void early_on_work(struct zsd_work *work)
 {
     struct zsd_job *job = zb_container_of(work, struct zsd_early, work)->job;
     struct zsd_early *e = job->early;
+    const struct zb_list *queue;
     struct zb_err err = { 0 };
 
     if (job->grad_ring)
@@ -346,15 +423,16 @@ static void early_on_work(struct zsd_work *work)
     }
     if (e->offer > 0)
         zsd_defer(job->core, work);
-    if (!early_open(job) || zsd_saved_room(job->saved, &err) < 0 || zb_list_empty(&e->shards))
+    if (!early_open(job) || zsd_saved_room(job->saved, &err) < 0 || !early_queued(e))
         return; /* pages that are not begun are stepped at the barrier */
     if (!early_prepare(job))
         return; /* nothing is begun */
-    if (e->ringed > 0)
-        return; /* pages with held gradients can wait; a rank waits for the others */
-    while (!zb_list_empty(&e->shards) && job->early_inflight < zsd_step_inflight_max(job->core))
-        if (early_begin(job) < 0)
+    while ((queue = early_queued(e)) && job->early_inflight < zsd_step_inflight_max(job->core))
+        if (early_begin(job, queue) < 0) {
+            if (job->early_inflight == 0 && queue == &e->roomed)
+                ring_close(job, -ENOMEM, "no memory for a page");
             return; /* no memory: the next page that ends tries again */
+        }
 }
 
 void zsd_early_factors(struct zsd_job *job, const double *factors)
@@ -368,12 +446,12 @@ void zsd_early_factors(struct zsd_job *job, const double *factors)
 
 void zsd_early_stepped(struct zsd_shard *s)
 {
-    if (!s->early && !s->ringed)
+    if (!s->early && !s->ringed && !s->roomed)
         return;
     assert(s->early_held == 0 && s->early_inflight == 0);
     zb_list_remove(&s->early_node);
     zb_list_remove(&s->early_all);
-    s->early = s->ringed = false;
+    s->early = s->ringed = s->roomed = false;
 }
 
 /* Results of a shard that are dropped, and freed in parts: disk/leaving.h. */
@@ -409,7 +487,7 @@ static uint32_t early_low(const struct zsd_shard *s)
 
 static uint32_t early_high(const struct zsd_shard *s)
 {
-    return s->ringed ? s->npages : s->early_next;
+    return s->ringed || s->roomed ? s->npages : s->early_next;
 }
 
 /* Frees the results of a shard: in parts if there are many, unless there is no memory for that. */
@@ -443,9 +521,9 @@ static void early_drop_shard(struct zsd_shard *s)
     zb_list_remove(&s->early_node);
     zb_list_remove(&s->early_all);
     s->early_dropped = s->early_inflight > 0;
-    if (s->ringed || s->early_next > early_first(s)) /* E1 */
+    if (s->ringed || s->roomed || s->early_next > early_first(s)) /* E1 */
         zsd_grad_reset(s);
-    s->early = s->ringed = false;
+    s->early = s->ringed = s->roomed = false;
 }
 
 bool zsd_early_undo(struct zsd_job *job)
@@ -478,12 +556,14 @@ void zsd_early_drop(struct zsd_job *job)
 
     if (job->early_said == 0)
         return;
+    e->drops++;
     if (job->grad_ring)
         zsd_pushes_drop(job);
     while (!zb_list_empty(&e->begun))
         early_drop_shard(zb_container_of(e->begun.next, struct zsd_shard, early_all));
     zb_list_each(pos, &job->members) zb_container_of(pos, struct zsd_member, node)->begun = false;
-    assert(zb_list_empty(&e->shards));
+    assert(zb_list_empty(&e->shards) && zb_list_empty(&e->roomed));
+    zsd_rooms_drop(job);
     zsd_classes_put(e->classes);
     e->classes = NULL;
     zsd_early_limits_free(e);

@@ -50,6 +50,28 @@ int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, u
         rank, (unsigned long long)want->step, job->name);
 }
 
+/* A job that does not hold all gradients. */
+static int begin_check_ring(const struct zsd_job *job, const Zp__StepBegin *q, struct zb_err *err)
+{
+    uint32_t begun = 0;
+
+    if (!job->grad_ring)
+        return 0;
+    if (q->micros > 1 || (q->limits && !job->ring_limits))
+        return zb_fail(err, -EINVAL,
+                       "job '%s' does not hold the gradients of all pages: a step of it has one "
+                       "micro-step%s",
+                       job->name, job->ring_limits ? "" : ", and no limits of norms");
+    for (uint32_t r = 0; r < job->world && job->ring_limits && job->early_said == 0; r++)
+        begun += job->ranks[r].begun;
+    if (begun > 0)
+        return zb_fail(err, -EINVAL,
+                       "step %llu of job '%s' has gradients already: it is begun before they are "
+                       "pushed, or not early",
+                       (unsigned long long)q->step, job->name);
+    return 0;
+}
+
 static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struct zb_err *err)
 {
     const struct zsd_job *job = m->job;
@@ -77,11 +99,8 @@ static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struc
                        "a step with sums of tensors, and without limits of their norms");
     if (q->micros < 1)
         return zb_fail(err, -EINVAL, "a step of 0 micro-steps: at least 1");
-    if (job->grad_ring && (q->micros > 1 || q->limits))
-        return zb_fail(err, -EINVAL,
-                       "job '%s' does not hold the gradients of all pages: a step of it has one "
-                       "micro-step and no limits of norms",
-                       job->name);
+    if (begin_check_ring(job, q, err) < 0)
+        return -EINVAL;
     for (uint32_t i = 0; i < job->nshards && job->micro_most >= q->micros; i++)
         if (!zsd_grad_absent(job->shards[i]) && job->shards[i]->micro >= q->micros)
             return zb_fail(err, -EINVAL,
@@ -102,7 +121,8 @@ static int begin_limits(struct zsd_job *job, bool sums)
         e->sums = calloc(zb_max_u64(n, 1), sizeof(*e->sums));
         e->summed = calloc(zb_max_u64(job->nunits, 1), sizeof(*e->summed));
     }
-    if (!e->factors || !e->decided || (sums && (!e->sums || !e->summed))) {
+    if (!e->factors || !e->decided || (sums && (!e->sums || !e->summed)) ||
+        zsd_rooms_begin(job) < 0) {
         zsd_early_limits_free(e);
         return -ENOMEM;
     }

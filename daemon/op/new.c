@@ -67,6 +67,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     job->early_wish = q->early;
     job->ring_wish = q->grad_ring;
     job->ring_keep = q->grad_ring_keep;
+    job->limits_wish = q->grad_ring_limits;
     job->tensor_norms = q->tensor_norms;
     job->arena = ZSD_ARENA_NONE;
     zsd_payer_init(&job->payer, q->share);
@@ -79,6 +80,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     zb_list_init(&job->over.node);
     zb_list_init(&job->step->work.node);
     zb_list_init(&job->early->shards);
+    zb_list_init(&job->early->roomed);
     zb_list_init(&job->early->begun);
     zb_list_init(&job->early->work.node);
     zb_list_init(&job->node);

@@ -125,6 +125,10 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
     if (q->grad_ring_keep > 100)
         return zb_fail(err, -EINVAL, "gradients of %u percent of the pages: at most 100",
                        q->grad_ring_keep);
+    if (q->grad_ring_limits && (!q->grad_ring || !q->tensor_norms))
+        return zb_fail(err, -EINVAL,
+                       "limits of norms with gradients that are not held: the job needs a ring of "
+                       "gradients, and norms of tensors");
     if (q->share > ZSD_SHARE_MAX)
         return zb_fail(err, -EINVAL, "a share of %u: must be 1 to %u", q->share, ZSD_SHARE_MAX);
     if (q->staging_bytes > INT64_MAX - ZB_PAGE_ALIGN)
@@ -185,14 +189,15 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *e
     if (open_trains(q, job->optimizer, job->moments, err) < 0)
         return -EINVAL;
     if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
-        (forming && (zsd_open_param(job->core, q) != job->offload_param ||
-                     zsd_open_asks_gpu(q) != job->params->asked ||
-                     zsd_open_optimizer(job->core, q) != job->offload_optimizer ||
-                     (q->offload_grad == ZP_HOST) != (job->offload_grad == ZP_HOST) ||
-                     q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
-                     q->grad_ring != job->ring_wish || q->grad_ring_keep != job->ring_keep ||
-                     q->tensor_norms != job->tensor_norms ||
-                     (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
+        (forming &&
+         (zsd_open_param(job->core, q) != job->offload_param ||
+          zsd_open_asks_gpu(q) != job->params->asked ||
+          zsd_open_optimizer(job->core, q) != job->offload_optimizer ||
+          (q->offload_grad == ZP_HOST) != (job->offload_grad == ZP_HOST) ||
+          q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
+          q->grad_ring != job->ring_wish || q->grad_ring_keep != job->ring_keep ||
+          q->grad_ring_limits != job->limits_wish || q->tensor_norms != job->tensor_norms ||
+          (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with different options from its peers",
                        q->rank, q->name);
     if (!zsd_open_sees(job, q))

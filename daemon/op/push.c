@@ -52,6 +52,7 @@ struct push_page {
     /* for a gradient in memory: */
     struct zsd_task task;
     struct zk_page page;
+    bool roomed; /* it is in the room of its unit */
 };
 
 struct push {
@@ -65,7 +66,8 @@ struct push {
     enum zsd_wait wait;
     enum zb_dtype dtype;
     bool add;
-    bool rings; /* some of its pages are not held */
+    bool rings;     /* some of its pages are not held */
+    uint64_t drops; /* early->drops when it came */
     uint64_t first, count;
     const uint8_t *from;
     struct zb_err err; /* of the first page that failed */
@@ -150,7 +152,7 @@ void zsd_push_resume(struct zsd_shard *s)
     while (!zb_list_empty(&s->push_waiters) && s->grad_reads == 0 && !s->early_dropped) {
         const struct push *p = zb_container_of(s->push_waiters.next, struct push, node);
 
-        if (p->rings && zsd_early_ring_waits(s->job))
+        if (p->rings && zsd_early_ring_waits(s))
             return; /* zsd_pushes_resume() */
 
         if (p->first == 0) { /* a new micro-step begins */
@@ -203,7 +205,11 @@ static void push_page_done(struct push_page *t, const struct zb_err *err)
 
 static void push_on_task(struct zsd_task *task)
 {
-    push_page_done(zb_container_of(task, struct push_page, task), NULL);
+    struct push_page *t = zb_container_of(task, struct push_page, task);
+
+    if (t->roomed)
+        zsd_room_done(t->push->shard, false);
+    push_page_done(t, NULL);
 }
 
 static void push_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
@@ -217,6 +223,52 @@ static void push_on_taken(struct zsd_ingest *ingest)
     push_page_done(zb_container_of(ingest, struct push_page, ingest), NULL);
 }
 
+/* Starts a task that adds a page to the gradient in memory. */
+static void push_page_task(struct push_page *t, uint64_t at, uint8_t *grad)
+{
+    struct zsd_shard *s = t->push->shard;
+
+    t->page =
+        (struct zk_page){ .first = s->first + at,
+                          .count = zsd_page_elems(s, (uint32_t)(at / s->job->core->page_elems)) };
+    t->page.grad = grad;
+    t->page.param = t->page.grad; /* not used */
+    t->task = (struct zsd_task){ .run = push_run_task,
+                                 .done = push_on_task,
+                                 .payer = &s->job->payer,
+                                 .bytes = t->page.count * zb_dtype_bytes(t->ingest.dtype) };
+    zsd_task_start(s->job->core, &t->task);
+}
+
+/* Starts a page whose gradient is not held. */
+static int push_page_ring(struct push_page *t, uint64_t at, uint32_t page)
+{
+    struct zsd_shard *s = t->push->shard;
+    uint8_t *grad;
+
+    if (t->push->drops != s->job->early->drops) {
+        struct zb_err err = { 0 };
+
+        (void)zb_fail(&err, -ECANCELED, "the step of this push for unit '%s' was dropped",
+                      s->unit->name);
+        push_page_done(t, &err);
+        return 0;
+    }
+    if (zsd_rooms_on(s->job)) {
+        grad = zsd_early_room(s, page);
+        t->roomed = grad != NULL;
+        if (grad)
+            push_page_task(t, at, grad);
+        else
+            push_page_done(t, NULL);
+        return 0;
+    }
+    t->ingest.done = push_on_taken;
+    if (zsd_early_take(s, page, &t->ingest) == 0)
+        push_page_done(t, NULL);
+    return 0;
+}
+
 /* Starts a page: a task, or a page operation if it is on NVMe, or not held. 0 or -ENOMEM. */
 static int push_page_start(struct push_page *t, uint64_t at)
 {
@@ -228,22 +280,11 @@ static int push_page_start(struct push_page *t, uint64_t at)
                                         .done = push_on_page,
                                         .owner = t };
 
-    if (zsd_page_rings(s, spec.page)) {
-        t->ingest.done = push_on_taken;
-        if (zsd_early_take(s, spec.page, &t->ingest) == 0)
-            push_page_done(t, NULL);
-        return 0;
-    }
+    if (t->push->rings && zsd_page_rings(s, spec.page))
+        return push_page_ring(t, at, spec.page);
     if (zsd_page_streamed(s, ZB_GRAD, spec.page))
         return zsd_pageop_start(&spec);
-    t->page = (struct zk_page){ .first = s->first + at, .count = zsd_page_elems(s, spec.page) };
-    t->page.grad = zsd_page_at(s, ZB_GRAD, spec.page);
-    t->page.param = t->page.grad; /* not used */
-    t->task = (struct zsd_task){ .run = push_run_task,
-                                 .done = push_on_task,
-                                 .payer = &s->job->payer,
-                                 .bytes = t->page.count * zb_dtype_bytes(t->ingest.dtype) };
-    zsd_task_start(s->job->core, &t->task);
+    push_page_task(t, at, zsd_page_at(s, ZB_GRAD, spec.page));
     return 0;
 }
 
@@ -294,14 +335,17 @@ static void push_start(struct push *p)
     push_on_work(&p->work);
 }
 
-/* Whether the pages of a push that are not held can be stepped. 0 or -EINVAL. */
-static int push_admit_ring(const struct zsd_shard *s, const struct zsd_member *m, uint64_t end,
+/* Whether the pages of a push that are not held can be stepped. 0; -EINVAL: the step is not begun; or
+ * -EDEADLK. */
+static int push_admit_ring(struct zsd_shard *s, const struct zsd_member *m, uint64_t end,
                            struct zb_err *err)
 {
     uint64_t held = (uint64_t)s->planes[ZB_GRAD].resident * s->job->core->page_elems;
 
-    if (!s->job->grad_ring || end <= held || m->begun)
+    if (!s->job->grad_ring || (s->job->ring_limits && s->job->early_said == 0))
         return 0;
+    if (m->begun || end <= held)
+        return zsd_rooms_on(s->job) ? zsd_room_ask(s, err) : 0;
     return zb_fail(err, -EINVAL,
                    "a push for unit '%s', which does not hold this part of its gradient: step %llu "
                    "must be begun first",
@@ -413,7 +457,11 @@ ZSD_REQUEST(zsd_push, Push)
     p->count = q->count;
     p->from = from;
     p->npages = npages;
-    p->rings = zsd_page_rings(s, (uint32_t)((q->first + q->count - 1) / s->job->core->page_elems));
+    p->drops = s->job->early->drops;
+    p->rings = s->job->early_said > 0 &&
+               zsd_page_rings(s, (uint32_t)((q->first + q->count - 1) / s->job->core->page_elems));
+    if (zsd_rooms_on(s->job))
+        zsd_room_want(s);
     s->job->stats.pushes++;
     push_waits(p, ZSD_WAIT_PUSH_TURN);
     p->member->staging_users++; /* G3 */

@@ -387,6 +387,8 @@ static int step_page(struct zsd_job *job, struct zsd_page_spec spec)
     } else if (step_page_still(&spec)) {
         step_page_done(s);
         return 0;
+    } else {
+        spec.grad = zsd_room_at(s, page);
     }
     if (zsd_pageop_start(&spec) < 0)
         return -ENOMEM;
@@ -519,6 +521,7 @@ static void step_undo(struct zsd_job *job)
     }
     zsd_early_drop(job);
     zsd_grads_reset(job);
+    zsd_values_drop(job);
     job->draining = true; /* so that the step can be given up */
     zsd_step_give_up(job, &err);
     zsd_replan(job->core);

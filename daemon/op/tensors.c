@@ -247,6 +247,16 @@ static bool values_by_any(struct zsd_job *job, bool limits, uint64_t step)
     return false;
 }
 
+void zsd_values_drop(struct zsd_job *job)
+{
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        m->limits_sent = m->factors_sent = (struct zsd_values_sent){ 0 };
+    }
+}
+
 int zsd_values_check(const struct zsd_member *m, bool limits, uint64_t step, struct zb_err *err)
 {
     const struct zsd_values_sent *sent = limits ? &m->limits_sent : &m->factors_sent;

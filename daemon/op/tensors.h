@@ -46,6 +46,8 @@ int zsd_sums_begin(const struct zsd_shard *s, uint64_t first, uint64_t count,
 /** Adds the result to the sums of the shard (unless `s` has lost its gradient: NULL); frees `by`. */
 void zsd_sums_end(struct zsd_shard *s, struct zk_by_tensor *by);
 
+/** Forgets what the ranks have sent: they have dropped the step, and other gradients may follow. */
+void zsd_values_drop(struct zsd_job *job);
 /** Checks that rank m has sent the values of all tensors for this step: 0 or -EINVAL. */
 int zsd_values_check(const struct zsd_member *m, bool limits, uint64_t step, struct zb_err *err);
 

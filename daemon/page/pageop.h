@@ -60,6 +60,7 @@ struct zsd_page_spec {
     /* PUSH. EARLY: NULL, or the gradient; its done() runs when it was taken in, and `ingest` is NULL from
      * then on. If the operation fails before that, done() below has to call it */
     struct zsd_ingest *ingest;
+    uint8_t *grad; /* STEP, EARLY: the gradient is in this memory; NULL: in its own */
     /* PUBLISH: the result to publish; the operation owns it if zsd_pageop_start() returns 0. EARLY:
      * the new result; on success, done() takes ownership. */
     struct zsd_held *held;

@@ -134,7 +134,8 @@ bool zsd_pageplan(struct zsd_pageop *op)
         struct zsd_page_io *io = &op->io[i];
 
         io->plane = zsd_page_planes[i];
-        io->streamed = zsd_page_streamed(spec->shard, io->plane, spec->page);
+        io->streamed = zsd_page_streamed(spec->shard, io->plane, spec->page) &&
+                       !(io->plane == ZB_GRAD && spec->grad);
         if (io->plane == ZB_STATE)
             page_place_state(op, io);
         else if (io->plane == ZB_PARAM && zsd_params_there(spec->shard->job))
@@ -220,7 +221,9 @@ void zsd_page_locate(struct zsd_pageop *op)
 
     op->page.first = zsd_page_first(s, op->spec.page);
     op->page.count = zsd_page_elems(s, op->spec.page);
-    if (!op->io[ZSD_WORK_GRAD].streamed && s->planes[ZB_GRAD].mem)
+    if (op->spec.grad)
+        op->page.grad = op->spec.grad;
+    else if (!op->io[ZSD_WORK_GRAD].streamed && s->planes[ZB_GRAD].mem)
         op->page.grad = zsd_page_at(s, ZB_GRAD, op->spec.page);
     if (op->spec.kind == ZSD_PAGE_FILL) {
         op->page.param = op->spec.fill;

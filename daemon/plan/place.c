@@ -148,6 +148,7 @@ static struct zb_place_job place_inputs(const struct zsd_placing *p)
         .state_resident = job->offload_optimizer == ZP_HOST,
         .durable = job->durable,
         .ring_keep = job->ring_keep,
+        .ring_limits = job->limits_wish,
         /* places of saved versions are counted with their rows */
         .times = job->saved && job->again ? (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1) : 2,
         .host_bytes = free_bytes - zb_min_u64(free_bytes, p->room.bytes)
@@ -199,11 +200,13 @@ static void plan_muon(struct zsd_placing *p)
 
 void zsd_placing_plan(struct zsd_placing *p)
 {
-    if (p->muon.all_bytes > 0) {
+    p->rc = zb_place_few(p->shards, p->job->nshards, p->job->world);
+    if (p->rc == 0 && p->muon.all_bytes > 0) {
         plan_muon(p);
         return;
     }
-    p->rc = place_try(p, p->early);
+    if (p->rc == 0)
+        p->rc = place_try(p, p->early);
     if (p->rc == 0 && p->in.early && zb_needs_bytes(&p->plan.nvme) > p->nvme_free)
         p->rc = place_try(p, false); /* it may fit without early steps */
 }
@@ -350,11 +353,12 @@ int zsd_placing_book(const struct zsd_placing *p, struct zb_err *err)
     }
     job->early_room = p->in.early;
     job->grads_ringed = plan->grads_ringed;
+    job->room_bytes = plan->room_bytes;
     job->arena_bytes = plan->param_bytes + plan->ring_bytes;
     job->ring_bytes = plan->ring_bytes;
     job->memory_bytes = plan->grad_bytes + job->replan->all_bytes;
     place_grads(job, plan->nvme_grad);
-    if (plan->nvme_grad > 0)
+    if (plan->nvme_grad > 0 && !job->ring_limits)
         place_warn(job, plan);
     zsd_params_book(job, p->in.params_on_gpu ? p->param_bytes : NULL);
     zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_PARAM, plan->param_bytes);
@@ -458,7 +462,8 @@ void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *re
         host += zb_plane_bytes(plane->block_bytes, page_elems, resident);
         if (p == ZB_GRAD && s->job->grad_ring) {
             host += zsd_aside_bytes(s);
-            continue; /* the others are nowhere */
+            if (!s->job->ring_limits)
+                continue; /* the others are nowhere */
         }
         nvme += zb_plane_bytes(plane->block_bytes, page_elems, end - resident);
         gpu += zb_plane_bytes(plane->block_bytes, page_elems, s->count - end);

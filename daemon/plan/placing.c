@@ -96,8 +96,9 @@ static void placing_plan(struct zsd_placing *p)
 
 static void gather_shard(struct zsd_placing *p, const struct zsd_shard *s)
 {
-    p->shards[p->shard] =
-        (struct zb_place_shard){ .layout = &s->unit->layout, .count = s->count, .rank = s->rank };
+    p->shards[p->shard] = (struct zb_place_shard){
+        .layout = &s->unit->layout, .count = s->count, .rank = s->rank, .unit = s->unit->index
+    };
     p->param_bytes[zsd_shard_gpu(s)] += zsd_param_bytes(s);
 }
 
@@ -164,6 +165,7 @@ static void placing_check(struct zsd_placing *p)
         p->applies = true;
         p->shard = 0;
         p->job->grad_ring = p->in.grad_ring;
+        p->job->ring_limits = p->in.grad_ring && p->in.ring_limits;
         zsd_replan_begin(p->job);
         placing_walk(p);
     }

@@ -8,8 +8,8 @@
  *     zsd_tables_make()    makes the tables of each plane that has pages on a data file, or may get
  *                          some; assigns offsets in the arena: resident shards, rank by rank, then
  *                          the ring
- *     zsd_tables_attach()  when the memory is allocated, assigns it: gradients of all shards, rank
- *                          by rank, then state in order of the shards
+ *     zsd_tables_attach()  when the memory is allocated, assigns it: after the rooms (op/early_room.c),
+ *                          gradients of all shards, rank by rank, then state in order of the shards
  *
  * So the parameters of a rank are one range, and so are its gradients: the rank pins no more than
  * that, and it can be on the NUMA node of the rank's GPU.
@@ -75,6 +75,8 @@ static void tables_begin(struct zsd_job *job, zsd_walked *done, bool (*part)(str
         return;
     }
     t->plane = plane;
+    t->at = plane == ZB_GRAD ? job->room_bytes : 0;
+    t->grads_at = job->room_bytes;
     t->walk = (struct zsd_walk){ .part = part, .over = tables_over, .done = done };
     zsd_walk_start(&t->walk, job);
 }

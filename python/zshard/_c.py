@@ -72,7 +72,8 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_uint32, "groups"), (c_bool, "durable"), (c_bool, "takeover"), (c_uint64, "epoch"),
                         (c_bool, "returns"), (c_uint32, "share"), (c_bool, "early"),
                         (c_int, "optimizer moments offload_grad"), (c_bool, "writable"), (c_char_p, "device"),
-                        (c_uint32, "device_node"), (c_bool, "tensor_norms grad_ring"), (c_uint32, "grad_ring_keep"))
+                        (c_uint32, "device_node"), (c_bool, "tensor_norms grad_ring"), (c_uint32, "grad_ring_keep"),
+                        (c_bool, "grad_ring_limits"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),

@@ -200,6 +200,7 @@ void job_open_ask(struct world *w, unsigned c, unsigned tag, const struct open_a
     q.takeover = args->takeover;
     q.early = args->early;
     q.grad_ring = args->grad_ring;
+    q.grad_ring_limits = q.tensor_norms = args->ring_limits;
     q.returns = args->returns;
     q.epoch = args->epoch;
     q.groups = args->groups > 0 ? args->groups : 1;

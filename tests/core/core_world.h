@@ -81,7 +81,7 @@ struct open_args {
     const char *name;     /* NULL: "j" */
     uint32_t rank, world; /* world 0: 1 */
     uint32_t groups;      /* 0: 1 */
-    bool keep, durable, attach, takeover, early, grad_ring, returns;
+    bool keep, durable, attach, takeover, early, grad_ring, ring_limits, returns;
     uint64_t epoch;
     uint64_t staging_bytes; /* 0: that of the world */
     uint64_t host_bytes_max;

@@ -437,10 +437,9 @@ static bool run_ready(struct zs_run *r)
 
 int zs_push(struct zs_world *w, uint32_t world, uint64_t step, uint64_t n)
 {
-    for (unsigned rank = 0; rank < world; rank++) {
-        struct client *x = &w->core.clients[rank];
-
-        for (unsigned u = 0; u < ZS_UNITS; u++) {
+    for (unsigned u = 0; u < ZS_UNITS; u++)
+        for (unsigned rank = 0; rank < world; rank++) {
+            struct client *x = &w->core.clients[rank];
             Zp__Push q = ZP__PUSH__INIT;
             int rc;
 
@@ -456,7 +455,6 @@ int zs_push(struct zs_world *w, uint32_t world, uint64_t step, uint64_t n)
             if (rc < 0)
                 return rc;
         }
-    }
     return 0;
 }
 
@@ -492,6 +490,28 @@ static void run_scalars(Zp__GroupScalars groups[2])
     }
 }
 
+/* All ranks send a value for each trainable tensor. */
+static int run_tensors(struct zs_run *r, bool limits, double value)
+{
+    Zp__StepTensors q = ZP__STEP_TENSORS__INIT;
+    double values[ZS_UNITS * UNIT_TENSORS];
+    int rc = 0;
+
+    for (unsigned u = 0; u < ZS_UNITS; u++)
+        for (unsigned t = 0; t < zs_units[u].ntensors; t++)
+            if (zs_units[u].tensors[t].group != ZP_GROUP_FROZEN)
+                values[q.n_values++] = value;
+    q.values = values;
+    q.step = r->mem->iterations + 1;
+    q.begin = true;
+    q.limits = limits;
+    for (unsigned rank = 0; rank < r->world && rc == 0; rank++) {
+        q.job = r->w.core.clients[rank].job;
+        rc = call(&r->w.core, rank, zsd_step_tensors, &q);
+    }
+    return rc;
+}
+
 /* All ranks announce the next step. */
 static int run_announce(struct zs_run *r)
 {
@@ -505,6 +525,9 @@ static int run_announce(struct zs_run *r)
     q.n_groups = 2;
     q.groups = list;
     q.micros = 1;
+    q.limits = r->limited = zs_limits();
+    if (q.limits)
+        rc = run_tensors(r, true, 0);
     for (unsigned rank = 0; rank < r->world && rc == 0; rank++) {
         q.job = r->w.core.clients[rank].job;
         rc = call(&r->w.core, rank, zsd_step_begin, &q);
@@ -563,6 +586,11 @@ static int run_ask_step(struct zs_run *r, bool skip, uint32_t commit, int *ret_c
     int rc = 0;
 
     run_scalars(groups);
+    if (r->limited && !skip)
+        rc = run_tensors(r, false, 1);
+    if (rc < 0)
+        return rc;
+    q.factors = r->limited;
     q.step = k.step = r->mem->iterations + 1;
     q.scale = 1;
     q.n_groups = 2;
@@ -600,8 +628,10 @@ static void run_step(struct zs_run *r, bool skip, uint32_t commit)
     int rc = 0, commit_rc = 0;
     bool pushes = !skip && r->begun == 0;
 
+    if (r->begun == 0)
+        r->limited = false;
     r->begun = 0;
-    if (pushes && zs_rings())
+    if (pushes && zs_rings() && !(zs_limits() && n % 3 == 0)) /* some are of the warm-up */
         rc = run_announce(r);
     if (pushes && rc == 0)
         rc = run_push(r, n);

@@ -282,6 +282,13 @@ bool zs_rings(void)
     return zs_env("ZSHARD_RING", 0) > 0;
 }
 
+#define ZS_ROOMS (136u << 10) /* more than the gradients of the two largest units */
+
+bool zs_limits(void)
+{
+    return zs_env("ZSHARD_RING", 0) > 1;
+}
+
 static int rank_open(struct zs_world *w, unsigned rank, const struct zs_open *o)
 {
     const struct open_args args = { .name = o->job,
@@ -296,8 +303,10 @@ static int rank_open(struct zs_world *w, unsigned rank, const struct zs_open *o)
                                     .epoch = rank == 0 ? o->epoch : 0,
                                     .early = true,
                                     .grad_ring = zs_rings(),
+                                    .ring_limits = zs_limits(),
                                     .host_bytes_max = o->host_bytes > 0
-                                                          ? o->host_bytes + o->world * ZS_STAGING
+                                                          ? o->host_bytes + o->world * ZS_STAGING +
+                                                                (zs_limits() ? ZS_ROOMS : 0)
                                                           : 0 };
 
     return job_open_with(&w->core, rank, &args);

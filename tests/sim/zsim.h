@@ -120,6 +120,8 @@ extern bool zs_drains;
 extern bool zs_discards;
 /** ZSHARD_RING: jobs do not hold the gradients of streamed pages. */
 bool zs_rings(void);
+/** Whether its steps are announced with limits of norms, which limit nothing. */
+bool zs_limits(void);
 /** The data file that a start retires, from 1; 0: none. */
 extern unsigned zs_retire;
 /** If set: that file is not retired, but made so short. */
@@ -187,6 +189,7 @@ struct zs_run {
     uint32_t world;
     uint64_t nsteps;
     uint64_t begun;       /* the step whose gradients were pushed already; 0: none */
+    bool limited;         /* the next step was announced with limits */
     struct zs_state *mem; /* what the job holds in memory, or NULL */
     struct zs_model model;
     struct zs_model *maybe;

@@ -67,6 +67,8 @@ static const struct zb_opt plan_options[] = {
       .help = "with --early: gradients of pages whose state is streamed are not held" },
     { "grad-ring-keep", ZB_OPT_COUNT, AT(run.ring_keep), .arg = "N", .def = "0", .max = 100,
       .help = "--grad-ring: hold those of N percent of the pages" },
+    { "clip-tensor", ZB_OPT_FLAG, AT(run.ring_limits),
+      .help = "--grad-ring: the run clips by tensor, with memory for the gradients of two units" },
     { "micro-steps", ZB_OPT_COUNT, AT(run.micro_steps), .arg = "N", .def = "1", .min = 1,
       .help = "micro-steps per step" },
     { "prefetch", ZB_OPT_COUNT, AT(run.prefetch_units), .arg = "N", .def = "1",

@@ -67,15 +67,15 @@ static struct zb_gpu_share gpu_all(const struct zctl_plan *p, const struct zb_fo
 
 static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f)
 {
-    json_t *host =
-        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
-                  "params", integer(f->host_param), "ring", integer(f->host_ring), "grads",
-                  integer(f->host_grad), "aside", integer(f->grads_aside), "grads_ringed",
-                  integer(f->grads_ringed), "state", integer(f->host_state), "staging",
-                  integer(f->host_staging), "buffers", integer(f->host_buffers), "matrices",
-                  integer(f->host_matrices), "matrices_most", integer(f->host_matrices_most),
-                  "used", integer(f->host_used), "budget", integer(p->node.host_bytes), "least",
-                  integer(f->host_least), "least_grads", integer(f->host_least_grads));
+    json_t *host = json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params",
+        integer(f->host_param), "ring", integer(f->host_ring), "grads", integer(f->host_grad),
+        "aside", integer(f->grads_aside), "room", integer(f->grads_room), "grads_ringed",
+        integer(f->grads_ringed), "state", integer(f->host_state), "staging",
+        integer(f->host_staging), "buffers", integer(f->host_buffers), "matrices",
+        integer(f->host_matrices), "matrices_most", integer(f->host_matrices_most), "used",
+        integer(f->host_used), "budget", integer(p->node.host_bytes), "least",
+        integer(f->host_least), "least_grads", integer(f->host_least_grads));
     json_t *nvme = json_pack("{s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "early", (int)f->early,
                              "params", integer(f->nvme_param), "grads", integer(f->nvme_grad),
                              "state", integer(f->nvme_state), "spare", integer(f->nvme_spare),
@@ -227,10 +227,13 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
     if (f->fits) {
         line(p, "host: parameters", f->host_param, "resident");
         line(p, "host: their ring", f->host_ring, "of those that are streamed");
-        line(p, "host: gradients", f->host_grad - f->grads_aside,
+        line(p, "host: gradients", f->host_grad - f->grads_aside - f->grads_room,
              f->nvme_grad > 0 ? "what fits" : "");
         if (p->run.grad_ring) {
             line(p, "host: aside", f->grads_aside, "new parameters of pages without a gradient");
+            if (f->grads_room > 0)
+                line(p, "host: two units", f->grads_room,
+                     "their gradients, until they are clipped");
             line(p, "gradients: not held", f->grads_ringed, "they pass through page buffers");
         }
         line(p, "host: state", f->host_state, "resident");
@@ -255,7 +258,8 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
     if (f->fits) {
         line(p, "nvme: parameters", f->nvme_param, "one version");
         if (f->nvme_grad > 0)
-            line(p, "nvme: gradients", f->nvme_grad, "what does not fit into memory");
+            line(p, "nvme: gradients", f->nvme_grad,
+                 f->grads_room > 0 ? "of the warm-up" : "what does not fit into memory");
         line(p, "nvme: state", f->nvme_state, "one version");
         line(p, "nvme: further places", f->nvme_spare,
              p->run.durable ? "the next version, and pages in flight"

@@ -557,7 +557,7 @@ int zc_zero_announce(struct zc_zero *z, double lr)
         return zcz_refuse(z, -EINVAL, "a step of as many micro-steps as come is announced");
     if (!zcz_announced(z)) {
         z->steps->announcing = z->store->early && z->store->ops->step_begin && zcz_clip_early(z);
-        z->said = ZCZ_SAID_ENGINE;
+        z->said = z->steps->announcing ? ZCZ_SAID_ENGINE : ZCZ_SAID_STORE;
     }
     z->steps->announced_lr = lr;
     return zcz_turn(z, 0);

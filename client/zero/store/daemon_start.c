@@ -92,6 +92,11 @@ static enum zc_place place_param(const struct zc_zero *z)
                : ZC_HOST;
 }
 
+static bool ring_limits(const struct zc_zero *z)
+{
+    return z->options.grad_ring && z->options.clip_mode == ZC_CLIP_TENSOR;
+}
+
 /* attaches: joins a kept job; `epoch` 0 takes it over. */
 static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
 {
@@ -120,10 +125,16 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .early = early_wanted(d),
         .grad_ring = z->options.grad_ring,
         .grad_ring_keep = z->options.grad_ring_keep,
+        .grad_ring_limits = ring_limits(z),
         .writable = zcz_device_pins_writable(z),
     };
     int rc;
 
+    if (ring_limits(z) && d->base.node_world != z->shards)
+        return zcz_refuse(
+            z, -ENOTSUP,
+            "grad_ring with clipping by tensor needs all slices of a unit in one daemon: "
+            "ranks on one node");
     for (uint32_t i = 0; i < z->nunits; i++)
         slice_most = zb_max_u64(slice_most, z->units[i].slice);
     d->base.piece_elems = zb_piece_elems(slice_most, d->base.page_elems);
@@ -307,7 +318,9 @@ int zcz_daemon_place(struct zcz_store *s)
         /* a kept job keeps the option that it was opened with */
         s->early = early_wanted(d) && d->placement.early;
         s->rings = d->placement.grads_ringed > 0;
-        if (s->rings && (!s->early || zcz_pushes(s->z) != 1))
+        if (s->rings && (!s->early || zcz_pushes(s->z) != 1 ||
+                         (s->z->options.clip_mode == ZC_CLIP_TENSOR && /* it has no rooms */
+                          d->placement.grads_on_nvme == 0)))
             return zcz_refuse(s->z, -EINVAL,
                               "job '%s' is in memory without all of its gradients (grad_ring), "
                               "which these options need",

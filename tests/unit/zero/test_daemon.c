@@ -238,12 +238,15 @@ static void accumulated_before_the_push(void **state)
     }
 }
 
-/* The daemon does not hold all gradients: the same bits, at each stage, with 1 to 3 ranks. */
+/* The daemon does not hold all gradients: the same bits, at each stage, with 1 to 3 ranks, without clipping
+ * and clipped by tensor, after two steps of a warm-up. */
 static void a_ring_of_gradients(void **state)
 {
     (void)state;
     for (uint32_t world = 1; world <= 3; world++)
-        for (enum zc_zero_stage stage = ZC_STAGE_1; stage <= ZC_STAGE_3; stage++) {
+        for (uint32_t i = 0; i < 6; i++) {
+            enum zc_zero_stage stage = (enum zc_zero_stage)(ZC_STAGE_1 + i % 3);
+            bool clips = i >= 3;
             enum zc_zero_offload params = stage == ZC_STAGE_3 ? ZC_ZERO_NVME : ZC_ZERO_NONE;
             struct party none, p;
             struct real_daemon d;
@@ -254,13 +257,18 @@ static void a_ring_of_gradients(void **state)
             party_new(&p, world, &d, params, ZC_ZERO_NVME);
             for (uint32_t r = 0; r < world; r++) {
                 none.runs[r].options.stage = p.runs[r].options.stage = stage;
-                none.runs[r].options.clip = p.runs[r].options.clip = 0;
+                none.runs[r].options.clip = p.runs[r].options.clip = clips ? 0.5 : 0;
+                none.runs[r].options.clip_mode = p.runs[r].options.clip_mode =
+                    clips ? ZC_CLIP_TENSOR : ZC_CLIP_GLOBAL;
+                none.runs[r].options.clip_tensor_warmup = 2;
+                p.runs[r].options.clip_tensor_warmup = 2;
                 none.runs[r].options.micro_steps = p.runs[r].options.micro_steps = 1;
                 p.runs[r].announce = p.runs[r].options.grad_ring = true;
             }
             party_run(&none);
             party_run(&p);
-            (void)snprintf(name, sizeof(name), "%u ranks, stage %d", world, (int)stage);
+            (void)snprintf(name, sizeof(name), "%u ranks, stage %d%s", world, (int)stage,
+                           clips ? ", clipped by tensor" : "");
             assert_same(name, &none, &p);
             assert_true(counter(&d, "pages_early") > 0);
             real_daemon_stop(&d);
