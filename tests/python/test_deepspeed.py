@@ -1,4 +1,4 @@
-# ctest: LABELS full COST 60 TIMEOUT 900
+# ctest: TRAINER LABELS full COST 60 TIMEOUT 900
 """zshard.deepspeed: programs as DeepSpeed's documents have them, under both names, against plain torch; and what
 differs or is refused."""
 
