@@ -119,10 +119,11 @@ def test_as_started(place: Path, folder: Path, name: str) -> None:
         os.umask(0o037)
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
+    unset = {"PYTHONFAULTHANDLER": "", "PYTHONUNBUFFERED": ""}
     seen: list[Any] = []
     for how in (PLAIN, FORKED):
         done = subprocess.run(
-            [*how, *PROGRAMS[name]], env=env(place, ONE="1", PYTHONPATH=str(folder / "lib"), PYTHONFAULTHANDLER=""),
+            [*how, *PROGRAMS[name]], env=env(place, ONE="1", PYTHONPATH=str(folder / "lib"), **unset),
             cwd=folder, input="input", text=True, capture_output=True, timeout=PATIENCE, check=False, preexec_fn=limits,
         )  # fmt: skip
         seen.append((done.returncode, done.stdout, done.stderr.splitlines()[-1:]))  # the frames of a traceback differ
@@ -259,3 +260,16 @@ def test_no_folder_no_sharing(place: Path) -> None:
     code = "import os, sys; print(os.getpid(), 'decimal' in sys.modules)"
     process = subprocess.Popen([*FORKED, "-c", code], env=variables, stdout=subprocess.PIPE, text=True)
     assert process.communicate()[0] == f"{process.pid} False\n"
+
+
+def test_a_folder_of_its_own() -> None:
+    """Without ZSHARD_ZYGOTE a process that forks belongs to one program, and ends with it."""
+    variables = {n: v for n, v in os.environ.items() if n != "ZSHARD_ZYGOTE"}
+    code = f"import sys; sys.path.append({str(HERE)!r}); import zygote\n"
+    code += f"zygote.run([sys.executable, '-c', {SERVER!r}], preload=['decimal'], check=True); print(zygote._private)"
+    process = subprocess.Popen([*PLAIN, "-c", code], env=variables, stdout=subprocess.PIPE, text=True)
+    server, _ = ids(process)
+    assert process.stdout is not None
+    private = process.stdout.readline().strip()
+    assert process.wait(PATIENCE) == 0 and not os.path.exists(private)
+    ends(server)

@@ -85,8 +85,14 @@ def _folder() -> str:
     return _private
 
 
+def _on_cpu() -> bool:
+    return os.environ.get("ZSHARD_TEST_DEVICE", "cpu") == "cpu"
+
+
 def _fixed(preload: Sequence[str], env: dict[str, str]) -> dict[str, str]:
     names = {*FIXED, *(n for module, late in FIXED_LATER.items() if module in preload for n in late)}
+    if not _on_cpu():  # an import may ask for the devices
+        names.add("CUDA_VISIBLE_DEVICES")
     names |= {n for n in env if n.startswith(FIXED_BEGINNINGS)} - {*PER_PROCESS}
     return {n: env[n] for n in sorted(names) if n in env}
 
@@ -277,8 +283,7 @@ def main() -> None:
         preload = {"torch": TORCH, "trainer": TRAINER}.get(words[1]) or tuple(words[1].split(","))
         words = words[2:]
     words = [sys.executable, "-B", *words]
-    on_cpu = os.environ.get("ZSHARD_TEST_DEVICE", "cpu") == "cpu"
-    if not os.environ.get("ZSHARD_ZYGOTE") or not on_cpu or not importlib.util.find_spec(preload[0]):
+    if not os.environ.get("ZSHARD_ZYGOTE") or not _on_cpu() or not importlib.util.find_spec(preload[0]):
         os.execv(sys.executable, words)
     early: list[int] = []
     process: Popen | None = None
