@@ -61,6 +61,7 @@ finish() {
     if [ -n "$python_maker" ]; then
         kill -TERM -- "-$python_maker" 2>/dev/null || true
     fi
+    find build*/zygote -type s -delete 2>/dev/null || true # which ends the processes that fork
     if [ -e "$logs/stages" ]; then
         say "stages"
         python3 -B tests/report.py end "$logs/stages" tests/skips.txt || status=1

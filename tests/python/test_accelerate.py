@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zygote
 
 pytest.importorskip("torch")
 
@@ -139,7 +139,7 @@ def test_nothing_is_imported() -> None:
                 raise AssertionError(name)
         assert not hasattr(zt, "something")
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = zygote.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zygote
 
 torch = pytest.importorskip("torch")
 
@@ -242,7 +243,7 @@ def test_the_command(tmp_path: Path) -> None:
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "zshard.convert", *words]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+        return zygote.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
 
     info = run("info", str(tmp_path / "in"))
     assert info.returncode == 0 and "form       zero, deepspeed 0.19.8, stage 2, ranks 2" in info.stdout, info.stderr

@@ -1,4 +1,4 @@
-# ctest: LABELS full COST 60 TIMEOUT 900
+# ctest: TRAINER LABELS full COST 60 TIMEOUT 900
 """zshard.deepspeed: programs as DeepSpeed's documents have them, under both names, against plain torch; and what
 differs or is refused."""
 
@@ -43,8 +43,9 @@ def run(folder: Path, cases: str, world: int, words: list[str]) -> dict[str, lis
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": at, "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
-        popen = subprocess.Popen if words == UNCHANGED else zygote.Popen
-        ranks.append(popen([sys.executable, "-B", *words, out, cases], env=env, stderr=subprocess.PIPE, text=True))
+        ranks.append(
+            zygote.Popen([sys.executable, "-B", *words, out, cases], env=env, stderr=subprocess.PIPE, text=True)
+        )
     try:
         errors = [process.communicate(timeout=SECONDS)[1] for process in ranks]
         failed = [err[-2500:] for process, err in zip(ranks, errors, strict=True) if process.returncode != 0]
@@ -204,7 +205,7 @@ print(most[0] - before, anonymous() - before)
 
 def test_a_model_under_init_is_never_in_memory() -> None:
     """256 MiB of parameters: neither while it is built nor afterwards."""
-    made = subprocess.run([sys.executable, "-B", "-c", GROWS], capture_output=True, text=True, timeout=120, check=False)
+    made = zygote.run([sys.executable, "-B", "-c", GROWS], capture_output=True, text=True, timeout=120, check=False)
     assert made.returncode == 0, made.stderr[-2000:]
     most, after = map(int, made.stdout.split())
     assert most < 96 and after < 48, made.stdout
@@ -266,7 +267,10 @@ def test_the_finder_answers_for_deepspeed() -> None:
     """The same modules under both names, a distribution of DeepSpeed's version, and a clear refusal."""
     if importlib.util.find_spec("deepspeed") is not None:
         pytest.skip("DeepSpeed itself is installed here")
-    made = subprocess.run([sys.executable, "-B", "-c", ASKS], capture_output=True, text=True, timeout=120)
+    made = zygote.run(
+        [sys.executable, "-B", "-c", ASKS],
+        preload=zygote.BELOW_TRANSFORMERS, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
     assert made.returncode == 0, made.stderr[-3000:]
     assert made.stderr.count("gives zshard.deepspeed") == 1
 

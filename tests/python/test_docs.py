@@ -22,10 +22,12 @@ BLOCK = re.compile(r"(<!-- not run: [^\n]* -->\n)?```(\w+)\n(.*?)```", re.DOTALL
 def environment(folder: Path) -> dict[str, str]:
     """A daemon, notes and data of this test's own."""
     (folder / "run").mkdir(mode=0o700)
+    (folder / "bin").mkdir()
+    zygote.shim(folder / "bin", "trainer")
     build = os.environ.get("ZSHARD_BUILD") or str(ROOT / "build")
     return os.environ | {
         "PYTHONPATH": str(ROOT / "python"),
-        "PATH": f"{Path(sys.executable).parent}:{build}/bin:{os.environ['PATH']}",
+        "PATH": f"{folder}/bin:{Path(sys.executable).parent}:{build}/bin:{os.environ['PATH']}",
         "ZSHARD_BUILD": build,
         "XDG_RUNTIME_DIR": str(folder / "run"),
         "ZSHARD_DATA": str(folder / "data"),
@@ -70,7 +72,7 @@ def test_snippets(page: str, tmp_path: Path) -> None:
 
 
 def test_the_reference_is_up_to_date(tmp_path: Path) -> None:
-    run([sys.executable, str(ROOT / "python" / "make_docs.py"), "--check"], tmp_path, environment(tmp_path))
+    run(["python", str(ROOT / "python" / "make_docs.py"), "--check"], tmp_path, environment(tmp_path))
 
 
 def test_links() -> None:

@@ -1,4 +1,4 @@
-# ctest: LABELS full COST 40 TIMEOUT 600
+# ctest: TRAINER LABELS full COST 40 TIMEOUT 600
 """LoRA of peft on a frozen base four times the daemon's host memory: trained from NVMe, which the base is read from and
 never written to; the adapters open in plain peft, with the same logits."""
 

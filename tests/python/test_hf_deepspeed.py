@@ -1,4 +1,4 @@
-# ctest: LABELS full COST 90 TIMEOUT 900
+# ctest: TRAINER LABELS full COST 90 TIMEOUT 900
 """Transformers' Trainer and TRL's SFTTrainer with `deepspeed=`, under zshard.run, against the same run without."""
 
 from __future__ import annotations

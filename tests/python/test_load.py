@@ -1,4 +1,4 @@
-# ctest: LABELS full COST 30
+# ctest: TRAINER LABELS full COST 30
 """Sources of values (zshard.torch._sources) and models that are loaded by them (_load), against Transformers."""
 
 from __future__ import annotations

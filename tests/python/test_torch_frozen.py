@@ -17,7 +17,7 @@ import zshard.torch as zt
 from zshard.torch._init import context
 
 WIDTH, MIB = 1024, 1 << 20
-HOST = 40 * MIB
+HOST = 16 * MIB
 
 
 class Adapted(nn.Module):
@@ -69,7 +69,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> lis
     return losses
 
 
-@pytest.mark.parametrize(("quantize", "depth"), [pytest.param(False, 80, marks=pytest.mark.long), (True, 160)])
+@pytest.mark.parametrize(("quantize", "depth"), [pytest.param(False, 32, marks=pytest.mark.long), (True, 64)])
 def test_adapters_on_a_base_larger_than_memory(daemon: None, quantize: bool, depth: int) -> None:
     """The base is read from NVMe and never written after the start; losses are those of plain torch."""
     torch.manual_seed(0)

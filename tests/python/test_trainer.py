@@ -1,4 +1,4 @@
-# ctest: LABELS full COST 80
+# ctest: TRAINER LABELS full COST 80
 """Transformers' trainers with zshard.torch.TrainerMixin give the losses that they give without it, on 1 and 2 ranks."""
 
 from __future__ import annotations

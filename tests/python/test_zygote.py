@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -76,6 +77,7 @@ PROGRAMS: dict[str, list[str]] = {
     "killed": ["-c", "import os; os.kill(os.getpid(), 9)"],
     "abort": ["-c", "import os; os.abort()"],
     "fault": ["-X", "faulthandler", "-c", "import faulthandler as f; print(f.is_enabled())"],
+    "unbuffered": ["-u", "-c", "import os; print(1); os._exit(4)"],
     "at once": ["-c", "import os; print(1); os._exit(4)"],
     "no fault": ["-c", "import faulthandler as f; print(f.is_enabled())"],
     "arguments": ["-c", "import sys; print(sys.argv, sys.executable, sys.flags.dont_write_bytecode)", "a b", "-c", "$"],
@@ -117,10 +119,11 @@ def test_as_started(place: Path, folder: Path, name: str) -> None:
         os.umask(0o037)
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
+    unset = {"PYTHONFAULTHANDLER": "", "PYTHONUNBUFFERED": ""}
     seen: list[Any] = []
     for how in (PLAIN, FORKED):
         done = subprocess.run(
-            [*how, *PROGRAMS[name]], env=env(place, ONE="1", PYTHONPATH=str(folder / "lib"), PYTHONFAULTHANDLER=""),
+            [*how, *PROGRAMS[name]], env=env(place, ONE="1", PYTHONPATH=str(folder / "lib"), **unset),
             cwd=folder, input="input", text=True, capture_output=True, timeout=PATIENCE, check=False, preexec_fn=limits,
         )  # fmt: skip
         seen.append((done.returncode, done.stdout, done.stderr.splitlines()[-1:]))  # the frames of a traceback differ
@@ -146,7 +149,7 @@ def test_a_killed_owner_takes_its_processes_along(place: Path) -> None:
     """As CTest kills a test that takes too long: the program and its children die, another program does not."""
     other = start(place, SERVER + "sys.stdin.read(); print('well')")
     server, _ = ids(other)
-    code = "import subprocess; c = subprocess.Popen(['sleep', '60']); print(c.pid, flush=True); c.wait()"
+    code = "import subprocess; c = subprocess.Popen(['sleep', '600']); print(c.pid, flush=True); c.wait()"
     process = start(place, SERVER + code)
     same, program = ids(process)
     assert same == server and process.stdout is not None
@@ -179,7 +182,14 @@ def test_the_process_that_forks_dies(tmp_path: Path) -> None:
     assert process.wait(PATIENCE) == -signal.SIGKILL and process.stderr is not None
     assert "the process that forks has died, and with it process" in process.stderr.read()
     assert [p for p in tmp_path.iterdir() if p.is_socket()]
-    again = start(tmp_path, SERVER)
+    (lock,), (left,) = tmp_path.glob("*.lock"), [p.stat() for p in tmp_path.iterdir() if p.is_socket()]
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # another one is starting it
+        again = start(tmp_path, SERVER)
+        time.sleep(0.5)
+        assert [(p.stat().st_ino, p.stat().st_ctime) for p in tmp_path.iterdir() if p.is_socket()] == [
+            (left.st_ino, left.st_ctime)
+        ]
     assert ids(again)[0] != server
     again.communicate()
     assert again.returncode == 0
@@ -189,13 +199,16 @@ def test_the_process_that_forks_dies(tmp_path: Path) -> None:
 
 
 def test_at_once_and_with_other_variables(tmp_path: Path) -> None:
-    """Four that come at once share one. Another value of what counts at an import needs another one."""
+    """Four that come at once share one. Another value of what counts at an import, or a limit that cannot be raised,
+    needs another one."""
     processes = [start(tmp_path, SERVER, ANY=str(i)) for i in range(4)]
     other = start(tmp_path, SERVER + "print(os.environ['OMP_NUM_THREADS'])", OMP_NUM_THREADS="3")
+    limited = start(tmp_path, SERVER, ["sh", "-c", 'ulimit -n 300; exec "$@"', "sh", *FORKED])
     servers = {ids(p)[0] for p in processes}
     assert len(servers) == 1
     assert ids(other)[0] not in servers and other.stdout is not None and other.stdout.read() == "3\n"
-    assert [p.wait(PATIENCE) for p in processes] == [0] * 4
+    assert ids(limited)[0] not in servers
+    assert [p.wait(PATIENCE) for p in [*processes, limited]] == [0] * 5
 
 
 def test_it_cannot_be_used(tmp_path: Path) -> None:
@@ -247,3 +260,16 @@ def test_no_folder_no_sharing(place: Path) -> None:
     code = "import os, sys; print(os.getpid(), 'decimal' in sys.modules)"
     process = subprocess.Popen([*FORKED, "-c", code], env=variables, stdout=subprocess.PIPE, text=True)
     assert process.communicate()[0] == f"{process.pid} False\n"
+
+
+def test_a_folder_of_its_own() -> None:
+    """Without ZSHARD_ZYGOTE a process that forks belongs to one program, and ends with it."""
+    variables = {n: v for n, v in os.environ.items() if n != "ZSHARD_ZYGOTE"}
+    code = f"import sys; sys.path.append({str(HERE)!r}); import zygote\n"
+    code += f"zygote.run([sys.executable, '-c', {SERVER!r}], preload=['decimal'], check=True); print(zygote._private)"
+    process = subprocess.Popen([*PLAIN, "-c", code], env=variables, stdout=subprocess.PIPE, text=True)
+    server, _ = ids(process)
+    assert process.stdout is not None
+    private = process.stdout.readline().strip()
+    assert process.wait(PATIENCE) == 0 and not os.path.exists(private)
+    ends(server)

@@ -3,15 +3,16 @@
     process = zygote.Popen([sys.executable, "-B", "program.py", "1"], env=env, stdout=subprocess.PIPE, text=True)
     done = zygote.run([sys.executable, "-c", "print(1)"], capture_output=True, text=True)
 
-    python3 -B tests/python/zygote.py [--with MODULES,...] WORDS...
+    python3 -B tests/python/zygote.py [--with torch|trainer|MODULE,...] WORDS...
                                                 runs `python3 -B WORDS...` like this, and ends as that ends
+    path = zygote.shim(folder)                  folder/python does that: for what starts a Python by its name
 
 Both functions take what subprocess.Popen and subprocess.run take (not preexec_fn, pass_fds and a new session), with the
-words of a Python command: options -B, -X NAME and -P, then a program, -c CODE or -m MODULE. The process has its own
+words of a Python command: options -B, -X NAME, -P and -u, then a program, -c CODE or -m MODULE. The process has its own
 environment, folder, arguments, limits and sys.path, and leads a process group. At its end, functions of atexit run and
 the program's globals are freed; modules are not. It is killed when the process that asked for it ends. Importing
 PyTorch costs three to six seconds of a processor, transformers' Trainer ten; a fork costs little. A test of an
-interpreter's own start or end uses subprocess.
+interpreter's own start (sitecustomize, too) or end uses subprocess.
 
 `preload` names the modules that are imported. Nothing of zshard is among them: each process imports it itself.
 
@@ -58,13 +59,9 @@ TRAINER = (*BELOW_TRANSFORMERS, "transformers", "transformers.trainer", "acceler
 FORKED_FROM = {BELOW_TRANSFORMERS: TORCH, TRAINER: BELOW_TRANSFORMERS}
 # Variables that count when something is imported: who wants other values needs another process that forks.
 FIXED = ("HOME", "LANG", "TZ", "TMPDIR")
-FIXED_BEGINNINGS = ("LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_")
+FIXED_BEGINNINGS = ("LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_LOGS")
 FIXED_LATER = {"huggingface_hub": ("HF_HUB_OFFLINE",), "transformers": ("TRANSFORMERS_VERBOSITY",)}
-PER_PROCESS = (
-    "PYTHONPATH",
-    "PYTHONFAULTHANDLER",
-    "PYTHONUNBUFFERED",
-)  # each process takes them from its own environment
+PER_PROCESS = ("PYTHONPATH", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED")  # as the process wants them
 NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # pyarrow's allocator, for the process that forks
 SECONDS = 120 * float(os.environ.get("ZSHARD_PATIENCE", "1"))  # for the imports
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -88,8 +85,14 @@ def _folder() -> str:
     return _private
 
 
+def _on_cpu() -> bool:
+    return os.environ.get("ZSHARD_TEST_DEVICE", "cpu") == "cpu"
+
+
 def _fixed(preload: Sequence[str], env: dict[str, str]) -> dict[str, str]:
     names = {*FIXED, *(n for module, late in FIXED_LATER.items() if module in preload for n in late)}
+    if not _on_cpu():  # an import may ask for the devices
+        names.add("CUDA_VISIBLE_DEVICES")
     names |= {n for n in env if n.startswith(FIXED_BEGINNINGS)} - {*PER_PROCESS}
     return {n: env[n] for n in sorted(names) if n in env}
 
@@ -266,13 +269,21 @@ def run(words: Sequence[Any], *, timeout: float | None = None, check: bool = Fal
     return done
 
 
+def shim(folder: str | os.PathLike[str], preload: str = "torch") -> str:
+    path = os.path.join(folder, "python")
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(f'#!/bin/sh\nexec "{sys.executable}" -B "{os.path.abspath(__file__)}" --with {preload} "$@"\n')
+    os.chmod(path, 0o700)
+    return path
+
+
 def main() -> None:
-    preload, words = list(TORCH), sys.argv[1:]
+    preload, words = TORCH, sys.argv[1:]
     if words[0] == "--with":
-        preload, words = words[1].split(","), words[2:]
+        preload = {"torch": TORCH, "trainer": TRAINER}.get(words[1]) or tuple(words[1].split(","))
+        words = words[2:]
     words = [sys.executable, "-B", *words]
-    on_cpu = os.environ.get("ZSHARD_TEST_DEVICE", "cpu") == "cpu"
-    if not os.environ.get("ZSHARD_ZYGOTE") or not on_cpu or not importlib.util.find_spec(preload[0]):
+    if not os.environ.get("ZSHARD_ZYGOTE") or not _on_cpu() or not importlib.util.find_spec(preload[0]):
         os.execv(sys.executable, words)
     early: list[int] = []
     process: Popen | None = None

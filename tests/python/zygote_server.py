@@ -145,21 +145,23 @@ class Server:
 # ---- in the new process
 
 
+def output(buffered: bool) -> TextIO:
+    if buffered:
+        return open(1, "w", closefd=False)
+    return io.TextIOWrapper(open(1, "wb", buffering=0, closefd=False), write_through=True)
+
+
 def options_of(words: list[str]) -> list[str]:
     """Does what options of the interpreter say; returns the words after them."""
     fault = bool(os.environ.get("PYTHONFAULTHANDLER"))
-    while words[0] in ("-B", "-X", "-P"):
+    while words[0] in ("-B", "-X", "-P", "-u"):
         fault = fault or words[:2] == ["-X", "faulthandler"]
+        if words[0] == "-u":
+            sys.stdout = output(buffered=False)
         words = words[2 if words[0] == "-X" else 1 :]
     if fault:
         faulthandler.enable()
     return words
-
-
-def output() -> TextIO:
-    if os.environ.get("PYTHONUNBUFFERED"):
-        return io.TextIOWrapper(open(1, "wb", buffering=0, closefd=False), write_through=True)
-    return open(1, "w", closefd=False)
 
 
 def become(request: dict[str, Any], fds: list[int], base: list[str]) -> None:
@@ -176,7 +178,7 @@ def become(request: dict[str, Any], fds: list[int], base: list[str]) -> None:
         resource.setrlimit(int(what), limits)
     os.chdir(request["cwd"])
     sys.stdin = open(0, closefd=False)
-    sys.stdout = output()
+    sys.stdout = output(buffered=not os.environ.get("PYTHONUNBUFFERED"))
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     random.seed()
