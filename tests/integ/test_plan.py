@@ -138,7 +138,8 @@ def held(d, name, words, begin, flags, seen=lambda: None):
     # whether steps may begin early is up to the trainer, and not visible from outside
     plans = [plan(d, *words), plan(d, *words, "--early")]
     if "--grad-ring" in flags:
-        plans = [plan(d, *words, "--early", "--grad-ring")]
+        clips = ["--clip-tensor"] if "tensor" in flags else []
+        plans = [plan(d, *words, "--early", "--grad-ring", *clips)]
     check(plans[0]["node"]["drive_read"] > 0, f"{name}: the daemon measures its drive")
     idle = process_bytes(d.process.pid)
     with begin() as t:
@@ -263,6 +264,12 @@ def ring():
     check(p["step"]["nvme_read_bytes"] < plain["step"]["nvme_read_bytes"], f"{p}, {plain}")
     p = agrees("small", least("small", "nvme", "least"), "nvme", flags)
     check(p["tiers"]["nvme"]["grads"] == 0 and p["tiers"]["host"]["grads"] == 0, f"{p}")
+    # Clipped by tensor, with 1 and 2 ranks: memory for two units, and places for the gradients of a warm-up.
+    flags = ["--dtype", "bf16", "--clip", "1", "--clip-mode", "tensor", "--clip-warmup", "0", "--grad-ring"]
+    for ranks in (1, 2):
+        p = agrees("small", host + (1 << 20), "nvme", flags, ranks=ranks)
+        room, ringed = p["tiers"]["host"]["room"], p["tiers"]["host"]["grads_ringed"]
+        check(0 < room <= ringed == p["tiers"]["nvme"]["grads"], f"{ranks} ranks: {p}")
 
 
 def muon():

@@ -197,10 +197,13 @@ def overlaps():
 def gradients_not_held():
     """A ring of gradients: the same bits, with all ranks' micro-steps added up before, and after a resume."""
     rng = random.Random(12)
-    for dtype, ranks, more in (("bf16", 2, ["--accumulate", "local"]), ("fp32", 1, ["--order", "vertical"])):
-        base = ["--dtype", dtype, "--clip", "0", *more]
+    tensor = ["--clip-mode", "tensor", "--clip", "0.5", "--clip-warmup", "2"]
+    for dtype, ranks, more in (("bf16", 2, ["--clip", "0", "--accumulate", "local"]),
+                               ("fp32", 1, ["--clip", "0", "--order", "vertical"]),
+                               ("bf16", 2, [*tensor, "--accumulate", "local"]), ("bf16", 1, [*tensor, "--order", "vertical"])):
+        base = ["--dtype", dtype, *more]
         here = good(Run(base + ["--offload", "none"], ranks, steps=FEW), "the run without a daemon")
-        host = least_host_bytes(base + ["--offload", "nvme"], ranks) + rng.randrange(0, 600 << 10)
+        host = least_host_bytes(base + ["--offload", "nvme", "--grad-ring"], ranks) + rng.randrange(0, 600 << 10)
         with Daemon("--host-bytes", str(host), "--nvme-bytes", "64M", *PAGES) as d:
             name = f"{dtype}, {ranks} ranks, {' '.join(more)}, {host} bytes"
             flags = [*base, "--offload", "nvme", "--grad-ring", "--keep", "--job", "ring", "--commit-every", "2"]
