@@ -14,9 +14,12 @@
  *     early  shards are stepped as their gradients arrive, and the trainer waits for the step
  *     all    both: about the larger of computing and I/O
  *
+ * PUSHES. A push goes on while the trainer computes, as the engine's do; the trainer waits before the next
+ * one. With --push-waits it waits at once.
+ *
  * GRADIENTS. With --grad-ring, gradients of pages with streamed state are not held in the cases whose steps
  * begin early. The host memory is the same in all cases, so these have some state in it. A push then
- * waits for the drive; the trainer computes meanwhile, and waits before its next push.
+ * waits for the drive.
  *
  * CLIPPING. global: the step needs the norm of all gradients, so it cannot begin early. tensor: each
  * tensor has a limit for its norm, 1.05 times its last norm; the daemon steps a unit early when its
@@ -34,8 +37,7 @@
 #include "bench/rig.h"
 #include "bench/turns.h"
 
-#define OVERLAP_UNITS   48u
-#define OVERLAP_BUFFERS 8u
+#define OVERLAP_UNITS 48u
 #define OVERLAP_PAGE \
     65536u /* elements: what is in flight is a small part of a step, as in a large model */
 #define OVERLAP_FORWARD 3u  /* the forward pass is one part of so many of computing */
@@ -55,6 +57,15 @@ static const struct overlap_case {
 
 enum overlap_clip { CLIP_NONE, CLIP_TENSOR, CLIP_GLOBAL };
 
+/* Where an iteration takes longer than its computing: sums over the iterations of a case. */
+struct overlap_lost {
+    double push;    /* waits until the daemon has taken a gradient in */
+    double barrier; /* norms, factors, and the call of the step */
+    double first;   /* waits for the first parameters of the forward pass, */
+    double units;   /* and for all others */
+    unsigned n;
+};
+
 struct overlap_bench {
     struct zbench *z;
     const char *dir;
@@ -62,8 +73,10 @@ struct overlap_bench {
     unsigned rounds;
     uint32_t clip; /* enum overlap_clip */
     bool grad_ring;
-    uint32_t keep;  /* percent of pages whose gradients are held */
-    double compute; /* of drive_s */
+    bool push_waits;  /* the trainer computes nothing while the daemon takes a gradient in */
+    uint32_t buffers; /* pages that the daemon has in flight */
+    uint32_t keep;    /* percent of pages whose gradients are held */
+    double compute;   /* of drive_s */
 
     uint64_t unit;     /* elements of each */
     double drive_s;    /* of a step whose state is all streamed */
@@ -73,6 +86,8 @@ struct overlap_bench {
     bool stepping, pushing;
     int step_rc, push_rc;
     struct zc_stepped stepped;
+    struct overlap_lost lost;
+    double overslept;             /* by the sleeps so far */
     double limits[OVERLAP_UNITS]; /* of the next step; 0: none */
 };
 
@@ -82,12 +97,21 @@ static bool overlap_early(const struct overlap_bench *b)
     return b->now->early && b->clip != CLIP_GLOBAL;
 }
 
-static void compute_for(double s)
+static double seconds_since(uint64_t begin_ns)
 {
-    struct timespec left = { .tv_sec = (time_t)s, .tv_nsec = (long)(fmod(s, 1.0) * 1e9) };
+    return (double)(zb_now_ns() - begin_ns) / 1e9;
+}
+
+/* A sleep ends late: the next one is shorter by that, so that their sum is what was asked for. */
+static void compute_for(struct overlap_bench *b, double s)
+{
+    uint64_t begin_ns = zb_now_ns();
+    double pause = fmax(0, s - b->overslept);
+    struct timespec left = { .tv_sec = (time_t)pause, .tv_nsec = (long)(fmod(pause, 1.0) * 1e9) };
 
     while (nanosleep(&left, &left) < 0 && errno == EINTR)
         ;
+    b->overslept += seconds_since(begin_ns) - s;
 }
 
 /* ---- the job */
@@ -111,7 +135,7 @@ static int overlap_memory(struct overlap_bench *b)
 
 static int overlap_begin(struct overlap_bench *b)
 {
-    uint64_t buffers = OVERLAP_BUFFERS * zb_buffer_bytes(OVERLAP_PAGE);
+    uint64_t buffers = b->buffers * zb_buffer_bytes(OVERLAP_PAGE);
     const struct zc_job_options options = { .early = overlap_early(b),
                                             .grad_ring = b->grad_ring && overlap_early(b),
                                             .grad_ring_keep = b->keep,
@@ -128,6 +152,7 @@ static int overlap_begin(struct overlap_bench *b)
                               b->params * NVME_BYTES + (64u << 20), buffers, OVERLAP_PAGE, b->rate);
 
     b->stepping = b->pushing = false;
+    b->overslept = 0;
     memset(b->limits, 0, sizeof(b->limits));
     if (rc == 0)
         rc = zbench_rig_open(&b->rig, &options);
@@ -208,9 +233,12 @@ static void overlap_push_done(void *arg, int rc)
 /* Waits for the push in flight, if there is one. */
 static int overlap_pushed(struct overlap_bench *b)
 {
+    uint64_t begin_ns = zb_now_ns();
+
     while (b->pushing)
         if (zc_poll(b->rig.c, 1000) < 0)
             return -ENOTCONN;
+    b->lost.push += seconds_since(begin_ns);
     return b->push_rc;
 }
 
@@ -228,12 +256,12 @@ static int overlap_backward(struct overlap_bench *b, const struct zc_step *step)
                                       .count = b->unit,
                                       .staged = r->job.staging };
 
-        compute_for(pause);
+        compute_for(b, pause);
         rc = overlap_pushed(b);
         b->pushing = rc == 0;
         if (rc == 0)
             rc = zc_push(r->c, &push, overlap_push_done, b);
-        if (rc == 0 && !b->grad_ring)
+        if (rc == 0 && b->push_waits)
             rc = overlap_pushed(b);
     }
     return rc < 0 ? rc : overlap_pushed(b);
@@ -245,12 +273,14 @@ static int overlap_forward(struct overlap_bench *b)
     int rc = 0;
 
     for (uint32_t u = 0; u < OVERLAP_UNITS && rc == 0; u++) {
+        uint64_t begin_ns = zb_now_ns();
         struct zc_view view;
 
         rc = zc_fetch_wait(r->c, &r->ids[u], 1, r->step, 0, &view);
+        *(u == 0 ? &b->lost.first : &b->lost.units) += seconds_since(begin_ns);
         if (rc < 0)
             break;
-        compute_for(b->compute * b->drive_s / OVERLAP_FORWARD / OVERLAP_UNITS);
+        compute_for(b, b->compute * b->drive_s / OVERLAP_FORWARD / OVERLAP_UNITS);
         rc = zc_release(r->c, &r->ids[u], 1);
     }
     while (rc == 0 && b->stepping) /* its last shard was fetched: the step is nearly complete */
@@ -266,6 +296,7 @@ static int overlap_iteration(void *bench, unsigned who, double *ret_s)
     struct zc_step step = { .step = r->step + 1, .scale = 1, .groups = &group, .ngroups = 1 };
     uint64_t begin_ns = zb_now_ns();
     int rc = overlap_backward(b, &step);
+    uint64_t backward_ns = zb_now_ns();
 
     (void)who;
     r->step++;
@@ -281,6 +312,8 @@ static int overlap_iteration(void *bench, unsigned who, double *ret_s)
     } else if (rc == 0) {
         rc = zc_step_wait(r->c, r->job.id, &step, &b->stepped);
     }
+    b->lost.barrier += seconds_since(backward_ns);
+    b->lost.n++;
     if (rc == 0)
         rc = overlap_forward(b);
     *ret_s = (double)(zb_now_ns() - begin_ns) / 1e9;
@@ -300,6 +333,16 @@ static int overlap_check(struct overlap_bench *b)
                    (unsigned long long)row.nvme_read_bytes, (unsigned long long)b->rig.step, want);
 }
 
+/* Says where the time went that is not computing, as shares of the drive's. */
+static void overlap_say_lost(const struct overlap_bench *b)
+{
+    const struct overlap_lost *l = &b->lost;
+    double all = b->drive_s * l->n;
+
+    zbench_note(b->z, "%s: pushing %.3f, barrier %.3f, first parameters %.3f, others %.3f",
+                b->now->name, l->push / all, l->barrier / all, l->first / all, l->units / all);
+}
+
 static int overlap_case(struct overlap_bench *b)
 {
     const struct zbench_row row = zbench_row("s", true, "max(compute, I/O)", "%s", b->now->name);
@@ -309,10 +352,13 @@ static int overlap_case(struct overlap_bench *b)
 
     if (rc == 0)
         rc = overlap_iteration(b, 0, &ignored); /* warms up */
+    b->lost = (struct overlap_lost){ 0 };
     if (rc == 0)
         rc = zbench_turns(&s, "A", 1, b->rounds, overlap_iteration, b);
     if (rc == 0)
         rc = overlap_check(b);
+    if (rc == 0)
+        overlap_say_lost(b);
     rc = zbench_rig_end(&b->rig, rc);
     return rc < 0 ? rc
                   : zbench_add_fixed(b->z, &row, s.of[0][0], fmax(1, b->compute) * b->drive_s,
@@ -351,6 +397,8 @@ static const struct zb_opt overlap_options[] = {
     { "clip-mode", ZB_OPT_CHOICE, AT(clip), .choices = "none tensor global", .def = "none" },
     { "grad-ring", ZB_OPT_FLAG, AT(grad_ring) },
     { "grad-ring-keep", ZB_OPT_COUNT, AT(keep), .arg = "N", .def = "0", .max = 100 },
+    { "buffers", ZB_OPT_COUNT, AT(buffers), .arg = "N", .def = "8", .min = 2, .max = 64 },
+    { "push-waits", ZB_OPT_FLAG, AT(push_waits) },
     { "compute", ZB_OPT_REAL, AT(compute), .arg = "X", .def = "1", .max = 100 },
     ZBENCH_ROUNDS(struct overlap_bench, "5"),
     { 0 },

@@ -118,7 +118,7 @@ struct zc_server {
     uint8_t instance[16];             /* changes with every start of the daemon */
     uint64_t pid;                     /* process id of the daemon */
     char server[64];                  /* "zshardd 0.1.0" */
-    bool sums; /* it knows zc_step.sums, zc_unit_norms() and zc_unit_sums() */
+    bool sums; /* it knows zc_step.sums, zc_unit_norms(), zc_unit_sums() and zc_job_about() */
 };
 
 /**
@@ -943,6 +943,38 @@ ZC_EXPORT int zc_unit_sums_wait(struct zc_client *c, uint64_t job, uint64_t step
 /** limit / norm if there is a limit and the norm is above it, else 1. */
 ZC_EXPORT double zc_limit_factor(double limit, double norm);
 
+/** Whether steps begin under the backward pass, or why they do not. */
+enum zc_early {
+    ZC_EARLY_UNKNOWN,
+    ZC_EARLY_YES,
+    ZC_EARLY_OFF,    /* it is not asked for */
+    ZC_EARLY_ROOM,   /* the data files have no room for it */
+    ZC_EARLY_GLOBAL, /* global clipping */
+    ZC_EARLY_SCALE,  /* a dynamic loss scale */
+    ZC_EARLY_MICROS, /* a number of micro-steps that is not known in advance */
+    ZC_EARLY_MUON,
+    ZC_EARLY_OLD /* a daemon of another node is older */
+};
+
+/** What zc_job_about() tells the daemon. */
+struct zc_job_about {
+    uint32_t clip_mode;       /* 1 global, 2 tensor, 3 none */
+    double clip;              /* limit of the global norm (tensor: in the warm-up); 0: none */
+    double clip_ratio;        /* tensor: limit of a norm over its average */
+    uint64_t clip_warm_until; /* tensor: applied steps at the end of the warm-up */
+    enum zc_early early;      /* after a warm-up */
+    uint64_t frozen_tensors, frozen_bytes; /* as in struct zc_job_row */
+};
+
+/**
+ * Tells users how the trainer uses the job: zc_job_row shows it. Any rank, at any time; replaces what was
+ * said before. -EOPNOTSUPP: the daemon does not know it (zc_server.sums).
+ */
+ZC_EXPORT int zc_job_about(struct zc_client *c, uint64_t job, const struct zc_job_about *about,
+                           zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_job_about_wait(struct zc_client *c, uint64_t job,
+                                const struct zc_job_about *about);
+
 /**
  * Changes the optimizer, before the first step of a job that is not kept. Every rank makes this
  * call. The state stays as it was placed: the moments must be the same, and the new optimizer must
@@ -1154,6 +1186,12 @@ struct zc_job_row {
     char muon[80];
     /* muon_bytes if the host tier has room for it: with less, reading, orthogonalizing and writing overlap less */
     uint64_t muon_most_bytes;
+    /* what its trainer says (zc_job_about()); "" and 0 if nothing. clip: "global, 1", "tensor, 1.05 of averages",
+     * "none". early: "yes", or why steps do not begin under the backward pass. Frozen: tensors that are
+     * not trained at present, and bytes of their state, which steps do not move */
+    char clip[64], early[96];
+    uint64_t clip_warm_left; /* steps until tensors are clipped by averages of their own norms */
+    uint64_t frozen_tensors, frozen_bytes;
 };
 
 /** A tier, for `zctl tiers`. */

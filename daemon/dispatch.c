@@ -80,6 +80,7 @@ static const struct row {
     [ZP_TENSOR_NORMS] = { .handler = zsd_tensor_norms },
     [ZP_STEP_TENSORS] = { .handler = zsd_step_tensors },
     [ZP_UNIT_SUMS] = { .handler = zsd_unit_sums },
+    [ZP_JOB_ABOUT] = { .handler = zsd_job_about },
 };
 
 /* ---- hello and ping */

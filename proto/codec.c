@@ -17,6 +17,7 @@
 
 #include "base/text.h"
 #include "base/util.h"
+#include "proto/wire.h"
 
 struct zp_arena {
     ProtobufCAllocator allocator;
@@ -241,7 +242,25 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_TENSOR_NORMS] = { "tensor-norms", METHOD(tensor_norms, tensor_norms_reply) },
     [ZP_STEP_TENSORS] = { "step-tensors", METHOD(step_tensors, empty) },
     [ZP_UNIT_SUMS] = { "unit-sums", METHOD(unit_sums, empty) },
+    [ZP_JOB_ABOUT] = { "job-about", METHOD(job_about, empty) },
 };
+
+const char *zp_early_text(unsigned early)
+{
+    static const char *const texts[ZP_EARLY_END] = {
+        [ZP_EARLY_UNKNOWN] = "",
+        [ZP_EARLY_YES] = "yes",
+        [ZP_EARLY_OFF] = "off: it is not asked for",
+        [ZP_EARLY_ROOM] = "off: the data files have no room for it",
+        [ZP_EARLY_GLOBAL] = "off: the global norm is known with the last gradient",
+        [ZP_EARLY_SCALE] = "off: with a dynamic loss scale an overflow is known too late",
+        [ZP_EARLY_MICROS] = "off: the number of micro-steps is not known in advance",
+        [ZP_EARLY_MUON] = "off: Muon steps whole matrices",
+        [ZP_EARLY_OLD] = "off: a daemon of another node is older",
+    };
+
+    return early < ZP_EARLY_END ? texts[early] : "";
+}
 
 const struct zp_method_info *zp_method_info(unsigned method)
 {

@@ -106,6 +106,7 @@ enum zp_method {
     ZP_STEP_TENSORS = 54,
     ZP_DRIVE_SET = 55,
     ZP_UNIT_SUMS = 56,
+    ZP_JOB_ABOUT = 57,
     ZP_METHOD_END
 };
 

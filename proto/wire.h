@@ -24,11 +24,25 @@ enum zp_point_kind { ZP_POINT_MEMORY = 1, ZP_POINT_PREPARED = 2, ZP_POINT_COMMIT
 /* TopJob.late: what a step waits for */
 enum zp_late { ZP_LATE_NOBODY, ZP_LATE_STEP, ZP_LATE_PINS };
 
+/* JobAbout.early: whether steps begin under the backward pass, or why they do not. zp_early_text() */
+enum zp_early {
+    ZP_EARLY_UNKNOWN,
+    ZP_EARLY_YES,
+    ZP_EARLY_OFF,
+    ZP_EARLY_ROOM,
+    ZP_EARLY_GLOBAL,
+    ZP_EARLY_SCALE,
+    ZP_EARLY_MICROS,
+    ZP_EARLY_MUON,
+    ZP_EARLY_OLD,
+    ZP_EARLY_END
+};
+
 /* HelloReply.features: bits. A client does not send fields that the daemon would ignore. */
 enum zp_feature {
     ZP_FEATURE_OWNER = 1, /* the field `owner` of requests that name a job */
-    /* the field `sums` of step-begin, with unit-sums; and tensor-norms of tensors whose shards have their
-     * gradients, while others of the rank do not */
+    /* the field `sums` of step-begin, with unit-sums; tensor-norms of tensors whose shards have their
+     * gradients, while others of the rank do not; job-about */
     ZP_FEATURE_SUMS = 2,
 };
 

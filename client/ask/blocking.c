@@ -67,6 +67,9 @@ FORM(zc_step_tensors, (struct zc_client *c, uint64_t job, uint64_t step, bool li
          const double *values, uint32_t ntensors),
      0, c, job, step, limits, values, ntensors)
 
+FORM(zc_job_about, (struct zc_client *c, uint64_t job, const struct zc_job_about *about),
+     0, c, job, about)
+
 FORM(zc_unit_norms, (struct zc_client *c, uint64_t job, uint64_t step, uint32_t first,
          uint32_t ntensors, uint8_t *ret),
      0, c, job, step, first, ntensors, ret)

@@ -221,6 +221,30 @@ int zc_job_share(struct zc_client *c, const char *name, uint32_t share, zc_done_
     return zc_ask(c, &method_job_share, &m.base, NULL, done, arg);
 }
 
+static const struct zc_method method_job_about = { .id = ZP_JOB_ABOUT, .of_job = true };
+
+_Static_assert(ZC_EARLY_OLD + 1 == (int)ZP_EARLY_END && ZC_EARLY_MUON == (int)ZP_EARLY_MUON,
+               "the same reasons");
+
+int zc_job_about(struct zc_client *c, uint64_t job, const struct zc_job_about *about,
+                 zc_done_fn *done, void *arg)
+{
+    Zp__JobAbout m = ZP__JOB_ABOUT__INIT;
+    int rc = zc_sums_known(c);
+
+    if (rc < 0)
+        return rc;
+    m.job = job;
+    m.clip_mode = about->clip_mode;
+    m.clip = about->clip;
+    m.clip_ratio = about->clip_ratio;
+    m.clip_warm_until = about->clip_warm_until;
+    m.early = (uint32_t)about->early;
+    m.frozen_tensors = about->frozen_tensors;
+    m.frozen_bytes = about->frozen_bytes;
+    return zc_ask(c, &method_job_about, &m.base, NULL, done, arg);
+}
+
 static const struct zc_method method_quota_set = { .id = ZP_QUOTA_SET };
 
 int zc_quota_set(struct zc_client *c, const struct zc_quota *quota, zc_done_fn *done, void *arg)

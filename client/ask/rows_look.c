@@ -3,6 +3,8 @@
  */
 #include "base/plan.h"
 #include "client/ask/rows_priv.h"
+#include "proto/codec.h"
+#include "proto/wire.h"
 
 static int reply_list(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
                       int *fds)
@@ -68,6 +70,24 @@ static void muon_copy(struct zc_job_row *to, const Zp__JobRow *from)
                        from->muon_nesterov ? ", nesterov" : "", from->muon_lr);
 }
 
+static void about_copy(struct zc_job_row *to, const Zp__JobRow *from)
+{
+    if (from->clip_mode == 3 || (from->clip_mode == 1 && from->clip == 0))
+        COPY(to->clip, "none");
+    else if (from->clip_mode == 1)
+        (void)snprintf(to->clip, sizeof(to->clip), "global, %g", from->clip);
+    else if (from->clip_mode == 2)
+        (void)snprintf(to->clip, sizeof(to->clip), "tensor, %g of averages", from->clip_ratio);
+    COPY(to->early, zp_early_text(from->early));
+    if (from->early == ZP_EARLY_YES && from->clip_warm_left > 0 && from->clip > 0)
+        (void)snprintf(to->early, sizeof(to->early),
+                       "after %llu more steps, which are clipped globally",
+                       (unsigned long long)from->clip_warm_left);
+    to->clip_warm_left = from->clip_warm_left;
+    to->frozen_tensors = from->frozen_tensors;
+    to->frozen_bytes = from->frozen_bytes;
+}
+
 static int reply_jobs(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
                       int *fds)
 {
@@ -112,6 +132,7 @@ static int reply_jobs(struct zc_client *c, struct zc_call *call, const ProtobufC
         COPY(to->moments, rows_name(zb_moments_name((enum zb_moments)from->moments)));
         COPY(to->error, from->error);
         muon_copy(to, from);
+        about_copy(to, from);
     }
     return rc < 0 ? rc : 0;
 }

@@ -92,5 +92,5 @@ int zc_zero_freeze(struct zc_zero *z, uint32_t unit, bool frozen)
         return 0;
     u->frozen_now = frozen;
     z->frozen = frozen ? z->frozen + 1 : z->frozen - 1;
-    return 0;
+    return zcz_about_tell(z);
 }

@@ -109,7 +109,9 @@ int zcz_start_store(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     if (rc == 0)
         rc = zcz_note_begin(z);
     rc = start_agree(z, rc);
-    return rc < 0 ? rc : zcz_clip_agree(z);
+    if (rc == 0)
+        rc = zcz_clip_agree(z);
+    return rc < 0 ? rc : zcz_about_tell(z);
 }
 
 /* Chooses how to gather, if that is left to the engine. What it moves for that is not counted. */

@@ -84,6 +84,13 @@ struct zsd_plane {
     uint32_t *crcs;             /* [npages][crcs_per_page]: of the extents */
 };
 
+/* What the trainer has said about itself: as in JobAbout. */
+struct zsd_about {
+    uint32_t clip_mode, early;
+    double clip, clip_ratio;
+    uint64_t clip_warm_until, frozen_tensors, frozen_bytes;
+};
+
 struct zsd_shard {
     uint64_t id; /* job number << 32 | index */
     struct zsd_job *job;
@@ -275,6 +282,7 @@ struct zsd_job {
     uint64_t memory_bytes;
     uint64_t grads_nvme_bytes; /* of gradients on NVMe */
     bool early_room;           /* there is room for early steps */
+    struct zsd_about about;    /* op/about.c */
     bool grad_ring;        /* pages of gradients that are not resident are nowhere: op/early.c */
     uint64_t grads_ringed; /* bytes of these */
     bool ring_limits;      /* they are nowhere only in announced steps, whose limits need rooms; */

@@ -18,6 +18,7 @@ zsd_handler zsd_write, zsd_read, zsd_fetch, zsd_push, zsd_norms, zsd_note_put, z
     zsd_step, zsd_skip, zsd_step_begin, zsd_step_classes, zsd_job_optimizer, zsd_abandon,
     zsd_tensor_norms, zsd_step_tensors, zsd_unit_sums;
 zsd_handler zsd_tier_set, zsd_drive_set;   /* tier.c */
+zsd_handler zsd_job_about;                 /* about.c */
 zsd_handler zsd_quota_list, zsd_quota_set; /* quota.c */
 zsd_handler zsd_restart;                   /* restart.c */
 zsd_handler zsd_commit, zsd_progress;

@@ -34,6 +34,7 @@ static const struct event {
     { "drive-moved", "8e2f0bc9cd9a4904ab56906a11f0c4e2" },
     { "drive-stalled", "100d7d21149b424ea20433351a0a5060" },
     { "drive-used", "eade6d09bfe141cb82da7c763974e510" },
+    { "early-off", "055dea2910a94c77a2b993665edb1a19" },
     { "end", "f002cd925ac4497391cb0270232fd978" },
     { "end-forced", "ce76f444f8ff43909cd760c6ef6ce5cf" },
     { "ended", "c71eb0d5962a419caac689b0c973b1b2" },

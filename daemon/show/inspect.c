@@ -232,6 +232,20 @@ static void saved_row(const struct zsd_saved *s, Zp__JobRow *row)
     job_saved_row(s, row);
 }
 
+/* Fills the columns of what the trainer says. */
+static void job_about_row(const struct zsd_job *job, Zp__JobRow *row)
+{
+    const struct zsd_about *a = &job->about;
+
+    row->clip_mode = a->clip_mode;
+    row->clip = a->clip;
+    row->clip_ratio = a->clip_ratio;
+    row->clip_warm_left = a->clip_warm_until > job->applied ? a->clip_warm_until - job->applied : 0;
+    row->early = a->early;
+    row->frozen_tensors = a->frozen_tensors;
+    row->frozen_bytes = a->frozen_bytes;
+}
+
 static void job_row(const struct zsd_job *job, Zp__JobRow *row)
 {
     zp__job_row__init(row);
@@ -249,6 +263,7 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     for (uint32_t i = 0; i < job->nunits; i++)
         row->params += job->units[i]->elems;
     zsd_muon_row(job, row);
+    job_about_row(job, row);
     for (int use = 0; use < ZSD_USES; use++) {
         row->host_bytes += job->host_held.used[use];
         row->nvme_bytes += job->nvme_held.used[use];

@@ -96,6 +96,9 @@ zc_push = struct("zc_push", (c_uint64, "shard step"), (c_uint32, "micro"), (c_bo
 zc_norm = struct("zc_norm", (c_uint8 * NORM_BYTES, "sum_of_squares"), (c_uint64, "nonfinite"))
 zc_group = struct("zc_group", (c_double, "lr beta1 beta2 eps weight_decay momentum dampening lr_decay"),
                   (c_bool, "nesterov"), (c_int, "muon_scale"))
+zc_job_about = struct("zc_job_about", (c_uint32, "clip_mode"), (c_double, "clip clip_ratio"),
+                      (c_uint64, "clip_warm_until"), (c_int, "early"),
+                      (c_uint64, "frozen_tensors frozen_bytes"))
 zc_step = struct("zc_step", (c_uint64, "step"), (c_double, "scale"), (POINTER(zc_group), "groups"),
                  (c_uint32, "ngroups"), (c_int, "commit"), (c_uint32, "timeout_ms"),
                  (c_bool, "factors limits sums"))
@@ -125,7 +128,9 @@ zc_job_row = struct("zc_job_row",
                     (c_char * (NAME_MAX + 1), "name"), (c_char * 16, "state"),
                     (c_char * 12, "optimizer"), (c_char * 8, "moments"), (c_char * 256, "error"),
                     (c_uint64, "muon_params muon_bytes"), (c_char * 80, "muon"),
-                    (c_uint64, "muon_most_bytes"))
+                    (c_uint64, "muon_most_bytes"),
+                    (c_char * 64, "clip"), (c_char * 96, "early"),
+                    (c_uint64, "clip_warm_left frozen_tensors frozen_bytes"))
 zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings "
                                               "read_bytes_s write_bytes_s node_bytes spilled_bytes "
                                               "target moving device_free stranded"),
@@ -312,6 +317,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_norm_value": (c_double, (P(zc_norm),)),
     **asynchronous("zc_norms", c_uint64, c_uint64, P(zc_norm)),
     **asynchronous("zc_tensor_norms", c_uint64, c_uint64, c_uint32, P(c_uint8)),
+    **asynchronous("zc_job_about", c_uint64, P(zc_job_about)),
     **asynchronous("zc_unit_norms", c_uint64, c_uint64, c_uint32, c_uint32, P(c_uint8)),
     **asynchronous("zc_unit_sums", c_uint64, c_uint64, c_uint32, P(c_uint8), c_uint32),
     **asynchronous("zc_step_tensors", c_uint64, c_uint64, c_bool, P(c_double), c_uint32),

@@ -194,6 +194,31 @@ def overlaps():
                 check((early > 0) == (overlap in ("all", "early")), f"{name}: {early} pages early")
 
 
+def clipping_is_said():
+    """zctl jobs says how a job clips, and whether its steps begin early, or why not; the log says why once."""
+    tensor = ["--clip", "1", "--clip-mode", "tensor"]
+    cases = (
+        (["--clip", "1"], "global, 1", 0, "off: the global norm is known with the last gradient"),
+        (["--clip", "0", "--overlap", "serve"], "none", 0, "off: it is not asked for"),
+        ([*tensor, "--clip-warmup", "2"], "tensor, 1.05 of averages", 0, "yes"),
+        ([*tensor, "--clip-warmup", "7"], "tensor, 1.05 of averages", 4,
+         "after 4 more steps, which are clipped globally"),
+        ([*tensor, "--dtype", "fp16"], "tensor, 1.05 of averages", None,
+         "off: with a dynamic loss scale an overflow is known too late"))
+    for flags, clip, left, early in cases:
+        with Daemon("--host-bytes", "64M", "--nvme-bytes", "64M", *PAGES) as d:
+            run = Run([*flags, "--offload", "nvme", "--keep", "--job", "said"], 1, d.env(), steps=3)
+            check(run.done.returncode == 0, run.done.stdout)
+            row, = d.zctl("jobs")
+            check(row["clip"] == clip and row["early"] == early, f"{flags}: {row}")
+            check(left in (None, row["clip_warm_left"]), f"{flags}: {row}")
+            check(d.log().count(" early-off ") == early.startswith("off"), f"{flags}: {d.log()}")
+            check(row["frozen_tensors"] == row["frozen_bytes"] == 0, f"{flags}: {row}")
+            below = subprocess.run([program("zctl"), "jobs", "said"], env=d.env(), text=True, check=True,
+                                   stdout=subprocess.PIPE).stdout
+            check(f"clips: {clip}; steps begin under the backward pass: {early}" in below, below)
+
+
 def gradients_not_held():
     """A ring of gradients: the same bits, with all ranks' micro-steps added up before, and after a resume."""
     rng = random.Random(12)
@@ -367,7 +392,7 @@ def daemon_ended():
 
 GROUPS = {
     "runs": (placement_fp32, placement_bf16, placement_two_ranks, dtypes, fp16_goes_on, placement_fixed_rate, overlaps,
-             gradients_not_held,
+             clipping_is_said, gradients_not_held,
              least_is_least, nvme_too_small, host_only_refused, no_daemon, name_taken),
     "deaths": (rank_killed, daemon_killed, daemon_ended)}  # these measure seconds: they run alone
 TESTS = {f.__name__: f for group in GROUPS.values() for f in group}

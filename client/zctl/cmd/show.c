@@ -95,6 +95,11 @@ static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_U64, muon_params, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_SIZE, muon_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_SIZE, muon_most_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_TEXT, clip, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_U64, clip_warm_left, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_TEXT, early, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_U64, frozen_tensors, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, frozen_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_BOOL, keep, ZCTL_SHOWN, zc_job_row, NULL),
     COLUMN(ZCTL_U64, iterations, ZCTL_SHOWN, zc_job_row, "STEPS"),
     COLUMN(ZCTL_U64, applied, ZCTL_JSON_ONLY, zc_job_row, NULL),
@@ -131,8 +136,19 @@ static void job_settle(struct job_row *row, FILE *below)
         (void)fprintf(below, "job '%s': %s\n", row->j.name, row->j.error);
 }
 
+/** How a job clips, and what it does not train: below the table of this job alone. */
+static void job_about(const struct zc_job_row *j, FILE *below)
+{
+    if (*j->clip)
+        (void)fprintf(below, "clips: %s; steps begin under the backward pass: %s\n", j->clip,
+                      *j->early ? j->early : "unknown");
+    if (j->frozen_tensors > 0)
+        (void)fprintf(below, "frozen: %llu tensors, %llu bytes of state\n",
+                      (unsigned long long)j->frozen_tensors, (unsigned long long)j->frozen_bytes);
+}
+
 /** With an owner in the table if there are jobs of other users. */
-static int jobs_print(struct zctl *z, const struct zc_job_row *from, size_t n,
+static int jobs_print(struct zctl *z, const struct zc_job_row *from, size_t n, bool named,
                       struct zctl_below *below)
 {
     struct zctl_column columns[ZB_COUNT(job_columns)];
@@ -145,6 +161,8 @@ static int jobs_print(struct zctl *z, const struct zc_job_row *from, size_t n,
     for (size_t i = 0; i < n; i++) {
         rows[i] = (struct job_row){ .j = from[i], .owner = zctl_user(from[i].uid) };
         job_settle(&rows[i], below->out);
+        if (named)
+            job_about(&from[i], below->out);
         if (from[i].uid != geteuid())
             columns[ZB_COUNT(job_columns) - 1].shown = ZCTL_SHOWN;
     }
@@ -166,7 +184,7 @@ static int show_jobs(struct zctl *z, int argc, char **argv)
     if (rc == 0)
         rc = zctl_below_open(z, &below);
     if (rc == 0)
-        rc = jobs_print(z, rows, n, &below);
+        rc = jobs_print(z, rows, n, job != NULL, &below);
     zc_rows_free(rows);
     return rc;
 }

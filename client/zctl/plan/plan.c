@@ -63,6 +63,8 @@ static const struct zb_opt plan_options[] = {
       .help = "commit every N steps" },
     { "early", ZB_OPT_FLAG, AT(run.early),
       .help = "steps start during the backward pass, where there is room for it" },
+    { "clip-mode", ZB_OPT_CHOICE, AT(clip_mode), .choices = "none tensor global", .def = "none",
+      .help = "how gradients are clipped; global: steps cannot start during the backward pass" },
     { "grad-ring", ZB_OPT_FLAG, AT(run.grad_ring),
       .help = "with --early: gradients of pages whose state is streamed are not held" },
     { "grad-ring-keep", ZB_OPT_COUNT, AT(run.ring_keep), .arg = "N", .def = "0", .max = 100,
@@ -170,6 +172,10 @@ static int plan_measure(struct zctl_plan *p, const char *dir)
 /* Options that need others. */
 static int plan_check(struct zctl_plan *p)
 {
+    if (p->run.early && p->clip_mode == ZCTL_PLAN_CLIP_GLOBAL)
+        return zb_fail(&p->z->err, -EINVAL,
+                       "--early: with global clipping a step starts when the last gradient is "
+                       "known; --clip-mode tensor or none");
     if (p->run.tokens > 0 && p->run.flops <= 0)
         return zb_fail(&p->z->err, -EINVAL, "--tokens needs --flops");
     if (p->svg && !(p->scale && p->run.tokens > 0))

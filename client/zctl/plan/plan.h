@@ -16,6 +16,9 @@ extern const struct zctl_cmd zctl_plan;
  * said. */
 enum zctl_plan_device { ZCTL_PLAN_DEVICE_AUTO, ZCTL_PLAN_DEVICE_CPU, ZCTL_PLAN_DEVICE_GPU };
 
+/** How gradients are clipped. */
+enum zctl_plan_clip { ZCTL_PLAN_CLIP_NONE, ZCTL_PLAN_CLIP_TENSOR, ZCTL_PLAN_CLIP_GLOBAL };
+
 /** The options of the command, and the values derived from them. */
 struct zctl_plan {
     struct zctl *z;
@@ -32,6 +35,7 @@ struct zctl_plan {
     enum zctl_plan_device device;
     enum zb_optimizer optimizer;
     enum zb_moments moments;
+    enum zctl_plan_clip clip_mode;
     struct zb_run run;
 
     const char *node_file;

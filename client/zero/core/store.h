@@ -122,6 +122,8 @@ struct zcz_store_ops {
     /** Announces the sums of a unit over all nodes, for a step that was announced with `sums`. */
     int (*unit_sums_put)(struct zcz_store *s, struct zcz_op *op, uint64_t step, uint32_t unit,
                          const unsigned char *sums, uint32_t ntensors);
+    /** Tells users about this rank's use of the job. NULL: there is nobody to tell. */
+    int (*about)(struct zcz_store *s, struct zcz_op *op, const struct zc_job_about *about);
     /** Announces values of all trainable tensors, as zc_step_tensors(): factors for step(), limits
      * for step_begin(). */
     int (*tensors)(struct zcz_store *s, struct zcz_op *op, uint64_t step, bool limits,
@@ -175,12 +177,13 @@ struct zcz_store {
                                in it. NULL: views are addresses */
     uint64_t piece_elems;   /* of one piece of initial values, gradients or reads */
     bool early;             /* after place(): step_begin() is useful */
-    bool knows_sums;        /* after open(): unit_sums() and unit_sums_put() can be used */
-    bool rings;             /* after place(): it does not hold all gradients, so step_begin() comes
+    bool knows_sums;        /* after open(): unit_sums(), unit_sums_put() and about() can be used */
+    enum zc_early early_why; /* after place() */
+    bool rings;              /* after place(): it does not hold all gradients, so step_begin() comes
                                before push() */
-    uint32_t pins_max;      /* slices of this rank that can be pinned at one time; at least 1 */
-    uint64_t epoch;         /* of the job, since this rank has joined it */
-    uint32_t npoints;       /* after attach(): the steps that it can continue from on this node */
+    uint32_t pins_max;       /* slices of this rank that can be pinned at one time; at least 1 */
+    uint64_t epoch;          /* of the job, since this rank has joined it */
+    uint32_t npoints;        /* after attach(): the steps that it can continue from on this node */
     struct zc_point points[ZC_POINTS_MAX];
     uint64_t iterations, applied; /* after place(): of a job that continues */
     bool lost;     /* the daemon has died, and the next one may be attached to: LOST */

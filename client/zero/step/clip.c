@@ -99,6 +99,11 @@ int zcz_clip_agree(struct zc_zero *z)
     return rc;
 }
 
+bool zcz_clip_agreed(const struct zc_zero *z)
+{
+    return !zcz_clip_on(z) || z->near.n <= 1 || z->steps->clip_nodes;
+}
+
 bool zcz_clip_nodes(const struct zc_zero *z)
 {
     return z->steps->clip_nodes && !zcz_clip_warm(z);
@@ -106,9 +111,7 @@ bool zcz_clip_nodes(const struct zc_zero *z)
 
 bool zcz_clip_early(const struct zc_zero *z)
 {
-    bool needs = zcz_clip_on(z) && !zcz_clip_warm(z) && z->near.n > 1;
-
-    return zcz_clip_global(z, z->options.clip) == 0 && (!needs || zcz_clip_nodes(z));
+    return zcz_clip_global(z, z->options.clip) == 0 && zcz_clip_agreed(z);
 }
 
 /* ---- sums */

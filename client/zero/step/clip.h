@@ -18,6 +18,8 @@ void zcz_clip_close(struct zc_zero *z);
 /** The end of the start: if ranks that share units have several daemons, whether all of these can step
  * units early (pass/unit_sums.c). Collective. 0 or the failure. */
 int zcz_clip_agree(struct zc_zero *z);
+/** Whether nothing about several nodes is in the way of early steps. */
+bool zcz_clip_agreed(const struct zc_zero *z);
 /** Whether the next step needs the sums of each unit over several nodes. */
 bool zcz_clip_nodes(const struct zc_zero *z);
 /** Whether the next step belongs to the warm-up, and is clipped globally. */

@@ -114,6 +114,11 @@ int zcz_note_begin(struct zc_zero *z);
  * that the job continues from. *ret_run: the job's run; 0: unknown. */
 int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run);
 
+/* ---- about.c */
+
+/** Tells the daemon how the trainer clips and what is frozen, from the first rank of each node. 0 or the failure. */
+int zcz_about_tell(struct zc_zero *z);
+
 /* ---- resume.c */
 
 /* What one node has of a job. */

@@ -39,26 +39,26 @@ int zcz_daemon_open(struct zcz_store *s)
     return 0;
 }
 
-/* Whether clipping allows early steps. By tensor, the daemon must have all slices of a unit, or get the
- * sums of all; and with a dynamic loss scale an overflow is known too late. */
-static bool early_clipped(const struct zcz_daemon *d)
+/* Whether steps may begin early, apart from room. With global clipping, the scale of a step is not known
+ * in advance; with micro_steps 0, its end is not. Clipping by tensor needs all slices of a unit in this
+ * daemon, or the sums of all, and with a dynamic loss scale an overflow is known too late. */
+static enum zc_early early_why(const struct zcz_daemon *d)
 {
-    const struct zc_zero *z = d->base.z;
+    const struct zc_zero_options *o = &d->base.z->options;
+    bool tensor = o->clip_mode == ZC_CLIP_TENSOR;
 
-    if (z->options.clip_mode == ZC_CLIP_TENSOR)
-        return (d->base.node_world == z->shards || d->base.knows_sums) &&
-               !z->options.loss_scale.dynamic;
-    return z->options.clip <= 0 || z->options.clip_mode == ZC_CLIP_NONE;
+    return !(o->overlap & ZC_ZERO_EARLY)                   ? ZC_EARLY_OFF
+           : o->micro_steps == 0                           ? ZC_EARLY_MICROS
+           : o->clip_mode == ZC_CLIP_GLOBAL && o->clip > 0 ? ZC_EARLY_GLOBAL
+           : tensor && o->loss_scale.dynamic               ? ZC_EARLY_SCALE
+           : tensor && d->base.node_world != d->base.z->shards && !d->base.knows_sums
+               ? ZC_EARLY_OLD
+               : ZC_EARLY_YES;
 }
 
-/* With global clipping, the scale of a step is not known in advance; with micro_steps 0, its end is
- * not. */
 static bool early_wanted(const struct zcz_daemon *d)
 {
-    const struct zc_zero *z = d->base.z;
-
-    return early_clipped(d) && z->options.micro_steps > 0 &&
-           (z->options.overlap & ZC_ZERO_EARLY) != 0;
+    return early_why(d) == ZC_EARLY_YES;
 }
 
 /* Why ranks cannot gather parameters that are on this rank's device; NULL: they can. They read each
@@ -317,6 +317,9 @@ int zcz_daemon_place(struct zcz_store *s)
         s->applied = d->placement.applied;
         /* a kept job keeps the option that it was opened with */
         s->early = early_wanted(d) && d->placement.early;
+        s->early_why = early_why(d);
+        if (s->early_why == ZC_EARLY_YES && !s->early)
+            s->early_why = s->z->options.optimizer == ZC_MUON ? ZC_EARLY_MUON : ZC_EARLY_ROOM;
         s->rings = d->placement.grads_ringed > 0;
         if (s->rings && (!s->early || zcz_pushes(s->z) != 1 ||
                          (s->z->options.clip_mode == ZC_CLIP_TENSOR && /* it has no rooms */

@@ -223,6 +223,13 @@ static int daemon_unit_sums_put(struct zcz_store *s, struct zcz_op *op, uint64_t
         d, op, zc_unit_sums(d->c, d->job.id, step, unit, sums, ntensors, zcz_daemon_on_op, op));
 }
 
+static int daemon_about(struct zcz_store *s, struct zcz_op *op, const struct zc_job_about *about)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+
+    return zcz_daemon_begun(d, op, zc_job_about(d->c, d->job.id, about, zcz_daemon_on_op, op));
+}
+
 static int daemon_tensors(struct zcz_store *s, struct zcz_op *op, uint64_t step, bool limits,
                           const double *values, uint32_t ntensors)
 {
@@ -431,6 +438,7 @@ static const struct zcz_store_ops daemon_ops = {
     .norms = daemon_norms,
     .classes = daemon_classes,
     .tensor_sums = daemon_tensor_sums,
+    .about = daemon_about,
     .unit_sums = daemon_unit_sums,
     .unit_sums_put = daemon_unit_sums_put,
     .tensors = daemon_tensors,

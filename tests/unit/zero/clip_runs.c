@@ -39,7 +39,7 @@ static float value(uint32_t unit, uint64_t elem, uint64_t salt)
     return (float)(int64_t)ztest_random(&seed) * 0x1p-64f;
 }
 
-static int init(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out)
+int initial(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out)
 {
     (void)arg;
     for (uint64_t i = 0; i < count; i++)
@@ -238,7 +238,7 @@ static void *rank_run(void *arg)
     for (uint32_t u = 0; u < UNITS && rc == 0; u++)
         rc = zc_zero_add_unit(z, &units[u]);
     if (rc == 0)
-        rc = zc_zero_start(z, init, NULL);
+        rc = zc_zero_start(z, initial, NULL);
     if (rc == 0)
         rc = zc_zero_progress(z, &r->begun, &applied);
     for (uint64_t step = r->begun + 1; step <= r->until && rc == 0; step++) {

@@ -66,6 +66,8 @@ struct party {
     struct rank ranks[RANKS];
 };
 
+/** Initial values: a zc_zero_init_fn. */
+int initial(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out);
 /** Makes the tensors of the model: before all else. */
 void clip_model(void);
 /** Ranks with memory of their own. */

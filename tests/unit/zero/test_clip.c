@@ -177,6 +177,86 @@ static void a_resumed_job_has_its_averages(void **state)
     real_daemon_stop(&d);
 }
 
+static struct zc_job_row row_of(const char *socket)
+{
+    struct zc_options o = { .socket = socket };
+    struct zc_job_row *rows = NULL, row;
+    struct zc_client *c = NULL;
+    size_t n = 0;
+
+    assert_int_equal(zc_open(&c, &o), 0);
+    assert_int_equal(zc_jobs_wait(c, NULL, &rows, &n), 0);
+    assert_int_equal(n, 1);
+    row = rows[0];
+    zc_rows_free(rows);
+    zc_close(c);
+    return row;
+}
+
+/* How a job clips, whether its steps begin early, and what is frozen is shown to users. */
+static void users_see_it(void **state)
+{
+    static const struct {
+        enum zc_clip_mode mode;
+        double clip;
+        bool dynamic, early;
+        uint32_t micro_steps, warmup;
+        const char *clips, *begins;
+    } cases[] = {
+        { ZC_CLIP_GLOBAL, 2, false, true, 1, 0, "global, 2",
+          "off: the global norm is known with the last gradient" },
+        { ZC_CLIP_GLOBAL, 0, false, true, 1, 0, "none", "yes" },
+        { ZC_CLIP_NONE, 2, false, false, 1, 0, "none", "off: it is not asked for" },
+        { ZC_CLIP_NONE, 2, false, true, 0, 0, "none",
+          "off: the number of micro-steps is not known in advance" },
+        { ZC_CLIP_TENSOR, 1, false, true, 1, 0, "tensor, 1.05 of averages", "yes" },
+        { ZC_CLIP_TENSOR, 0, false, true, 1, 9, "tensor, 1.05 of averages", "yes" },
+        { ZC_CLIP_TENSOR, 1, false, true, 1, 9, "tensor, 1.05 of averages",
+          "after 9 more steps, which are clipped globally" },
+        { ZC_CLIP_TENSOR, 1, true, true, 1, 9, "tensor, 1.05 of averages",
+          "off: with a dynamic loss scale an overflow is known too late" },
+    };
+    struct real_daemon d;
+
+    (void)state;
+    real_daemon_start(&d, "--host-bytes", "64M");
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct party *p = party_new(1, &plain);
+        struct zc_zero_options *o = &p->ranks[0].options;
+        struct zc_zero *z;
+        struct zc_job_row row;
+
+        o->socket = d.socket;
+        o->offload_param = o->offload_optimizer = ZC_ZERO_NVME;
+        o->clip_mode = cases[i].mode;
+        o->clip = cases[i].clip;
+        o->loss_scale.dynamic = cases[i].dynamic;
+        o->micro_steps = cases[i].micro_steps;
+        o->clip_tensor_warmup = cases[i].warmup;
+        if (!cases[i].early)
+            o->overlap &= ~(uint32_t)ZC_ZERO_EARLY;
+        assert_int_equal(zc_zero_open(&z, o), 0);
+        for (uint32_t u = 0; u < UNITS; u++)
+            assert_int_equal(zc_zero_add_unit(z, &units[u]), 0);
+        assert_int_equal(zc_zero_start(z, initial, NULL), 0);
+        row = row_of(d.socket);
+        assert_string_equal(row.clip, cases[i].clips);
+        assert_string_equal(row.early, cases[i].begins);
+        assert_int_equal(row.clip_warm_left, cases[i].warmup);
+        assert_true(row.frozen_tensors == 0 && row.frozen_bytes == 0);
+        assert_int_equal(zc_zero_freeze(z, 1, true), 0);
+        row = row_of(d.socket);
+        assert_int_equal(row.frozen_tensors, 2);
+        assert_in_range(row.frozen_bytes, 4096 * 8, 4096 * 13);
+        assert_int_equal(zc_zero_freeze(z, 1, false), 0);
+        row = row_of(d.socket);
+        assert_true(row.frozen_tensors == 0 && row.frozen_bytes == 0);
+        zc_zero_close(z, true);
+        party_free(p);
+    }
+    real_daemon_stop(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -185,6 +265,7 @@ int main(void)
         cmocka_unit_test(warms_up_globally),
         cmocka_unit_test(placement_changes_nothing),
         cmocka_unit_test(a_resumed_job_has_its_averages),
+        cmocka_unit_test(users_see_it),
     };
 
     clip_model();
