@@ -8,12 +8,12 @@
  *     page: COMPUTE, the momentum ---> HOLD ---------------------------> COMPUTE, the weights ---> WRITE
  *                     |                                                      ^
  *                     v                                                      |
- *           the matrices in fp32 ---> orthogonalized: one at a time, by tiles
+ *           the matrices in fp32 ---> orthogonalized: op/ortho.h
  *
  * A page waits in HOLD until all of its matrices are orthogonalized. It may have parts of several
  * ones, and rows of a matrix may be in any page. The first pass stores its part of each matrix in the
  * job's own memory (plan/muon.h). When all pages of a matrix have done that, the matrix is
- * orthogonalized in place by tasks, a tile each (kernels/ortho.h). The second pass reads it.
+ * orthogonalized in place. The second pass reads it.
  *
  * BUFFERS. A streamed page keeps its buffer while it waits, so it is read and written once. These buffers are the
  * job's own: one for each page of a unit. So no page waits for a buffer that another waiting page
@@ -30,18 +30,17 @@
 #include <stdlib.h>
 
 #include "base/array.h"
+#include "daemon/op/ortho.h"
 #include "daemon/op/step.h"
 #include "daemon/page/pageop.h"
 #include "daemon/plan/muon.h"
 #include "daemon/run/turn.h"
-#include "kernels/ortho.h"
-
-#define WHOLE_ELEMS 65536u /* a matrix that is not larger is orthogonalized by one task */
 
 /* A matrix of the unit in progress. */
 struct progress {
+    struct zsd_ortho ortho;
+    struct zsd_muon *muon;
     uint32_t pages_left; /* that have not stored their part */
-    bool done;
 };
 
 /* A page in HOLD. */
@@ -49,13 +48,6 @@ struct held {
     struct zsd_pageop *op;
     uint64_t first, end; /* elements of the unit */
     uint32_t waits;      /* for so many matrices */
-};
-
-struct ortho_task {
-    struct zsd_task task;
-    struct zsd_muon *muon;
-    size_t tile;
-    bool whole; /* all phases */
 };
 
 struct zsd_muon {
@@ -71,13 +63,7 @@ struct zsd_muon {
     struct held *held;
     uint32_t nheld;
     size_t held_room;
-    /* the matrix that is being orthogonalized */
-    bool busy;
-    uint32_t matrix;
-    struct zk_ortho ortho;
-    size_t tiles, next_tile;
-    unsigned running, ntasks;
-    struct ortho_task *tasks; /* [ntasks] */
+    struct zsd_orthos *orthos;
 };
 
 static const struct zsd_step_table *table_of(const struct zsd_job *job)
@@ -106,111 +92,24 @@ bool zsd_muon_page(const struct zsd_shard *s, uint32_t page)
 
 /* ---- orthogonalizing */
 
-static void ortho_next(struct zsd_muon *m);
-
-static void ortho_run(struct zsd_task *task)
-{
-    struct ortho_task *t = zb_container_of(task, struct ortho_task, task);
-    struct zk_ortho *o = &t->muon->ortho;
-
-    if (!t->whole) {
-        zk_ortho_tile(o, t->tile);
-        return;
-    }
-    for (size_t n = t->muon->tiles; n > 0; n = zk_ortho_next(o))
-        for (size_t tile = 0; tile < n; tile++)
-            zk_ortho_tile(o, tile);
-}
-
-/* Starts as many tiles of the phase as there are tasks. */
-static void ortho_tiles(struct zsd_muon *m)
-{
-    for (unsigned i = 0; i < m->ntasks && m->next_tile < m->tiles; i++) {
-        struct ortho_task *t = &m->tasks[i];
-
-        t->tile = m->next_tile++;
-        t->whole = false;
-        m->running++;
-        zsd_task_start(m->job->core, &t->task);
-    }
-}
-
 /* Continues the pages that waited for this matrix alone. */
-static void ortho_over(struct zsd_muon *m)
+static void muon_on_ortho(struct zsd_ortho *o)
 {
-    const struct zk_matrix *matrix = &m->matrices[m->matrix];
+    struct progress *p = zb_container_of(o, struct progress, ortho);
+    struct zsd_muon *m = p->muon;
     uint32_t n = 0;
 
-    m->progress[m->matrix].done = true;
     zsd_turn_count(m->job->core, m->nheld);
     for (uint32_t i = 0; i < m->nheld; i++) {
         struct held h = m->held[i];
 
-        h.waits -= overlaps(matrix, h.first, h.end);
+        h.waits -= overlaps(o->matrix, h.first, h.end);
         if (h.waits == 0)
             zsd_pageop_resume(h.op, NULL);
         else
             m->held[n++] = h;
     }
     m->nheld = n;
-}
-
-static void ortho_on_task(struct zsd_task *task)
-{
-    struct ortho_task *t = zb_container_of(task, struct ortho_task, task);
-    struct zsd_muon *m = t->muon;
-    struct zsd_job *job = m->job;
-
-    m->running--;
-    if (job->state != ZSD_ENDED && !t->whole && m->next_tile < m->tiles) {
-        t->tile = m->next_tile++;
-        m->running++;
-        zsd_task_start(job->core, &t->task);
-        return;
-    }
-    if (m->running > 0)
-        return;
-    m->next_tile = 0;
-    m->tiles = t->whole || job->state == ZSD_ENDED ? 0 : zk_ortho_next(&m->ortho);
-    if (m->tiles > 0) {
-        ortho_tiles(m);
-        return;
-    }
-    m->busy = false;
-    if (job->state != ZSD_ENDED) {
-        ortho_over(m);
-        ortho_next(m);
-    }
-    zsd_job_unhold(job);
-}
-
-/* Begins with the next matrix that has all of its elements. */
-static void ortho_next(struct zsd_muon *m)
-{
-    struct zsd_job *job = m->job;
-    const struct zsd_muon_room *room = &job->muon_room;
-    const struct zk_matrix *matrix;
-    uint32_t i = 0;
-
-    while (i < m->nmatrices && (m->progress[i].pages_left > 0 || m->progress[i].done))
-        i++;
-    if (m->busy || i == m->nmatrices)
-        return;
-    matrix = &m->matrices[i];
-    m->busy = true;
-    m->matrix = i;
-    m->next_tile = 0;
-    m->tiles = zk_ortho_begin(
-        &m->ortho, job->core->daemon->kernels, &zk_ortho_muon, matrix->at, matrix->rows,
-        matrix->cols, room->at + room->matrices_bytes + (uint64_t)room->slots * room->slot_bytes);
-    zsd_job_hold(job);
-    if (matrix->count > WHOLE_ELEMS) {
-        ortho_tiles(m);
-        return;
-    }
-    m->tasks[0].whole = true;
-    m->running = 1;
-    zsd_task_start(job->core, &m->tasks[0].task);
 }
 
 /* ---- pages */
@@ -234,7 +133,9 @@ static void muon_hold(void *owner, struct zsd_pageop *op, const struct zsd_page_
             m->progress[i].pages_left--;
         }
     m->nheld++;
-    ortho_next(m);
+    for (uint32_t i = 0; i < m->nmatrices; i++)
+        if (overlaps(&m->matrices[i], h->first, h->end) && m->progress[i].pages_left == 0)
+            zsd_ortho_start(m->orthos, &m->progress[i].ortho);
 }
 
 /* Number of pages of a shard that have elements of a matrix. */
@@ -264,7 +165,9 @@ static int unit_open(struct zsd_muon *m)
         zb_grow(&m->held, &m->held_room, 0, pages) < 0)
         return -ENOMEM;
     for (uint32_t i = 0; i < m->nmatrices; i++) {
-        m->progress[i] = (struct progress){ 0 };
+        m->progress[i] =
+            (struct progress){ .ortho = { .matrix = &m->matrices[i], .done = muon_on_ortho },
+                               .muon = m };
         zb_sorted_each (s, pos, &unit->shards)
             m->progress[i].pages_left += pages_of(s, &m->matrices[i]);
     }
@@ -283,18 +186,10 @@ int zsd_muon_begin(struct zsd_job *job)
         m = calloc(1, sizeof(*m));
         if (!m)
             return -ENOMEM;
-        m->ntasks = 2 * zsd_compute_threads(job->core->daemon->compute);
-        m->tasks = calloc(m->ntasks, sizeof(*m->tasks));
-        if (!m->tasks) {
+        m->orthos = zsd_orthos_new(job);
+        if (!m->orthos) {
             free(m);
             return -ENOMEM;
-        }
-        for (unsigned i = 0; i < m->ntasks; i++) {
-            m->tasks[i].muon = m;
-            m->tasks[i].task = (struct zsd_task){ .run = ortho_run,
-                                                  .done = ortho_on_task,
-                                                  .payer = &job->payer,
-                                                  .bytes = WHOLE_ELEMS * sizeof(float) };
         }
         m->job = job;
         job->muon = m;
@@ -380,7 +275,7 @@ void zsd_muon_free(struct zsd_muon *m)
         return;
     free(m->progress);
     free(m->held);
-    free(m->tasks);
+    zsd_orthos_free(m->orthos);
     free(m);
 }
 
