@@ -123,6 +123,22 @@ static void forecast_refuse(const struct zb_node *node, const struct zb_place *p
             (unsigned long long)f->host_least);
 }
 
+/* What orthogonalizes on a GPU is on that of the first rank. */
+static void forecast_matrices(const struct zb_node *node, struct zb_forecast *f)
+{
+    uint64_t tier = node->gpu_tiers[0];
+
+    if (!f->fits || f->gpu_matrices <= tier)
+        return;
+    f->fits = false;
+    (void)zb_fail(&f->why, -ENOSPC,
+                  "the largest matrix needs %s of a GPU tier to be orthogonalized, and %s; the "
+                  "smallest gpu_bytes that would work is about %llu",
+                  zb_size_text(f->gpu_matrices).s,
+                  tier > 0 ? zb_size_text(tier).s : "the daemon has none",
+                  (unsigned long long)f->gpu_matrices);
+}
+
 /* The bytes that the step itself moves. */
 static void forecast_step(const struct zb_run *run, const struct zb_place_job *job,
                           const struct zb_place *place, struct zb_forecast *f)
@@ -227,8 +243,12 @@ static void forecast_muon(const struct zb_run *run, struct zb_place_job *job, st
     }
     for (enum zb_plane p = 0; p < ZB_PLANES; p++)
         page += zb_layout_page(&run->matrices, p, job->page_elems);
-    f->host_matrices = zb_round_up(m->matrices_bytes, ZB_PAGE_ALIGN) +
-                       zb_round_up(m->ortho_bytes, ZB_PAGE_ALIGN) + slots * page;
+    f->host_matrices =
+        zb_round_up(m->matrices_bytes, ZB_PAGE_ALIGN) +
+        (run->muon_engine == ZB_MUON_CPU ? zb_round_up(m->ortho_bytes, ZB_PAGE_ALIGN) : 0) +
+        slots * page;
+    if (run->muon_engine != ZB_MUON_CPU)
+        f->gpu_matrices = m->ortho_gpu_bytes[run->muon_engine == ZB_MUON_GPU_BF16];
     job->nbuffers += (uint32_t)slots;
     job->host_bytes -= zb_min_u64(job->host_bytes, f->host_matrices);
 }
@@ -280,6 +300,8 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
                        run->ranks);
     job.shards = shards;
     rc = forecast_place(run, node, &job, &place, ret);
+    if (rc == 0)
+        forecast_matrices(node, ret);
     if (rc < 0)
         rc = zb_fail(err, rc, "a plan of %u shards: %m", job.nshards);
     if (rc == 0 && ret->fits)

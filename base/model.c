@@ -91,6 +91,8 @@ int zb_model_gpt(struct zb_model *m, const struct zb_gpt *s, struct zb_err *err)
         m->matrices_bytes = zb_matrix_bytes(3 * c * c) + zb_matrix_bytes(c * c) +
                             2 * zb_matrix_bytes(4 * c * c);
         m->ortho_bytes = zb_ortho_bytes(c, 4 * c);
+        for (int bf16 = 0; bf16 < 2; bf16++)
+            m->ortho_gpu_bytes[bf16] = zb_ortho_gpu_bytes(c, 4 * c, bf16 != 0);
     }
     if (rc == 0)
         rc = zb_model_add(m, 2 * c, err);

@@ -40,6 +40,7 @@ struct zb_model {
      * matrices of one, and of the scratch memory; 0: there are none */
     uint32_t matrix_unit, matrix_units;
     uint64_t matrices_bytes, ortho_bytes;
+    uint64_t ortho_gpu_bytes[2]; /* of a GPU that orthogonalizes: in fp32, with bf16 */
 };
 
 struct zb_gpt {

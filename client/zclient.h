@@ -243,6 +243,12 @@ enum zc_muon_scale {
     ZC_MUON_RMS = 0,  /* 0.2 * sqrt(max(rows, columns)): updates as large as AdamW's (Moonlight) */
     ZC_MUON_SHAPE = 1 /* sqrt(max(1, rows / columns)) (K. Jordan) */
 };
+/** What orthogonalizes Muon's matrices. Each has bits of its own, so a job keeps its engine for its whole life. */
+enum zc_muon_engine {
+    ZC_MUON_CPU = 0,     /* compute threads of the daemon, in fp32 */
+    ZC_MUON_GPU = 1,     /* a GPU of the daemon, in fp32 */
+    ZC_MUON_GPU_BF16 = 2 /* the same with factors of bf16, summed in fp32 */
+};
 /** How the optimizer's moments are stored. docs/OPTIMIZERS.md has the cost of the reduced ones. */
 enum zc_moments { ZC_MOMENTS_F32 = 1, ZC_MOMENTS_BF16 = 2, ZC_MOMENTS_Q8 = 3 };
 
@@ -316,6 +322,9 @@ struct zc_job_options {
     /* grad_ring: hold the gradients of so many percent of each shard's pages nevertheless, from 0 to 100
      * (-EINVAL): pages that can wait for the step, when the drive would be idle */
     uint32_t grad_ring_keep;
+    /* ZC_MUON: the same on all ranks, and whenever a rank attaches (-EINVAL). On a GPU: the daemon has one, with
+     * room for the largest matrix (zc_ready(): -ENOSPC), and cuBLASLt (-ENODEV) */
+    enum zc_muon_engine muon_engine;
 };
 
 /** A state that a kept job can resume from. */
@@ -1106,7 +1115,7 @@ struct zc_job_row {
     uint64_t host_state, host_state_target;
     /* part of nvme_bytes: gradients that host memory does not hold */
     uint64_t grads_nvme_bytes;
-    uint64_t gpu_bytes; /* optimizer state and parameters in the GPU tier */
+    uint64_t gpu_bytes; /* in the GPU tier */
     uint32_t uid, world, attached, snapshots;
     uint32_t share; /* 0: the job is not in memory */
     bool keep, durable;
@@ -1119,6 +1128,8 @@ struct zc_job_row {
      * matrix, "rms, momentum 0.95, nesterov, lr 0.001"; "": there was none since the job is in memory */
     uint64_t muon_params, muon_bytes;
     char muon[80];
+    uint64_t muon_gpu_bytes; /* part of gpu_bytes: to orthogonalize the matrices */
+    char muon_engine[12];    /* "cpu", "gpu", "gpu-bf16"; "": another optimizer */
 };
 
 /** A tier, for `zctl tiers`. */

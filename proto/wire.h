@@ -27,6 +27,7 @@ enum zp_late { ZP_LATE_NOBODY, ZP_LATE_STEP, ZP_LATE_PINS };
 /* HelloReply.features: bits. A client does not send fields that the daemon would ignore. */
 enum zp_feature {
     ZP_FEATURE_OWNER = 1, /* the field `owner` of requests that name a job */
+    ZP_FEATURE_MUON_ENGINE = 2, /* JobOpen.muon_engine */
 };
 
 #endif

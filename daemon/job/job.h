@@ -59,6 +59,7 @@ struct zsd_replan;
 struct zsd_step_op;
 struct zsd_commit_op;
 struct zsd_muon;
+struct zk_gpu_ortho;
 struct zsd_tensors;
 
 /** All jobs, including ended ones that something still holds. */
@@ -221,6 +222,7 @@ struct zsd_job {
     uint32_t world, groups;
     enum zb_optimizer optimizer;
     enum zb_moments moments;
+    enum zb_muon_engine muon_engine;
     bool keep, durable;
     bool again;     /* loaded from a saved job: its units are known */
     uint64_t epoch; /* ranks of an older one are disconnected */
@@ -277,6 +279,10 @@ struct zsd_job {
         uint64_t matrices_bytes, scratch_bytes, slot_bytes, bytes; /* bytes: of all */
         uint32_t slots;
         uint8_t *at; /* the matrices, then the slots, then the scratch memory */
+        /* muon_engine on a GPU: the device, its memory as booked (0: not yet), and what orthogonalizes */
+        uint32_t gpu;
+        uint64_t gpu_bytes, gpu_booked;
+        struct zk_gpu_ortho *on_gpu;
     } muon_room;
     struct zb_needs *promise; /* of places on the data file; for a durable job, that of `saved` */
     struct zb_slots ring;     /* regions of the arena */

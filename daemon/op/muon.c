@@ -285,6 +285,8 @@ void zsd_muon_row(const struct zsd_job *job, Zp__JobRow *row)
 {
     row->muon_params = zsd_muon_elems(job->units, job->nunits);
     row->muon_bytes = job->muon_room.bytes;
+    row->muon_engine = job->muon_engine;
+    row->muon_gpu_bytes = job->muon_room.gpu_booked;
     if (!job->step->muon_known)
         return;
     row->muon_lr = job->step->muon.lr;

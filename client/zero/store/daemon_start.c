@@ -118,6 +118,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .early = early_wanted(d),
         .grad_ring = z->options.grad_ring,
         .grad_ring_keep = z->options.grad_ring_keep,
+        .muon_engine = z->options.muon_engine,
         .writable = zcz_device_pins_writable(z),
     };
     int rc;
