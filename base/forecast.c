@@ -87,8 +87,8 @@ static uint64_t forecast_file(const struct zb_node *node, const struct zb_needs 
 static void forecast_least(const struct zb_node *node, const struct zb_place *place,
                            struct zb_forecast *f)
 {
-    f->host_least = forecast_budget(node, f, place->least_host + f->host_matrices);
-    f->host_least_grads = forecast_budget(node, f, place->least_grads + f->host_matrices);
+    f->host_least = forecast_budget(node, f, place->least_host + f->host_matrices_least);
+    f->host_least_grads = forecast_budget(node, f, place->least_grads + f->host_matrices_least);
     f->nvme_least = ZB_DATA_START + forecast_file(node, &place->nvme);
 }
 
@@ -226,31 +226,58 @@ static int forecast_place(const struct zb_run *run, const struct zb_node *node,
     return zb_forecast_fetches(run, job, place, f->local, &f->fetch_read);
 }
 
-/* Memory of a job with Muon in addition to its planes, as the daemon computes it (daemon/plan/muon.c). Sets the
- * number of page buffers among it. */
-static void forecast_muon(const struct zb_run *run, struct zb_place_job *job, struct zb_forecast *f)
+/* What the matrices need on this node, as the daemon computes it (daemon/plan/muon.c). 0 or -ENOMEM. */
+static int forecast_muon(const struct zb_run *run, const struct zb_place_job *job, uint32_t local,
+                         struct zb_muon_needs *ret)
 {
     const struct zb_model *m = run->model;
-    bool streams = job->nbuffers > 0 && (!job->params_resident || !job->state_resident);
-    uint64_t slice, first, count, slots = 0, page = 0;
+    struct zb_muon_slice *slices;
+    uint64_t slice;
+    uint32_t n = 0;
 
     if (!run->muon || !zb_run_keeps(run))
-        return;
-    for (uint32_t r = 0; streams && r < f->local; r++) {
+        return 0;
+    slices = calloc(local, sizeof(*slices));
+    if (!slices)
+        return -ENOMEM;
+    for (uint32_t r = 0; r < local; r++) {
         zb_slice(m->units[m->matrix_unit], zb_mode_world(run->mode, run->ranks, run->nodes), r,
-                 &slice, &first, &count);
-        slots += zb_pages(count, job->page_elems);
+                 &slice, &slices[n].first, &slices[n].count);
+        n += slices[n].count > 0;
     }
-    for (enum zb_plane p = 0; p < ZB_PLANES; p++)
-        page += zb_layout_page(&run->matrices, p, job->page_elems);
-    f->host_matrices =
-        zb_round_up(m->matrices_bytes, ZB_PAGE_ALIGN) +
-        (run->muon_engine == ZB_MUON_CPU ? zb_round_up(m->ortho_bytes, ZB_PAGE_ALIGN) : 0) +
-        slots * page;
-    if (run->muon_engine != ZB_MUON_CPU)
-        f->gpu_matrices = m->ortho_gpu_bytes[run->muon_engine == ZB_MUON_GPU_BF16];
-    job->nbuffers += (uint32_t)slots;
-    job->host_bytes -= zb_min_u64(job->host_bytes, f->host_matrices);
+    ret->engine = run->muon_engine;
+    zb_muon_add(ret, &run->matrices, job->page_elems, m->matrices, m->nmatrices, slices, n,
+                m->matrix_units);
+    free(slices);
+    return 0;
+}
+
+/* Places the job, with Muon with the most room that fits, as the daemon does. Sets f->fits. 0 or -ENOMEM. */
+static int forecast_rooms(const struct zb_run *run, const struct zb_node *node,
+                          const struct zb_muon_needs *muon, struct zb_place_job *job,
+                          struct zb_place *place, struct zb_forecast *f)
+{
+    bool streams = job->nbuffers > 0 && (!job->params_resident || !job->state_resident);
+    const struct zb_place_job before = *job;
+    const struct zb_forecast plain = *f;
+    int rc = 0;
+
+    for (unsigned spans = muon->all_bytes > 0 ? ZB_MUON_SPANS_MAX : 1; spans > 0; spans--) {
+        struct zb_muon_room room = zb_muon_room(muon, spans, streams);
+
+        zb_place_done(place);
+        *job = before;
+        *f = plain;
+        f->host_matrices = room.bytes;
+        f->host_matrices_least = zb_muon_room(muon, 1, streams).bytes;
+        f->host_matrices_most = zb_muon_room(muon, ZB_MUON_SPANS_MAX, streams).bytes;
+        job->nbuffers += room.slots;
+        job->host_bytes -= zb_min_u64(job->host_bytes, room.bytes);
+        rc = forecast_place(run, node, job, place, f);
+        if (rc < 0 || (f->fits && f->nvme_grad == 0))
+            break; /* before gradients go to NVMe, Muon has the least */
+    }
+    return rc;
 }
 
 int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *ret,
@@ -261,6 +288,7 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
                                 .durable = run->durable,
                                 .times = 2 };
     struct zb_place_shard *shards = NULL;
+    struct zb_muon_needs muon = { 0 };
     struct zb_place place = { 0 };
     uint64_t slice, taken;
     int rc = forecast_check(run, node, err);
@@ -292,14 +320,16 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
                           !zb_mode_cuts(run->mode, ZB_PARAM); /* only stage 3 offloads them */
     job.grads_resident = run->grad == ZB_OFFLOAD_HOST || node->nvme_bytes == 0;
     job.state_resident = run->optimizer != ZB_OFFLOAD_NVME || node->nvme_bytes == 0;
-    forecast_muon(run, &job, ret);
+    if (forecast_muon(run, &job, ret->local, &muon) < 0)
+        return zb_fail(err, -ENOMEM, "a plan of %u ranks: %m", run->ranks);
     if (zb_model_shards(run->model, &layout, &matrices,
                         zb_mode_world(run->mode, run->ranks, run->nodes), ret->local, &shards,
                         &job.nshards) < 0)
         return zb_fail(err, -ENOMEM, "a plan of %u units over %u ranks: %m", run->model->nunits,
                        run->ranks);
     job.shards = shards;
-    rc = forecast_place(run, node, &job, &place, ret);
+    ret->gpu_matrices = muon.gpu_bytes;
+    rc = forecast_rooms(run, node, &muon, &job, &place, ret);
     if (rc == 0)
         forecast_matrices(node, ret);
     if (rc < 0)

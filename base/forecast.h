@@ -112,7 +112,9 @@ struct zb_forecast {
 
     /* the daemon's host memory for this job; buffers are shared by all jobs */
     uint64_t host_param, host_ring, host_grad, host_state, host_staging, host_buffers;
-    uint64_t host_matrices;                      /* of Muon, with page buffers of its own */
+    uint64_t host_matrices; /* of Muon, with page buffers of its own */
+    uint64_t host_matrices_least,
+        host_matrices_most;                      /* the same without room for more, and with it */
     uint64_t host_used;                          /* of the budget, other jobs included */
     uint64_t host_least;                         /* the smallest budget that would work */
     uint64_t host_least_grads;                   /* the smallest that holds all gradients in

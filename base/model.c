@@ -88,11 +88,14 @@ int zb_model_gpt(struct zb_model *m, const struct zb_gpt *s, struct zb_err *err)
     if (s->split) {
         m->matrix_unit = 1;
         m->matrix_units = (uint32_t)s->layers;
-        m->matrices_bytes = zb_matrix_bytes(3 * c * c) + zb_matrix_bytes(c * c) +
-                            2 * zb_matrix_bytes(4 * c * c);
-        m->ortho_bytes = zb_ortho_bytes(c, 4 * c);
-        for (int bf16 = 0; bf16 < 2; bf16++)
-            m->ortho_gpu_bytes[bf16] = zb_ortho_gpu_bytes(c, 4 * c, bf16 != 0);
+        for (uint64_t first = 0; m->nmatrices < ZB_MODEL_MATRICES; m->nmatrices++) {
+            static const uint64_t cols[ZB_MODEL_MATRICES] = { 3, 1, 4, 4 };
+
+            m->matrices[m->nmatrices] = (struct zb_muon_matrix){ .first = first * c * c,
+                                                                 .rows = c,
+                                                                 .cols = cols[m->nmatrices] * c };
+            first += cols[m->nmatrices];
+        }
     }
     if (rc == 0)
         rc = zb_model_add(m, 2 * c, err);

@@ -20,12 +20,14 @@
 #ifndef ZB_MODEL_H
 #define ZB_MODEL_H
 
+#include "base/muon.h"
 #include "base/place.h"
 
 #define ZB_UNITS_MAX      (1u << 20)
 #define ZB_UNIT_ELEMS_MAX (UINT64_C(1) << 40)
 #define ZB_PARAMS_MAX     (UINT64_C(1) << 56) /* of a model: no number of bytes overflows */
 #define ZB_RANKS_MAX      65536u
+#define ZB_MODEL_MATRICES 4u /* of a layer of a GPT */
 
 /* ---- models */
 
@@ -36,11 +38,10 @@ struct zb_model {
     uint32_t *order; /* units in the sequence in which a micro-step gathers them */
     uint32_t norder;
     uint64_t params, largest; /* elements: of all units, of the largest */
-    /* Muon: units of matrices alone are matrix_unit, matrix_unit + 2, ... (matrix_units of them, all alike). Bytes of the
-     * matrices of one, and of the scratch memory; 0: there are none */
-    uint32_t matrix_unit, matrix_units;
-    uint64_t matrices_bytes, ortho_bytes;
-    uint64_t ortho_gpu_bytes[2]; /* of a GPU that orthogonalizes: in fp32, with bf16 */
+    /* Muon: units of matrices alone are matrix_unit, matrix_unit + 2, ... (matrix_units of them, all alike), and the
+     * matrices of each; 0: there are none */
+    uint32_t matrix_unit, matrix_units, nmatrices;
+    struct zb_muon_matrix matrices[ZB_MODEL_MATRICES];
 };
 
 struct zb_gpt {

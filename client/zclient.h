@@ -1128,6 +1128,8 @@ struct zc_job_row {
      * matrix, "rms, momentum 0.95, nesterov, lr 0.001"; "": there was none since the job is in memory */
     uint64_t muon_params, muon_bytes;
     char muon[80];
+    /* muon_bytes if the host tier has room for it: with less, reading, orthogonalizing and writing overlap less */
+    uint64_t muon_most_bytes;
     uint64_t muon_gpu_bytes; /* part of gpu_bytes: to orthogonalize the matrices */
     char muon_engine[12];    /* "cpu", "gpu", "gpu-bf16"; "": another optimizer */
 };

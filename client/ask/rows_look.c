@@ -65,6 +65,7 @@ static void muon_copy(struct zc_job_row *to, const Zp__JobRow *from)
     to->muon_gpu_bytes = from->muon_gpu_bytes;
     if (from->optimizer == ZB_MUON)
         COPY(to->muon_engine, rows_name(zb_muon_engine_name(from->muon_engine)));
+    to->muon_most_bytes = from->muon_most_bytes;
     if (from->muon_scale > 0)
         (void)snprintf(to->muon, sizeof(to->muon), "%s, momentum %g%s, lr %g",
                        from->muon_scale - 1 == ZC_MUON_RMS ? "rms" : "shape", from->muon_momentum,

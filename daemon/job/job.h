@@ -40,6 +40,7 @@
 #ifndef ZSD_JOB_H
 #define ZSD_JOB_H
 
+#include "base/muon.h"
 #include "base/place.h"
 #include "base/slots.h"
 #include "daemon/net/conn.h"
@@ -275,15 +276,14 @@ struct zsd_job {
     bool early_room;           /* there is room for early steps */
     bool grad_ring;        /* pages of gradients that are not resident are nowhere: op/early.c */
     uint64_t grads_ringed; /* bytes of these */
-    struct zsd_muon_room { /* plan/muon.h */
-        uint64_t matrices_bytes, scratch_bytes, slot_bytes, bytes; /* bytes: of all */
-        uint32_t slots;
-        uint8_t *at; /* the matrices, then the slots, then the scratch memory */
-        /* muon_engine on a GPU: the device, its memory as booked (0: not yet), and what orthogonalizes */
-        uint32_t gpu;
-        uint64_t gpu_bytes, gpu_booked;
-        struct zk_gpu_ortho *on_gpu;
-    } muon_room;
+    struct zb_muon_room muon_room; /* plan/muon.h */
+    uint64_t muon_most_bytes;      /* what it has if the host tier has room for it */
+    uint8_t *muon_at;              /* the matrices, then the slots, then the scratch memory */
+    struct zsd_muon_gpu {          /* muon_engine on a GPU */
+        uint32_t g;                /* the device */
+        uint64_t bytes, booked;    /* of it; booked is 0 before and after */
+        struct zk_gpu_ortho *ortho;
+    } muon_gpu;
     struct zb_needs *promise; /* of places on the data file; for a durable job, that of `saved` */
     struct zb_slots ring;     /* regions of the arena */
     /* its part of the core's accounts; the budget is not used. `saved` has what a durable job holds

@@ -300,7 +300,6 @@ struct table_walk {
     const struct zsd_class *classes; /* NULL: groups */
     const struct zk_params *groups;
     uint32_t nmatrices;
-    uint8_t *matrix; /* memory for the unit's next matrix */
 };
 
 static uint32_t table_class(struct table_walk *w, const struct zsd_tensor *tensor)
@@ -313,7 +312,7 @@ static uint32_t table_class(struct table_walk *w, const struct zsd_tensor *tenso
     return w->run->class;
 }
 
-/* Adds a matrix. The memory is used again for each unit. */
+/* Adds a matrix. op/muon.c gives it memory. */
 static void table_matrix(struct zsd_step_table *table, struct table_walk *w,
                          const struct zsd_tensor *tensor, uint32_t class)
 {
@@ -325,10 +324,8 @@ static void table_matrix(struct zsd_step_table *table, struct table_walk *w,
         .count = tensor->count,
         .rows = rows,
         .cols = cols,
-        .at = (float *)(void *)w->matrix,
         .step_size = (float)(p->lr * zk_muon_factor((enum zk_muon_scale)p->muon_scale, rows, cols)),
     };
-    w->matrix += zb_matrix_bytes(tensor->count);
 }
 
 static void table_unit(struct zsd_step_table *table, const struct zsd_unit *unit, uint32_t *n,
@@ -417,7 +414,6 @@ int zsd_table_make(struct zsd_step_table *table, const struct zsd_job *job, doub
         table->at[u] = n;
         if (muon)
             table->matrix_at[u] = w.nmatrices;
-        w.matrix = job->muon_room.at;
         table_unit(table, job->units[u], &n, &w);
     }
     table->at[job->nunits] = n;

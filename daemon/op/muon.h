@@ -15,13 +15,12 @@ bool zsd_muon_page(const struct zsd_shard *s, uint32_t page);
 int zsd_muon_begin(struct zsd_job *job);
 /**
  * The next of these pages that may begin. Sets the shard, the page, and what holds it, in *spec. Call
- * zsd_muon_begun() when the operation has started. False: none for now; when a page ends, or
- * in the next turn, ask again.
- *
- * @param inflight  number of these pages that have begun and not ended
+ * zsd_muon_begun() when the operation has started, and zsd_muon_page_over() when it has ended, while the job
+ * lives. False: none for now; when a page ends, ask again.
  */
-bool zsd_muon_next(struct zsd_job *job, uint32_t inflight, struct zsd_page_spec *spec);
-void zsd_muon_begun(struct zsd_job *job);
+bool zsd_muon_next(struct zsd_job *job, struct zsd_page_spec *spec);
+void zsd_muon_begun(struct zsd_job *job, const struct zsd_page_spec *spec);
+void zsd_muon_page_over(struct zsd_job *job, const struct zsd_page_spec *spec);
 /** Whether all of them have begun. */
 bool zsd_muon_walked(const struct zsd_job *job);
 /** The job ends: ends the operations that wait for their matrices. */

@@ -80,7 +80,7 @@ static uint64_t scratch_find(const struct zsd_orthos *e, uint64_t bytes)
 /* Begins with the oldest matrix that waits. NULL: none waits, or there is no memory. */
 static struct zsd_ortho *ortho_begin(struct zsd_orthos *e)
 {
-    const struct zsd_muon_room *room = &e->job->muon_room;
+    const struct zb_muon_room *room = &e->job->muon_room;
     const struct zk_matrix *m;
     struct zsd_ortho *o;
 
@@ -97,7 +97,7 @@ static struct zsd_ortho *ortho_begin(struct zsd_orthos *e)
     o->next_tile = 0;
     o->first_tiles = o->tiles = zk_ortho_begin(
         &o->ortho, e->job->core->daemon->kernels, &zk_ortho_muon, m->at, m->rows, m->cols,
-        room->at + room->matrices_bytes + room->slots * room->slot_bytes + o->scratch_at);
+        e->job->muon_at + room->matrices_bytes + room->slots * room->slot_bytes + o->scratch_at);
     if (o->whole)
         o->tiles = 1;
     zb_list_remove(&o->node);

@@ -26,7 +26,7 @@ static void ortho_gpu_run(struct zsd_task *task)
     struct zk_ortho_how how = zk_ortho_muon;
 
     how.bf16 = g->job->muon_engine == ZB_MUON_GPU_BF16;
-    g->rc = zk_gpu_ortho(g->job->muon_room.on_gpu, &how, m->at, (size_t)m->rows, (size_t)m->cols,
+    g->rc = zk_gpu_ortho(g->job->muon_gpu.ortho, &how, m->at, (size_t)m->rows, (size_t)m->cols,
                          &g->err);
 }
 
@@ -38,7 +38,7 @@ static void ortho_gpu_failed(struct zsd_ortho_gpu *g)
     struct zb_err why = { 0 };
 
     if (g->rc == -EIO || g->rc == -EFAULT) {
-        zsd_gpu_fail(job->core, job->muon_room.gpu, &g->err);
+        zsd_gpu_fail(job->core, job->muon_gpu.g, &g->err);
         return;
     }
     (void)zb_fail(&why, g->rc, "a matrix of job '%s' was not orthogonalized on the GPU: %s",
@@ -78,5 +78,5 @@ void zsd_ortho_gpu_pump(struct zsd_ortho_gpu *g)
     g->matrix = zb_container_of(g->waiting->next, struct zsd_ortho, node);
     zb_list_remove(&g->matrix->node);
     zsd_job_hold(g->job);
-    zsd_compute_post(zsd_gpu_threads(daemon->gpus[g->job->muon_room.gpu]), &g->task);
+    zsd_compute_post(zsd_gpu_threads(daemon->gpus[g->job->muon_gpu.g]), &g->task);
 }

@@ -19,7 +19,7 @@ struct zsd_ortho_gpu {
 /** Whether the job's matrices are orthogonalized on a GPU. */
 static inline bool zsd_ortho_on_gpu(const struct zsd_job *job)
 {
-    return job->muon_room.on_gpu != NULL;
+    return job->muon_gpu.ortho != NULL;
 }
 void zsd_ortho_gpu_init(struct zsd_ortho_gpu *g, struct zsd_job *job, struct zb_list *waiting);
 /** Begins with the oldest matrix that waits, if none is on the GPU. */

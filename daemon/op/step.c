@@ -262,6 +262,8 @@ static void step_on_page(void *owner, const struct zsd_page_spec *spec, const st
     --*step_counter(job, s, spec->page);
     if (job->state == ZSD_ENDED)
         return;
+    if (spec->hold)
+        zsd_muon_page_over(job, spec);
     if (err) {
         zsd_job_end(job, err); /* zsd_step_cancel() answers */
         return;
@@ -455,7 +457,7 @@ static int step_muon(struct zsd_job *job)
 {
     struct zsd_page_spec spec = { 0 };
 
-    while (zsd_muon_next(job, job->step->muon_inflight, &spec)) {
+    while (zsd_muon_next(job, &spec)) {
         if (zsd_turn_left(job->core) == 0) {
             zsd_defer(job->core, &job->step->work);
             return 0;
@@ -463,7 +465,7 @@ static int step_muon(struct zsd_job *job)
         zsd_turn_count(job->core, 1);
         if (step_page(job, spec) < 0)
             return -ENOMEM;
-        zsd_muon_begun(job);
+        zsd_muon_begun(job, &spec);
     }
     return zsd_muon_walked(job) || job->step->muon_inflight > 0 ? 0 : -ENOMEM;
 }

@@ -311,8 +311,7 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
             .op = direction,
             .urgent = op->spec.kind == ZSD_PAGE_FILL, /* a fetch waits */
             /* not if the old page is still needed after the write (zn.h) */
-            .lend = op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_EARLY &&
-                    !io->comes && !op->spec.hold,
+            .lend = op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_EARLY && !io->comes,
             .buf = io->copy ? io->copy : page_bytes_at(op, io->plane),
             .len_bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page),
             .off_bytes = core->daemon->engine_base +

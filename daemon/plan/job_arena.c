@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "daemon/disk/paths.h"
 #include "daemon/plan/gpu_plan.h"
-#include "daemon/plan/muon.h"
+#include "daemon/plan/muon_gpu.h"
 #include "daemon/plan/place.h"
 #include "daemon/plan/tables.h"
 #include "daemon/run/gpu_tier.h"
@@ -89,7 +89,7 @@ static void arena_memory(struct zsd_arena_task *t)
 /* The memory of a job with Muon. It is used from the first step on. */
 static void arena_muon(struct zsd_arena_task *t)
 {
-    const struct zsd_muon_room *room = &t->job->muon_room;
+    const struct zb_muon_room *room = &t->job->muon_room;
 
     if (room->bytes == 0)
         return;
@@ -173,10 +173,10 @@ static void arena_done(struct zsd_task *task)
     case ZSD_ARENA_OPEN:
         job->arena = t->arena;
         job->memory = t->memory;
-        job->muon_room.at = t->muon;
-        job->muon_room.on_gpu = t->on_gpu;
-        if (t->err.code == -EIO && job->muon_room.gpu_bytes > 0 && !t->on_gpu)
-            zsd_gpu_fail(job->core, job->muon_room.gpu, &t->err);
+        job->muon_at = t->muon;
+        job->muon_gpu.ortho = t->on_gpu;
+        if (t->err.code == -EIO && job->muon_gpu.bytes > 0 && !t->on_gpu)
+            zsd_gpu_fail(job->core, job->muon_gpu.g, &t->err);
         for (uint32_t g = 0; g < job->core->daemon->ngpus; g++)
             job->params->on[g].mem = t->params[g];
         t->opened(t);

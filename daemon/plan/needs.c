@@ -79,7 +79,8 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, bool going, struc
     if (rc == 0 && w->shard < job->nshards)
         return 1;
     for (int p = 0; p < ZB_PLANES && rc == 0; p++)
-        rc = zb_needs_spares(&w->sum, &w->streamed[p], &w->early[p], zsd_muon_buffers(job));
+        rc = zb_needs_spares(&w->sum, &w->streamed[p], &w->early[p],
+                             zsd_muon_buffers(job, &job->muon_room));
     return rc;
 }
 

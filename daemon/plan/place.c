@@ -17,6 +17,7 @@
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/host.h"
 #include "daemon/plan/muon.h"
+#include "daemon/plan/muon_gpu.h"
 #include "daemon/plan/needs.h"
 #include "daemon/plan/place_priv.h"
 #include "daemon/plan/replan.h"
@@ -141,7 +142,7 @@ static struct zb_place_job place_inputs(const struct zsd_placing *p)
         .shards = p->shards,
         .nshards = job->nshards,
         .page_elems = job->core->page_elems,
-        .nbuffers = zsd_muon_buffers(job),
+        .nbuffers = zsd_muon_buffers(job, &p->room),
         .params_resident = job->offload_param == ZP_HOST,
         .params_on_gpu = zsd_params_fit(job, p->param_bytes),
         .grads_resident = job->offload_grad == ZP_HOST || !p->spill,
@@ -150,7 +151,7 @@ static struct zb_place_job place_inputs(const struct zsd_placing *p)
         .ring_keep = job->ring_keep,
         /* places of saved versions are counted with their rows */
         .times = job->saved && job->again ? (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1) : 2,
-        .host_bytes = free_bytes - zb_min_u64(free_bytes, job->muon_room.bytes)
+        .host_bytes = free_bytes - zb_min_u64(free_bytes, p->room.bytes)
     };
 }
 
@@ -161,6 +162,7 @@ static uint64_t place_nvme_free(const struct zsd_job *job)
 
 int zsd_placing_look(struct zsd_placing *p)
 {
+    p->room = (struct zb_muon_room){ 0 };
     p->in = place_inputs(p);
     p->nvme_free = place_nvme_free(p->job);
     zb_needs_done(&p->held);
@@ -180,8 +182,28 @@ static int place_try(struct zsd_placing *p, bool early)
     return rc < 0 ? rc : zb_place(&p->in, &p->plan);
 }
 
+/* With Muon: tries the most room first. If gradients may go to NVMe for lack of memory, the least at once. */
+static void plan_muon(struct zsd_placing *p)
+{
+    uint64_t host_bytes = p->in.host_bytes;
+    uint32_t nbuffers = p->in.nbuffers;
+
+    for (unsigned spans = p->spill ? 1 : ZB_MUON_SPANS_MAX; spans > 0; spans--) {
+        p->room = zb_muon_room(&p->muon, spans, p->muon_streams);
+        p->in.host_bytes = host_bytes - zb_min_u64(host_bytes, p->room.bytes);
+        p->in.nbuffers = nbuffers + p->room.slots;
+        p->rc = p->room.bytes <= host_bytes || spans == 1 ? place_try(p, false) : -ENOSPC;
+        if (p->rc == -ENOMEM || !zsd_placing_refused(p))
+            return;
+    }
+}
+
 void zsd_placing_plan(struct zsd_placing *p)
 {
+    if (p->muon.all_bytes > 0) {
+        plan_muon(p);
+        return;
+    }
     p->rc = place_try(p, p->early);
     if (p->rc == 0 && p->in.early && zb_needs_bytes(&p->plan.nvme) > p->nvme_free)
         p->rc = place_try(p, false); /* it may fit without early steps */
@@ -228,7 +250,7 @@ static int place_admit(const struct zsd_placing *p, struct zb_err *err)
     uint64_t needs = zb_needs_bytes(&plan->nvme);
 
     job->place_least = 0;
-    if (zsd_muon_whole(job, err) < 0 || zsd_muon_fits(job, err) < 0)
+    if (zsd_muon_whole(job, err) < 0 || zsd_muon_fits(job, &p->muon, err) < 0)
         return err->code;
     if (p->rc == -ENOSPC) {
         uint64_t least = plan->least_host + job->muon_room.bytes;
@@ -315,7 +337,11 @@ int zsd_placing_book(const struct zsd_placing *p, struct zb_err *err)
 {
     const struct zb_place *plan = &p->plan;
     struct zsd_job *job = p->job;
-    int rc = place_admit(p, err);
+    int rc;
+
+    job->muon_room = p->room;
+    job->muon_most_bytes = zb_muon_room(&p->muon, ZB_MUON_SPANS_MAX, p->muon_streams).bytes;
+    rc = place_admit(p, err);
 
     if (rc == 0 && job->core->disk->extents)
         rc = place_promise(job, plan, err);

@@ -18,7 +18,10 @@ struct zsd_placing {
     uint32_t shard;                     /* the next one of a walk */
     struct zb_place_shard *shards;      /* [nshards] */
     uint64_t param_bytes[ZSD_GPUS_MAX]; /* of all shards, by the GPU of their ranks */
-    struct zb_needs held;               /* places of the saved versions, as the plan counts them */
+    struct zb_muon_needs muon;
+    struct zb_muon_room room; /* of the plan, for Muon; zeros: another optimizer */
+    bool muon_streams;
+    struct zb_needs held; /* places of the saved versions, as the plan counts them */
     struct zb_place_job in;
     uint64_t nvme_free;
     struct zb_place plan;

@@ -176,7 +176,7 @@ void zsd_place(struct zsd_job *job, bool spill, zsd_placed *done)
 
     if (p)
         p->shards = calloc(zb_max_u64(job->nshards, 1), sizeof(*p->shards));
-    if (!p || !p->shards) {
+    if (!p || !p->shards || zsd_muon_size(job, &p->muon) < 0) {
         placing_free(p);
         done(job, zb_fail(&err, -ENOMEM, "placement of job '%s': %m", job->name), &err);
         return;
@@ -187,7 +187,7 @@ void zsd_place(struct zsd_job *job, bool spill, zsd_placed *done)
     p->rings = p->early && job->ring_wish && zsd_state_moves(job);
     p->done = done;
     p->work.run = placing_on_work;
-    zsd_muon_size(job);
+    p->muon_streams = zsd_muon_streams(job);
     zsd_job_hold(job);
     placing_walk(p);
 }

@@ -43,24 +43,25 @@
     X(turn_recent_p999_ns)
 
 /* The core's half. */
-#define ZSD_STATS_CORE(X)                                                           \
-    X(releases_bad)       /* one-way, so only counted */                            \
-    X(pages_early)        /* stepped ahead of the barrier */                        \
-    X(pages_undone)       /* of these, dropped again */                             \
-    X(pages_corrupt)      /* read, and not what was written */                      \
-    X(scrub_bytes)        /* of saved pages that were read */                       \
-    X(scrub_bad_pages)    /* corrupt, or not readable */                            \
-    X(write_holds)        /* pauses of page writes, for the catalog */              \
-    X(write_hold_us)      /* their total length */                                  \
-    X(commits)            /* of jobs, prepared ones too */                          \
-    X(commits_failed)     /* refusals of wrong requests excluded */                 \
-    X(drives_drained)     /* on request, or because they fail, are slow or stall */ \
-    X(drained_pages)      /* moved off a drained drive, other than by a step */     \
-    X(drained_bytes)      /* of these */                                            \
-    X(pages_elsewhere)    /* written to another drive, after a write had failed */  \
-    X(catalog_changes)    /* made durable */                                        \
-    X(catalog_failed)     /* the catalog or a slot was not written */               \
-    X(near_bytes)         /* host memory that was placed near a GPU */              \
+#define ZSD_STATS_CORE(X)                                                                 \
+    X(releases_bad)       /* one-way, so only counted */                                  \
+    X(pages_early)        /* stepped ahead of the barrier */                              \
+    X(pages_undone)       /* of these, dropped again */                                   \
+    X(pages_corrupt)      /* read, and not what was written */                            \
+    X(scrub_bytes)        /* of saved pages that were read */                             \
+    X(scrub_bad_pages)    /* corrupt, or not readable */                                  \
+    X(write_holds)        /* pauses of page writes, for the catalog */                    \
+    X(write_hold_us)      /* their total length */                                        \
+    X(commits)            /* of jobs, prepared ones too */                                \
+    X(commits_failed)     /* refusals of wrong requests excluded */                       \
+    X(drives_drained)     /* on request, or because they fail, are slow or stall */       \
+    X(drained_pages)      /* moved off a drained drive, other than by a step */           \
+    X(drained_bytes)      /* of these */                                                  \
+    X(pages_elsewhere)    /* written to another drive, after a write had failed */        \
+    X(muon_pages_ahead)   /* begun before the matrices before them were orthogonalized */ \
+    X(catalog_changes)    /* made durable */                                              \
+    X(catalog_failed)     /* the catalog or a slot was not written */                     \
+    X(near_bytes)         /* host memory that was placed near a GPU */                    \
     X(near_refused_bytes) /* that the kernel did not place there */
 
 #define ZSD_STATS(X) ZSD_STATS_LOOP(X) ZSD_STATS_CORE(X)

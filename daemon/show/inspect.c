@@ -267,7 +267,7 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     row->nvme_written_bytes = job->nvme_written_bytes;
     row->error = zp_str(job->why.text);
     row->share = job->payer.share;
-    row->gpu_bytes = zsd_gpu_held(job) + zsd_params_booked(job) + job->muon_room.gpu_booked;
+    row->gpu_bytes = zsd_gpu_held(job) + zsd_params_booked(job) + job->muon_gpu.booked;
     row->host_state = job->host_held.used[ZSD_USE_STATE];
     row->host_state_target = job->replan->shrinks
                                  ? row->host_state - zsd_replan_leaving(job)

@@ -117,8 +117,8 @@ class Engine:
         comm: stays open as long as the engine.
         **options: fields of struct zc_zero_options, as of zc_zero_defaults() where they are not given. `optimizer`,
             `moments`, `offload_*`, `node_gather`, `clip_mode`, `muon_scale` and `muon_engine` may be names ("adamw",
-            "q8", "nvme", "auto", "tensor", "rms", "gpu"), `weight_decay` a number or a list by group, `loss_scale` a dict, `alloc` and
-            `free` functions of ctypes.
+            "q8", "nvme", "auto", "tensor", "rms", "gpu"), `weight_decay` a number or a list by group, `loss_scale` a
+            dict, `alloc` and `free` functions of ctypes.
 
     Raises:
         ZshardError: of the family of the code. TypeError: no such option.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import re
@@ -111,6 +112,69 @@ def test_bytes(tmp_path: Path, moments: str, vector: bool, bytes_moved: float) -
     assert least > 4 << 20
     with daemon(tmp_path, least) as socket:
         assert moved(socket, moments, vector)[0] == pytest.approx(bytes_moved, rel=0.01)
+
+
+def ahead(socket: str) -> int:
+    """Pages that began before the matrices before them were orthogonalized."""
+    return next(int(row["value"]) for row in rows(socket, "stat") if row["name"] == "muon_pages_ahead")
+
+
+def stepped(socket: str, job: str, steps: int, say: Any = lambda: None) -> list[bytes]:
+    """The masters of units of one matrix of 4 pages and one of 2, streamed; with a gradient of its own for each step."""
+    rows_of, elems = (2 * SIDE, SIDE), 6 * SIDE * SIDE
+    places = {"offload_param": "host", "offload_optimizer": "nvme", "offload_grad": "host"}
+    with (
+        Comm("self") as comm,
+        Engine(comm, socket=socket, job=job, optimizer="muon", momentum=0.9, **places) as e,
+    ):
+        for u in range(UNITS):
+            both = [("a", 0, (2 * SIDE, 2 * SIDE), 0, True), ("b", 4 * SIDE * SIDE, rows_of, 0, True)]
+            e.add_unit(f"u{u}", elems, both, dtype="bf16")
+        e.start(lambda _unit, _first, count, out: ctypes.memset(out, 0, 4 * count))
+        for step in range(steps):
+            for unit in reversed(range(UNITS)):
+                grad = (ctypes.c_float * elems).from_address(e.grad(unit))
+                for i in range(0, elems, 29):
+                    grad[i] = float((i * 7919 + unit + step) % 1009 - 504)
+                e.reduce(unit)
+            say()
+            e.step(1e-3)
+        return [bytes(e.read(unit, "master", 0, elems)) for unit in range(UNITS)]
+
+
+def test_ahead(tmp_path: Path) -> None:
+    """While a unit is orthogonalized, pages of the next ones begin. With the least memory each matrix waits for the one
+    before it. The bits are the same, and `zctl jobs` shows both amounts of memory."""
+    got, room, seen = [], [], []
+    with daemon(tmp_path, 8 << 20) as socket, pytest.raises(zshard.ZshardError) as why:
+        stepped(socket, "one", 1)
+    found = re.search(r"smallest host_bytes that would work is (\d+)", str(why.value))
+    assert found
+    for host in (64 << 20, int(found.group(1))):
+        with daemon(tmp_path, host) as socket:
+            got.append(stepped(socket, "one", 2, lambda s=socket: room.append(rows(s, "jobs")[0])))  # type: ignore[misc]
+            seen.append(ahead(socket))
+    assert got[0] == got[1] and all(any(unit) for unit in got[0])
+    assert room[0]["muon_bytes"] == room[0]["muon_most_bytes"] == room[-1]["muon_most_bytes"]
+    assert room[-1]["muon_bytes"] < room[-1]["muon_most_bytes"] // 2
+    pages, first = UNITS * 6, 4
+    assert seen == [2 * (pages - first), 0]  # all that is not of the first matrix; nothing
+
+
+def test_two_jobs(tmp_path: Path) -> None:
+    """Two jobs with the least room, and one page buffer for both, step at the same time: neither waits for the other."""
+    with daemon(tmp_path, 64 << 20) as socket:
+        alone = stepped(socket, "one", 3)
+        words = f"import sys; sys.path.append({str(HERE)!r}); import test_muon as t\n"
+        words += "print(t.hashed(t.stepped(sys.argv[1], sys.argv[2], 3)))"
+        run = [sys.executable, "-c", words, socket]
+        both = [subprocess.Popen([*run, name], stdout=subprocess.PIPE) for name in ("a", "b")]
+        said = [child.communicate(timeout=120)[0].strip().decode() for child in both]
+    assert said == [hashed(alone)] * 2
+
+
+def hashed(units: list[bytes]) -> str:
+    return hashlib.sha256(b"".join(units)).hexdigest()
 
 
 def test_refused() -> None:

@@ -96,6 +96,7 @@ static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_SIZE, muon_gpu_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_U64, muon_params, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_SIZE, muon_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, muon_most_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_BOOL, keep, ZCTL_SHOWN, zc_job_row, NULL),
     COLUMN(ZCTL_U64, iterations, ZCTL_SHOWN, zc_job_row, "STEPS"),
     COLUMN(ZCTL_U64, applied, ZCTL_JSON_ONLY, zc_job_row, NULL),

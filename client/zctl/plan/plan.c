@@ -219,7 +219,7 @@ static int plan_layout(struct zctl_plan *p)
     bool muon = p->optimizer == ZB_MUON;
     int rc;
 
-    if (muon && (p->model.matrices_bytes == 0 || p->run.nodes > 1))
+    if (muon && (p->model.nmatrices == 0 || p->run.nodes > 1))
         return zb_fail(&p->z->err, -EINVAL,
                        "--optimizer muon needs the shape of a GPT (--layers and --width), for the "
                        "sizes of its matrices, and one node");

@@ -67,14 +67,15 @@ static struct zb_gpu_share gpu_all(const struct zctl_plan *p, const struct zb_fo
 
 static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f)
 {
-    json_t *host = json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params",
-        integer(f->host_param), "ring", integer(f->host_ring), "grads", integer(f->host_grad),
-        "aside", integer(f->grads_aside), "grads_ringed", integer(f->grads_ringed), "state",
-        integer(f->host_state), "staging", integer(f->host_staging), "buffers",
-        integer(f->host_buffers), "matrices", integer(f->host_matrices), "used",
-        integer(f->host_used), "budget", integer(p->node.host_bytes), "least",
-        integer(f->host_least), "least_grads", integer(f->host_least_grads));
+    json_t *host =
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+                  "params", integer(f->host_param), "ring", integer(f->host_ring), "grads",
+                  integer(f->host_grad), "aside", integer(f->grads_aside), "grads_ringed",
+                  integer(f->grads_ringed), "state", integer(f->host_state), "staging",
+                  integer(f->host_staging), "buffers", integer(f->host_buffers), "matrices",
+                  integer(f->host_matrices), "matrices_most", integer(f->host_matrices_most),
+                  "used", integer(f->host_used), "budget", integer(p->node.host_bytes), "least",
+                  integer(f->host_least), "least_grads", integer(f->host_least_grads));
     json_t *nvme = json_pack("{s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "early", (int)f->early,
                              "params", integer(f->nvme_param), "grads", integer(f->nvme_grad),
                              "state", integer(f->nvme_state), "spare", integer(f->nvme_spare),
@@ -242,6 +243,9 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
              "of Muon; the time of orthogonalizing is not counted");
     if (f->gpu_matrices > 0)
         line(p, "gpu: matrices", f->gpu_matrices, "orthogonalized there, on the first rank's");
+    if (f->host_matrices < f->host_matrices_most)
+        line(p, "host: of matrices at best", f->host_matrices_most,
+             "with less, the drive waits while matrices are orthogonalized");
     if (f->fits)
         line(p, "host: used", f->host_used, "with other jobs");
     if (p->gives_room > 0)
