@@ -125,7 +125,7 @@ zc_job_row = struct("zc_job_row",
                     (c_char * (NAME_MAX + 1), "name"), (c_char * 16, "state"),
                     (c_char * 12, "optimizer"), (c_char * 8, "moments"), (c_char * 256, "error"),
                     (c_uint64, "muon_params muon_bytes"), (c_char * 80, "muon"),
-                    (c_uint64, "muon_most_bytes"))
+                    (c_uint64, "muon_most_bytes muon_gpu_bytes"), (c_char * 12, "muon_engine"))
 zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings "
                                               "read_bytes_s write_bytes_s node_bytes spilled_bytes "
                                               "target moving device_free stranded"),
