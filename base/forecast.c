@@ -123,6 +123,22 @@ static void forecast_refuse(const struct zb_node *node, const struct zb_place *p
             (unsigned long long)f->host_least);
 }
 
+/* What orthogonalizes on a GPU is on that of the first rank. */
+static void forecast_matrices(const struct zb_node *node, struct zb_forecast *f)
+{
+    uint64_t tier = node->gpu_tiers[0];
+
+    if (!f->fits || f->gpu_matrices <= tier)
+        return;
+    f->fits = false;
+    (void)zb_fail(&f->why, -ENOSPC,
+                  "the largest matrix needs %s of a GPU tier to be orthogonalized, and %s; the "
+                  "smallest gpu_bytes that would work is about %llu",
+                  zb_size_text(f->gpu_matrices).s,
+                  tier > 0 ? zb_size_text(tier).s : "the daemon has none",
+                  (unsigned long long)f->gpu_matrices);
+}
+
 /* The bytes that the step itself moves. */
 static void forecast_step(const struct zb_run *run, const struct zb_place_job *job,
                           const struct zb_place *place, struct zb_forecast *f)
@@ -233,6 +249,7 @@ static int forecast_muon(const struct zb_run *run, const struct zb_place_job *jo
                  &slice, &slices[n].first, &slices[n].count);
         n += slices[n].count > 0;
     }
+    ret->engine = run->muon_engine;
     zb_muon_add(ret, &run->matrices, job->page_elems, m->matrices, m->nmatrices, slices, n,
                 m->matrix_units);
     free(slices);
@@ -315,9 +332,12 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
         return zb_fail(err, -ENOMEM, "a plan of %u units over %u ranks: %m", run->model->nunits,
                        run->ranks);
     job.shards = shards;
+    ret->gpu_matrices = muon.gpu_bytes;
     rc = zb_place_few(shards, job.nshards, ret->local);
     if (rc == 0)
         rc = forecast_rooms(run, node, &muon, &job, &place, ret);
+    if (rc == 0)
+        forecast_matrices(node, ret);
     if (rc < 0)
         rc = zb_fail(err, rc, "a plan of %u shards: %m", job.nshards);
     if (rc == 0 && ret->fits)

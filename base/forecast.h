@@ -23,6 +23,7 @@
 #ifndef ZB_FORECAST_H
 #define ZB_FORECAST_H
 
+#include "base/late.h"
 #include "base/model.h"
 
 #define ZB_PREFETCH_MAX 64u             /* units gathered ahead */
@@ -63,6 +64,7 @@ struct zb_run {
     bool grad_ring;        /* and gradients of pages with streamed state are not held, */
     uint32_t ring_keep;    /* but those of so many percent of each shard's pages; */
     bool ring_limits;      /* its steps clip by tensor */
+    enum zb_muon_engine muon_engine;
     bool muon;             /* Muon steps the matrices that the model knows; no step begins early */
     uint32_t micro_steps, prefetch_units;
     enum zb_comm comm;
@@ -128,8 +130,9 @@ struct zb_forecast {
     /* on the GPU tiers, all GPUs together: parameters, which are nowhere else; and state from the
      * third step on, in addition to its place in the lower tier */
     uint64_t gpu_params, gpu_state;
-    uint64_t gpu_used; /* device memory that both take */
-    uint32_t gpus;     /* of the node, at least one */
+    uint64_t gpu_used;     /* device memory that both take, and the next one */
+    uint64_t gpu_matrices; /* that orthogonalizes the matrices of Muon, on the first GPU */
+    uint32_t gpus;         /* of the node, at least one */
     struct zb_gpu_share gpu[ZB_GPUS_MAX];
     /* host memory and NVMe from the third step on, when state is on the GPU tiers: state that may be
      * on NVMe has no copy in host memory then */

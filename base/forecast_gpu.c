@@ -130,6 +130,7 @@ int zb_forecast_gpu_tiers(const struct zb_run *run, const struct zb_node *node,
         f->gpu_state += f->gpu[g].state;
         f->gpu_used += f->gpu[g].params_used + f->gpu[g].state_used;
     }
+    f->gpu_used += f->gpu_matrices;
     free(from);
     return rc;
 }

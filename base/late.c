@@ -5,6 +5,13 @@
 
 #include <errno.h>
 
+const char *zb_muon_engine_name(enum zb_muon_engine engine)
+{
+    static const char *const names[] = { "cpu", "gpu", "gpu-bf16" };
+
+    return (unsigned)engine < ZB_MUON_ENGINE_END ? names[engine] : NULL;
+}
+
 int zb_layout_steps_with(const struct zb_layout *layout, enum zb_optimizer optimizer,
                          enum zb_moments moments, struct zb_err *err)
 {

@@ -1,5 +1,6 @@
 /*
- * late.h - which optimizer's layout a unit has: that of its tensors, or one that is chosen only after memory was placed.
+ * late.h - which optimizer's layout a unit has: that of its tensors, or one that is chosen only after memory was placed;
+ * and what orthogonalizes the matrices of Muon.
  *
  * Pure functions; any thread.
  */
@@ -7,6 +8,18 @@
 #define ZB_LATE_H
 
 #include "base/plan.h"
+
+/** What orthogonalizes the matrices of a job with Muon: a part of the job's identity, because its bits differ
+ * (docs/decisions/0029-muon-on-the-gpu.md). The numbers are stored. */
+enum zb_muon_engine {
+    ZB_MUON_CPU,      /* compute threads of the daemon, in fp32 */
+    ZB_MUON_GPU,      /* a GPU of the daemon, in fp32 */
+    ZB_MUON_GPU_BF16, /* the same with factors rounded to bf16 */
+    ZB_MUON_ENGINE_END
+};
+
+/** "cpu", "gpu", "gpu-bf16"; NULL for anything else. */
+const char *zb_muon_engine_name(enum zb_muon_engine engine);
 
 /** The optimizer whose layout a unit has, if Muon steps `muon` of its `trained` tensors. In a job with Muon that
  * is Muon's, which has one moment, if it steps all of them; else AdamW's, also for its matrices. */

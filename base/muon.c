@@ -56,10 +56,15 @@ void zb_muon_add(struct zb_muon_needs *n, const struct zb_layout *layout, uint32
         n->pages += times * zb_pages(slices[i].count, page_elems);
     for (uint32_t i = 0; i < nmatrices; i++) {
         uint64_t bytes = zb_matrix_bytes(matrices[i].rows * matrices[i].cols);
-        uint64_t scratch = zb_ortho_bytes(matrices[i].rows, matrices[i].cols);
+        bool cpu = n->engine == ZB_MUON_CPU;
+        uint64_t scratch = cpu ? zb_ortho_bytes(matrices[i].rows, matrices[i].cols) : 0;
+        uint64_t gpu = cpu ? 0
+                           : zb_ortho_gpu_bytes(matrices[i].rows, matrices[i].cols,
+                                                n->engine == ZB_MUON_GPU_BF16);
 
         largest = zb_max_u64(largest, bytes);
         n->all_bytes += times * bytes;
+        n->gpu_bytes = zb_max_u64(n->gpu_bytes, gpu);
         n->scratch_all += times * scratch;
         n->scratch_bytes = zb_max_u64(n->scratch_bytes, scratch);
     }

@@ -8,7 +8,7 @@
  *     slots     if its planes may be streamed, a page buffer for each of these pages. So a page is read and
  *               written once, although it waits for its matrices in between
  *     scratch   for the matrices that are being orthogonalized: for each another one, and two squares of its
- *               smaller side
+ *               smaller side. None with an engine on a GPU, which has memory there instead, for one matrix
  *
  * It is the job's own, so jobs never wait for each other's buffers. The least room is that of
  * the pages of one matrix, which may have parts of its neighbours: then these are in memory, too. With twice or
@@ -23,7 +23,7 @@
 #ifndef ZB_MUON_H
 #define ZB_MUON_H
 
-#include "base/plan.h"
+#include "base/late.h"
 
 #define ZB_MUON_SPANS_MAX 3u /* room for so many of the largest matrix */
 
@@ -35,8 +35,10 @@ struct zb_muon_slice {
     uint64_t first, count;
 };
 
-/* What the matrices of a job need. Zeros at first. */
+/* What the matrices of a job need. Zeros at first, except for the engine. */
 struct zb_muon_needs {
+    enum zb_muon_engine engine;
+    uint64_t gpu_bytes;                  /* of a GPU, for the largest; 0: the engine has none */
     uint64_t matrix_bytes;               /* the least for a ring of them */
     uint64_t all_bytes;                  /* of all matrices */
     uint64_t scratch_bytes, scratch_all; /* for the largest; for all */

@@ -144,6 +144,22 @@ static inline uint64_t zb_ortho_bytes(uint64_t rows, uint64_t cols)
     return zb_matrix_bytes(rows * cols) + 2 * zb_matrix_bytes(n * n);
 }
 
+/** Device memory that cuBLASLt gets for each product (kernels/lt.h). */
+#define ZB_LT_WORKSPACE_BYTES (UINT64_C(32) << 20)
+
+/** Device memory that orthogonalizes a matrix on a GPU (kernels/gpu_ortho.h): two matrices and two squares of
+ * fp32, one of each of bf16 if products are of bf16, sums of squares, and cuBLASLt's. */
+static inline uint64_t zb_ortho_gpu_bytes(uint64_t rows, uint64_t cols, bool bf16)
+{
+    uint64_t elems = rows * cols, n = rows < cols ? rows : cols;
+    uint64_t norms = (elems + ZB_BLOCK_ELEMS - 1) / ZB_BLOCK_ELEMS * 16;
+    uint64_t align = 255;
+
+    return 2 * ((elems * 4 + align) & ~align) + 2 * ((n * n * 4 + align) & ~align) +
+           (bf16 ? ((elems * 2 + align) & ~align) + ((n * n * 2 + align) & ~align) : 0) +
+           ((norms + align) & ~align) + ZB_LT_WORKSPACE_BYTES;
+}
+
 /** Elements stored for a unit or range that ends at `elems`: rounded up to whole blocks. */
 static inline uint64_t zb_padded_elems(uint64_t elems)
 {

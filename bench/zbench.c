@@ -14,10 +14,11 @@
 #include "base/util.h"
 
 static const struct zbench_cmd *const cmds[] = {
-    &zbench_io,       &zbench_fetch,  &zbench_fetch_gpu, &zbench_adam,        &zbench_catalog,
-    &zbench_comm,     &zbench_commit, &zbench_overlap,   &zbench_gpu,         &zbench_hostile,
-    &zbench_node,     &zbench_plan,   &zbench_ready,     &zbench_step,        &zbench_share,
-    &zbench_snapshot, &zbench_torch,  &zbench_train,     &zbench_turn_bounds, &zbench_steady,
+    &zbench_io,     &zbench_fetch,    &zbench_fetch_gpu, &zbench_adam,  &zbench_catalog,
+    &zbench_comm,   &zbench_commit,   &zbench_overlap,   &zbench_gpu,   &zbench_hostile,
+    &zbench_node,   &zbench_plan,     &zbench_ready,     &zbench_step,  &zbench_share,
+    &zbench_ortho,  &zbench_snapshot, &zbench_torch,     &zbench_train, &zbench_turn_bounds,
+    &zbench_steady,
 };
 
 /** Options of all subcommands; they may also precede its name. */

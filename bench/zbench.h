@@ -96,8 +96,8 @@ struct zbench_cmd {
 
 extern const struct zbench_cmd zbench_adam, zbench_catalog, zbench_comm, zbench_commit,
     zbench_fetch, zbench_fetch_gpu, zbench_gpu, zbench_hostile, zbench_io, zbench_node,
-    zbench_overlap, zbench_plan, zbench_ready, zbench_share, zbench_snapshot, zbench_steady,
-    zbench_step, zbench_torch, zbench_train, zbench_turn_bounds;
+    zbench_ortho, zbench_overlap, zbench_plan, zbench_ready, zbench_share, zbench_snapshot,
+    zbench_steady, zbench_step, zbench_torch, zbench_train, zbench_turn_bounds;
 
 /* Rows that many have; `type` is their struct. */
 #define ZBENCH_DIR(type, folder)                                                \

@@ -244,6 +244,12 @@ enum zc_muon_scale {
     ZC_MUON_RMS = 0,  /* 0.2 * sqrt(max(rows, columns)): updates as large as AdamW's (Moonlight) */
     ZC_MUON_SHAPE = 1 /* sqrt(max(1, rows / columns)) (K. Jordan) */
 };
+/** What orthogonalizes Muon's matrices. Each has bits of its own, so a job keeps its engine for its whole life. */
+enum zc_muon_engine {
+    ZC_MUON_CPU = 0,     /* compute threads of the daemon, in fp32 */
+    ZC_MUON_GPU = 1,     /* a GPU of the daemon, in fp32 */
+    ZC_MUON_GPU_BF16 = 2 /* the same with factors of bf16, summed in fp32 */
+};
 /** How the optimizer's moments are stored. docs/OPTIMIZERS.md has the cost of the reduced ones. */
 enum zc_moments { ZC_MOMENTS_F32 = 1, ZC_MOMENTS_BF16 = 2, ZC_MOMENTS_Q8 = 3 };
 
@@ -324,6 +330,9 @@ struct zc_job_options {
      * gradient of a unit is not finite, the step can only be skipped. Any other step holds these
      * gradients on NVMe: more transfers, and room for them */
     bool grad_ring_limits;
+    /* ZC_MUON: the same on all ranks, and whenever a rank attaches (-EINVAL). On a GPU: the daemon has one, with
+     * room for the largest matrix (zc_ready(): -ENOSPC), and cuBLASLt (-ENODEV) */
+    enum zc_muon_engine muon_engine;
 };
 
 /** A state that a kept job can resume from. */
@@ -1171,7 +1180,7 @@ struct zc_job_row {
     uint64_t host_state, host_state_target;
     /* part of nvme_bytes: gradients that host memory does not hold */
     uint64_t grads_nvme_bytes;
-    uint64_t gpu_bytes; /* optimizer state and parameters in the GPU tier */
+    uint64_t gpu_bytes; /* in the GPU tier */
     uint32_t uid, world, attached, snapshots;
     uint32_t share; /* 0: the job is not in memory */
     bool keep, durable;
@@ -1192,6 +1201,8 @@ struct zc_job_row {
     char clip[64], early[96];
     uint64_t clip_warm_left; /* steps until tensors are clipped by averages of their own norms */
     uint64_t frozen_tensors, frozen_bytes;
+    uint64_t muon_gpu_bytes; /* part of gpu_bytes: to orthogonalize the matrices */
+    char muon_engine[12];    /* "cpu", "gpu", "gpu-bf16"; "": another optimizer */
 };
 
 /** A tier, for `zctl tiers`. */

@@ -113,7 +113,7 @@ static void dispatch_hello(struct zsd_req *req, const ProtobufCMessage *message)
     reply.block_elems = ZB_BLOCK_ELEMS;
     reply.shards_max = ZP_SHARDS_MAX;
     reply.pid = (uint64_t)getpid();
-    reply.features = ZP_FEATURE_OWNER | ZP_FEATURE_SUMS;
+    reply.features = ZP_FEATURE_OWNER | ZP_FEATURE_SUMS | ZP_FEATURE_MUON_ENGINE;
     zsd_reply(req, &reply.base, -1);
 }
 

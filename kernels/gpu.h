@@ -235,6 +235,7 @@ enum zk_gpu_op {
     ZK_GPU_SPLIT,         /* from fp32, to = hi, side = int16_t lo[n] */
     ZK_GPU_MERGE,         /* from = hi, side = lo, to fp32 */
     ZK_GPU_ADD,           /* to[i] += from[i], to being fp32 */
+    ZK_GPU_SCALE,         /* to[i] = from[i] * factor, in fp32 */
     ZK_GPU_NORM,          /* from: norms[] of every block of ZB_BLOCK_ELEMS */
     ZK_GPU_ENCODE_BF16,   /* from fp32, to = uint16_t[n]; key; n <= 2^32 */
     ZK_GPU_ENCODE_Q8,     /* from fp32, to = code, side = float scale[]; key, is_signed */
@@ -281,6 +282,7 @@ struct zk_gpu_array {
     enum zb_dtype from_dtype, to_dtype; /* if the kernel does not fix them */
     uint32_t key;
     bool is_signed;
+    float factor;
 };
 
 struct zk_gpu_work {

@@ -44,6 +44,7 @@ enum zp_feature {
     /* the field `sums` of step-begin, with unit-sums; tensor-norms of tensors whose shards have their
      * gradients, while others of the rank do not; job-about */
     ZP_FEATURE_SUMS = 2,
+    ZP_FEATURE_MUON_ENGINE = 4, /* JobOpen.muon_engine */
 };
 
 #endif

@@ -40,8 +40,8 @@ usage() {
 usage: tests/gpu.sh pack | run [STAGE...] | stages
 
   build      configures and builds against .gpu-pack/, for the GPU that is there
-  kernels    the kernels and streams of the GPU against ref: test_works, test_gpu
-  bench      zbench gpu and fetch --gpu, and the tests labelled gpu-bench
+  kernels    the kernels and streams of the GPU against ref, matrices of Muon against double: test_works, test_gpu, test_gpu_ortho
+  bench      zbench gpu, ortho and fetch --gpu, and the tests labelled gpu-bench
   training   zgpt on the CPU against CUDA, PyTorch on the same GPU (label gpu-training)
   pytorch    the tests of the Python package on "cuda" (label gpu-torch)
   nccl       2 and 4 ranks through the real NCCL on one GPU (label gpu-nccl)
@@ -314,12 +314,12 @@ opens() { check "$device opens" "$build/bin/zbench" gpu --device "$device" --ele
 stage_kernels() {
     local name
     opens
-    for name in test_works test_gpu; do
+    for name in test_works test_gpu test_gpu_ortho; do
         check "$name" bash -c "SECONDS=$SECONDS; one_test $name"
     done
 }
 
-stage_suites() { checks gpu -E '^(test_works|test_gpu)$'; }
+stage_suites() { checks gpu -E '^(test_works|test_gpu|test_gpu_ortho)$'; }
 
 # In PATH, or where toolkits install it.
 find_sanitizer() {
@@ -410,12 +410,14 @@ END
 }
 
 stage_bench() {
-    local json=$out/gpu-fetch.json kernels=$out/gpu-kernels.json size=() elems=()
-    [ "$device" = cuda ] || size=(--size 64M --rounds 3) elems=(--elems 1M --rounds 1)
+    local json=$out/gpu-fetch.json kernels=$out/gpu-kernels.json ortho=$out/gpu-ortho.json size=() elems=() rows=(--rows 2048 --cols 4096 --rounds 3)
+    [ "$device" = cuda ] || size=(--size 64M --rounds 3) elems=(--elems 1M --rounds 1) rows=(--rows 128 --cols 256 --rounds 1)
     check "zbench gpu" sh -c '"$@" >"$0"' "$kernels" \
         "$build/bin/zbench" gpu --device "$device" --json "${elems[@]}" && bench_rows "$kernels"
     check "zbench fetch --gpu" sh -c '"$@" >"$0"' "$json" \
         "$build/bin/zbench" fetch --gpu --device "$device" --json "${size[@]}" && bench_rows "$json"
+    check "zbench ortho" sh -c '"$@" >"$0"' "$ortho" \
+        "$build/bin/zbench" ortho --device "$device" --json "${rows[@]}" && bench_rows "$ortho"
     checks gpu-bench
 }
 

@@ -90,6 +90,9 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.grad_ring_keep = options->grad_ring_keep;
     m.grad_ring_limits = options->grad_ring_limits;
     m.tensor_norms = options->tensor_norms;
+    m.muon_engine = options->muon_engine;
+    if (options->muon_engine != ZC_MUON_CPU && !(c->features & ZP_FEATURE_MUON_ENGINE))
+        return zc_fail(c, -EOPNOTSUPP, "%s is older than muon_engine", c->server.server);
     c->params_writable = options->writable;
     m.device = UNCONST(char, options->device ? options->device : "");
     m.device_node = options->device_node;

@@ -1,6 +1,7 @@
 /*
  * rows_look.c - requests that list shards, jobs, tiers and counters, and read gauges (top).
  */
+#include "base/late.h"
 #include "base/plan.h"
 #include "client/ask/rows_priv.h"
 #include "proto/codec.h"
@@ -63,6 +64,9 @@ static void muon_copy(struct zc_job_row *to, const Zp__JobRow *from)
 {
     to->muon_params = from->muon_params;
     to->muon_bytes = from->muon_bytes;
+    to->muon_gpu_bytes = from->muon_gpu_bytes;
+    if (from->optimizer == ZB_MUON)
+        COPY(to->muon_engine, rows_name(zb_muon_engine_name(from->muon_engine)));
     to->muon_most_bytes = from->muon_most_bytes;
     if (from->muon_scale > 0)
         (void)snprintf(to->muon, sizeof(to->muon), "%s, momentum %g%s, lr %g",

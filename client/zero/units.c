@@ -253,7 +253,8 @@ uint32_t zcz_digest(const struct zc_zero *z)
                            o->clip_tensor_warmup,
                            o->muon_scale,
                            o->grad_ring,
-                           o->grad_ring_keep };
+                           o->grad_ring_keep,
+                           o->muon_engine };
     double scalars[] = { o->clip,
                          o->beta1,
                          o->beta2,

@@ -455,6 +455,9 @@ struct zc_zero_options {
     /* grad_ring: percent of the pages whose gradients are held nevertheless, so that they can be stepped
      * under the next forward pass. From 0 to 100 */
     uint32_t grad_ring_keep;
+    /* ZC_MUON, offloaded: what orthogonalizes the matrices, for the whole life of the job (struct
+     * zc_job_options) */
+    enum zc_muon_engine muon_engine;
 };
 
 /**

@@ -60,6 +60,7 @@ struct zsd_replan;
 struct zsd_step_op;
 struct zsd_commit_op;
 struct zsd_muon;
+struct zk_gpu_ortho;
 struct zsd_tensors;
 
 /** All jobs, including ended ones that something still holds. */
@@ -231,6 +232,7 @@ struct zsd_job {
     uint32_t world, groups;
     enum zb_optimizer optimizer;
     enum zb_moments moments;
+    enum zb_muon_engine muon_engine;
     bool keep, durable;
     bool again;     /* loaded from a saved job: its units are known */
     uint64_t epoch; /* ranks of an older one are disconnected */
@@ -290,6 +292,11 @@ struct zsd_job {
     struct zb_muon_room muon_room; /* plan/muon.h */
     uint64_t muon_most_bytes;      /* what it has if the host tier has room for it */
     uint8_t *muon_at;              /* the matrices, then the slots, then the scratch memory */
+    struct zsd_muon_gpu {          /* muon_engine on a GPU */
+        uint32_t g;                /* the device */
+        uint64_t bytes, booked;    /* of it; booked is 0 before and after */
+        struct zk_gpu_ortho *ortho;
+    } muon_gpu;
     struct zb_needs *promise; /* of places on the data file; for a durable job, that of `saved` */
     struct zb_slots ring;     /* regions of the arena */
     /* its part of the core's accounts; the budget is not used. `saved` has what a durable job holds

@@ -359,6 +359,8 @@ void zsd_muon_row(const struct zsd_job *job, Zp__JobRow *row)
 {
     row->muon_params = zsd_muon_elems(job->units, job->nunits);
     row->muon_bytes = job->muon_room.bytes;
+    row->muon_engine = job->muon_engine;
+    row->muon_gpu_bytes = job->muon_gpu.booked;
     row->muon_most_bytes = job->muon_most_bytes;
     if (!job->step->muon_known)
         return;

@@ -112,6 +112,7 @@ struct zsd_job *zsd_job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t u
     job->groups = q->groups;
     job->optimizer = q->optimizer;
     job->moments = zsd_open_moments(q);
+    job->muon_engine = (enum zb_muon_engine)q->muon_engine;
     job->keep = q->keep;
     job->durable = q->durable;
     zb_list_push_back(&core->jobs->list, &job->node);
@@ -136,6 +137,7 @@ struct zsd_job *zsd_job_again(struct zsd_core *core, const Zp__JobOpen *q, struc
     job->groups = saved->groups;
     job->optimizer = saved->optimizer;
     job->moments = saved->moments;
+    job->muon_engine = saved->muon_engine;
     job->again = true;
     job->keep = !saved->image || q->keep;
     job->durable = !saved->image;

@@ -122,6 +122,10 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
         return zb_fail(err, -EINVAL,
                        "a durable job needs a daemon with an NVMe tier and a permanent data "
                        "directory (nvme_bytes, data)");
+    if (!zb_muon_engine_name((enum zb_muon_engine)q->muon_engine) ||
+        (q->muon_engine != ZB_MUON_CPU && q->optimizer != ZB_MUON))
+        return zb_fail(err, -EINVAL, "muon_engine %u of a job with %s", q->muon_engine,
+                       zb_optimizer_name(q->optimizer));
     if (q->grad_ring_keep > 100)
         return zb_fail(err, -EINVAL, "gradients of %u percent of the pages: at most 100",
                        q->grad_ring_keep);
@@ -155,10 +159,17 @@ static int open_superseded(const Zp__JobOpen *q, uint64_t epoch, struct zb_err *
                    q->name, (unsigned long long)epoch, q->rank, (unsigned long long)q->epoch - 1);
 }
 
-/* All ranks open a job with the same optimizer and the same format of moments. */
+/* All ranks open a job with the same optimizer, the same format of moments, and the same engine. */
 static int open_trains(const Zp__JobOpen *q, enum zb_optimizer optimizer, enum zb_moments moments,
-                       struct zb_err *err)
+                       enum zb_muon_engine engine, struct zb_err *err)
 {
+    if (q->optimizer == optimizer && zsd_open_moments(q) == moments && q->muon_engine != engine)
+        return zb_fail(
+            err, -EINVAL,
+            "rank %u opens job '%s' with muon_engine %s, but its matrices are "
+            "orthogonalized by %s: another engine has other bits, so a job keeps its own",
+            q->rank, q->name, zb_muon_engine_name((enum zb_muon_engine)q->muon_engine),
+            zb_muon_engine_name(engine));
     if (q->optimizer == optimizer && zsd_open_moments(q) == moments)
         return 0;
     return zb_fail(
@@ -186,7 +197,7 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *e
     if (zsd_member_by_rank(job, q->rank))
         return zb_fail(err, q->attach ? -EBUSY : -EEXIST,
                        "job '%s' exists already: its rank %u is taken", q->name, q->rank);
-    if (open_trains(q, job->optimizer, job->moments, err) < 0)
+    if (open_trains(q, job->optimizer, job->moments, job->muon_engine, err) < 0)
         return -EINVAL;
     if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
         (forming &&
@@ -213,7 +224,7 @@ static int open_takes_over(const struct zsd_job *job, const Zp__JobOpen *q, stru
 {
     if (open_superseded(q, job->epoch, err) < 0)
         return -ESTALE;
-    if (open_trains(q, job->optimizer, job->moments, err) < 0)
+    if (open_trains(q, job->optimizer, job->moments, job->muon_engine, err) < 0)
         return -EINVAL;
     if (!q->keep || q->durable != job->durable || q->groups != job->groups)
         return zb_fail(err, -EINVAL, "job '%s' is kept, %s, and has %u parameter groups", q->name,
@@ -301,7 +312,7 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     if (saved && !saved->image && (!q->keep || !q->durable || q->groups != saved->groups))
         return zb_fail(err, -EINVAL, "job '%s' is kept, durable, and has %u parameter groups",
                        q->name, saved->groups);
-    if (saved && open_trains(q, saved->optimizer, saved->moments, err) < 0)
+    if (saved && open_trains(q, saved->optimizer, saved->moments, saved->muon_engine, err) < 0)
         return -EINVAL;
     if (saved && (zsd_version_whole(core, saved->committed, err) < 0 ||
                   zsd_version_whole(core, saved->prepared, err) < 0))

@@ -1,5 +1,5 @@
 /*
- * op/ortho.c - orthogonalizes the matrices of a job on the compute threads.
+ * op/ortho.c - orthogonalizes the matrices of a job on the compute threads, or has op/ortho_gpu.c do it.
  *
  * MODEL. kernels/ortho.h divides a matrix into phases of tiles. The tasks of a job (twice as many as compute
  * threads) take tiles, and the oldest matrix that has one is served first:
@@ -17,6 +17,7 @@
 
 #include <stdlib.h>
 
+#include "daemon/op/ortho_gpu.h"
 #include "daemon/run/turn.h"
 
 #define WHOLE_ELEMS 65536u /* a matrix that is not larger is one tile */
@@ -31,6 +32,7 @@ struct ortho_task {
 struct zsd_orthos {
     struct zsd_job *job;
     struct zb_list waiting, running; /* struct zsd_ortho, the oldest first */
+    struct zsd_ortho_gpu gpu;        /* takes them all, if the job has an engine on a GPU */
     struct ortho_task **idle;        /* tasks without a tile */
     unsigned nidle;
     struct ortho_task tasks[];
@@ -158,7 +160,10 @@ static void ortho_on_task(struct zsd_task *task)
 void zsd_ortho_start(struct zsd_orthos *e, struct zsd_ortho *o)
 {
     zb_list_push_back(&e->waiting, &o->node);
-    ortho_pump(e);
+    if (zsd_ortho_on_gpu(e->job))
+        zsd_ortho_gpu_pump(&e->gpu);
+    else
+        ortho_pump(e);
 }
 
 struct zsd_orthos *zsd_orthos_new(struct zsd_job *job)
@@ -176,6 +181,7 @@ struct zsd_orthos *zsd_orthos_new(struct zsd_job *job)
     e->job = job;
     zb_list_init(&e->waiting);
     zb_list_init(&e->running);
+    zsd_ortho_gpu_init(&e->gpu, job, &e->waiting);
     for (unsigned i = 0; i < ntasks; i++) {
         e->tasks[i] = (struct ortho_task){ .of = e,
                                            .task = { .run = ortho_run,

@@ -419,7 +419,7 @@ static bool gpu_holds(const struct zsd_job *job, uint32_t g)
 {
     bool steps = job->state == ZSD_STEPPING && !job->draining;
 
-    if (job->params->on[g].mem)
+    if (job->params->on[g].mem || (job->muon_gpu.ortho && job->muon_gpu.g == g))
         return true;
     for (uint32_t i = 0; i < job->nshards; i++) {
         const struct zsd_shard *s = job->shards[i];
@@ -447,8 +447,14 @@ static void failed_job(struct zsd_job *job, uint32_t g)
         return;
     }
     (void)zb_fail(&why, failed->code, "%s of job '%s' %s on the GPU, which failed: %s; %s",
-                  job->params->on[g].mem ? "parameters" : "optimizer state", job->name,
-                  job->params->on[g].mem ? "were" : "was", failed->text,
+                  job->muon_gpu.ortho      ? "matrices"
+                  : job->params->on[g].mem ? "parameters"
+                                           : "optimizer state",
+                  job->name,
+                  job->muon_gpu.ortho      ? "were orthogonalized"
+                  : job->params->on[g].mem ? "were"
+                                           : "was",
+                  failed->text,
                   resumes        ? "it resumes from its last commit"
                   : job->durable ? "it had no commit yet, and is lost"
                                  : "it is lost");

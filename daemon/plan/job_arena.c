@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "daemon/disk/paths.h"
 #include "daemon/plan/gpu_plan.h"
+#include "daemon/plan/muon_gpu.h"
 #include "daemon/plan/place.h"
 #include "daemon/plan/tables.h"
 #include "daemon/run/gpu_tier.h"
@@ -96,6 +97,8 @@ static void arena_muon(struct zsd_arena_task *t)
     if (!t->muon)
         (void)zb_fail(&t->err, -ENOMEM, "%s for the matrices of Muon: %m",
                       zb_size_text(room->bytes).s);
+    else
+        (void)zsd_muon_make(t->job, t->muon, &t->on_gpu, &t->err);
 }
 
 /* Pins the gradients, not the state, for each GPU that has parameters of the job. */
@@ -146,8 +149,7 @@ static void arena_run(struct zsd_task *task)
         zsd_arena_close(&t->arena);
         zsd_private_free(t->memory, t->memory_bytes);
         if (t->what == ZSD_ARENA_CLOSE) {
-            zsd_private_free(t->job->muon_at, t->job->muon_room.bytes);
-            t->job->muon_at = NULL;
+            zsd_muon_drop(t->job);
             zsd_gpu_drop(t->job);
             zsd_params_drop(t->job);
         }
@@ -172,6 +174,9 @@ static void arena_done(struct zsd_task *task)
         job->arena = t->arena;
         job->memory = t->memory;
         job->muon_at = t->muon;
+        job->muon_gpu.ortho = t->on_gpu;
+        if (t->err.code == -EIO && job->muon_gpu.bytes > 0 && !t->on_gpu)
+            zsd_gpu_fail(job->core, job->muon_gpu.g, &t->err);
         for (uint32_t g = 0; g < job->core->daemon->ngpus; g++)
             job->params->on[g].mem = t->params[g];
         t->opened(t);

@@ -20,7 +20,8 @@ struct zsd_arena_task {
     struct zsd_member *member; /* ZSD_STAGING_OPEN */
     uint64_t bytes;
     struct zsd_arena arena;
-    uint8_t *memory, *muon; /* muon: job->muon_at */
+    uint8_t *memory, *muon;      /* muon: job->muon_at */
+    struct zk_gpu_ortho *on_gpu; /* job->muon_gpu.ortho */
     uint64_t memory_bytes;
     struct zsd_range *ranges; /* ZSD_ARENA_OPEN: usable parts of the memory */
     uint32_t nranges;

@@ -49,7 +49,7 @@ int zsd_muon_size(const struct zsd_job *job, struct zb_muon_needs *ret)
 {
     int rc = 0;
 
-    *ret = (struct zb_muon_needs){ 0 };
+    *ret = (struct zb_muon_needs){ .engine = job->muon_engine };
     for (uint32_t u = 0; u < job->nunits && job->optimizer == ZB_MUON && rc == 0; u++)
         rc = size_unit(job, job->units[u], ret);
     return rc;

@@ -17,6 +17,7 @@
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/host.h"
 #include "daemon/plan/muon.h"
+#include "daemon/plan/muon_gpu.h"
 #include "daemon/plan/needs.h"
 #include "daemon/plan/place_priv.h"
 #include "daemon/plan/replan.h"
@@ -252,7 +253,7 @@ static int place_admit(const struct zsd_placing *p, struct zb_err *err)
     uint64_t needs = zb_needs_bytes(&plan->nvme);
 
     job->place_least = 0;
-    if (zsd_muon_whole(job, err) < 0)
+    if (zsd_muon_whole(job, err) < 0 || zsd_muon_fits(job, &p->muon, err) < 0)
         return err->code;
     if (p->rc == -ENOSPC) {
         uint64_t least = plan->least_host + job->muon_room.bytes;
@@ -283,6 +284,7 @@ struct zsd_saved *zsd_place_saved(const struct zsd_job *job)
     s->groups = job->groups;
     s->optimizer = job->optimizer;
     s->moments = job->moments;
+    s->muon_engine = job->muon_engine;
     s->offload_param = job->offload_param;
     s->offload_optimizer = job->offload_optimizer;
     s->host_bytes_max = job->host_bytes_max;
@@ -361,6 +363,7 @@ int zsd_placing_book(const struct zsd_placing *p, struct zb_err *err)
     if (plan->nvme_grad > 0 && !job->ring_limits)
         place_warn(job, plan);
     zsd_params_book(job, p->in.params_on_gpu ? p->param_bytes : NULL);
+    zsd_muon_book(job);
     zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_PARAM, plan->param_bytes);
     zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_RING,
              plan->ring_bytes + job->muon_room.bytes);
@@ -387,6 +390,7 @@ void zsd_unplace(struct zsd_job *job)
     zsd_host_settle(job->core);
     zsd_gpu_unplace(job);
     zsd_params_unplace(job);
+    zsd_muon_unbook(job);
     if (job->saved && !zsd_saved_kept(job->saved) && !job->saved->doubt && !job->saved->gone) {
         zsd_nvme_unpromise(job->core, &job->saved->nvme_held, &job->saved->promise);
     } else if (job->saved) {

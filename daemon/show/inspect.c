@@ -226,6 +226,7 @@ static void saved_row(const struct zsd_saved *s, Zp__JobRow *row)
     row->epoch = s->epoch;
     row->optimizer = s->optimizer;
     row->moments = s->moments;
+    row->muon_engine = s->muon_engine;
     for (uint32_t i = 0; i < s->nunits; i++)
         row->params += s->units[i]->elems;
     row->muon_params = zsd_muon_elems(s->units, s->nunits);
@@ -281,7 +282,7 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     row->nvme_written_bytes = job->nvme_written_bytes;
     row->error = zp_str(job->why.text);
     row->share = job->payer.share;
-    row->gpu_bytes = zsd_gpu_held(job) + zsd_params_booked(job);
+    row->gpu_bytes = zsd_gpu_held(job) + zsd_params_booked(job) + job->muon_gpu.booked;
     row->host_state = job->host_held.used[ZSD_USE_STATE];
     row->host_state_target = job->replan->shrinks
                                  ? row->host_state - zsd_replan_leaving(job)

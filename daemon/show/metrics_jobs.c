@@ -128,7 +128,8 @@ static void fill_gpu(struct zsd_metrics *m)
     for (unsigned i = 0; i < m->njobs; i++)
         for (unsigned g = 0; g < m->daemon->ngpus; g++) {
             const struct zsd_job *job = m->jobs[i];
-            uint64_t bytes = job->gpu[g].held_bytes + job->params->on[g].booked;
+            uint64_t bytes = job->gpu[g].held_bytes + job->params->on[g].booked +
+                             (job->muon_gpu.g == g ? job->muon_gpu.booked : 0);
 
             zsd_label(zsd_sample_job(m, i, (double)bytes), "UUID", m->gpus[g]);
         }

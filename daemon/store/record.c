@@ -97,7 +97,9 @@ int zsd_record_get_store(const void *bytes, size_t len_bytes, struct zsd_store_r
 
 /* ---- jobs */
 
-#define JOB_IS_IMAGE 1u /* the last field of an image's record */
+/* The last field of a record, if it is not 0. */
+#define JOB_IS_IMAGE     1u
+#define JOB_ENGINE_SHIFT 8u /* Muon's engine; 0 (the processor) in all records before it */
 
 struct job_object {
     const struct zsd_saved *saved;
@@ -108,6 +110,7 @@ static void write_job(struct zsd_pack *w, const void *object)
 {
     const struct job_object *o = object;
     const struct zsd_saved *s = o->saved;
+    uint32_t last = (s->image ? JOB_IS_IMAGE : 0) | (uint32_t)s->muon_engine << JOB_ENGINE_SHIFT;
 
     zsd_pack_text(w, s->name);
     zsd_pack_u64(w, s->uid);
@@ -121,8 +124,8 @@ static void write_job(struct zsd_pack *w, const void *object)
     zsd_pack_u64(w, s->epoch);
     zsd_pack_u64(w, o->committed);
     zsd_pack_u64(w, o->prepared);
-    if (s->image) /* else the record ends here */
-        zsd_pack_u32(w, JOB_IS_IMAGE);
+    if (last != 0) /* else the record ends here */
+        zsd_pack_u32(w, last);
 }
 
 int zsd_record_put_job(struct zn_txn *t, const struct zsd_saved *saved, uint64_t committed,
@@ -154,9 +157,16 @@ int zsd_record_get_job(const struct zn_key *key, const void *bytes, size_t len_b
     ret->epoch = zsd_unpack_u64(&r);
     *ret_committed = zsd_unpack_u64(&r);
     *ret_prepared = zsd_unpack_u64(&r);
-    ret->image = !r.bad && r.left > 0;
-    if (ret->image)
-        zsd_unpack_check(&r, zsd_unpack_u32(&r) == JOB_IS_IMAGE && *ret_prepared == 0);
+    if (!r.bad && r.left > 0) {
+        uint32_t last = zsd_unpack_u32(&r);
+
+        ret->image = (last & JOB_IS_IMAGE) != 0;
+        ret->muon_engine = (enum zb_muon_engine)(last >> JOB_ENGINE_SHIFT);
+        zsd_unpack_check(&r, last != 0 && (last & 0xff) <= JOB_IS_IMAGE &&
+                                 zb_muon_engine_name(ret->muon_engine) &&
+                                 (ret->muon_engine == ZB_MUON_CPU || ret->optimizer == ZB_MUON) &&
+                                 (!ret->image || *ret_prepared == 0));
+    }
     zsd_unpack_check(&r, key->a <= UINT32_MAX && zp_name_valid(ret->name) && uid <= UINT32_MAX &&
                              ret->groups >= 1 && ret->groups <= ZP_GROUPS_MAX &&
                              zb_optimizer_name(ret->optimizer) && zb_moments_name(ret->moments) &&

@@ -457,6 +457,7 @@ struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, const char *name
     s->groups = saved->groups;
     s->optimizer = saved->optimizer;
     s->moments = saved->moments;
+    s->muon_engine = saved->muon_engine;
     s->offload_param = saved->offload_param;
     s->offload_optimizer = saved->offload_optimizer;
     s->host_bytes_max = saved->host_bytes_max;

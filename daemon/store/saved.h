@@ -23,6 +23,7 @@
 #ifndef ZSD_SAVED_H
 #define ZSD_SAVED_H
 
+#include "base/late.h"
 #include "base/place.h"
 #include "daemon/net/limits.h"
 #include "daemon/store/version.h"
@@ -59,6 +60,7 @@ struct zsd_saved {
     uint32_t groups;
     enum zb_optimizer optimizer;
     enum zb_moments moments;
+    enum zb_muon_engine muon_engine;
     enum zp_offload offload_param, offload_optimizer; /* ZP_HOST, ZP_NVME */
     uint64_t host_bytes_max;
     uint64_t epoch;

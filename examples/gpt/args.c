@@ -94,6 +94,11 @@ static const struct zb_opt rows[] = {
           "factor of muon's learning rate: 0.2 * sqrt(max(rows, columns)), or sqrt(max(1, rows / "
           "columns))",
       .choices = "rms shape", .def = "rms" },
+    { "muon-engine", ZB_OPT_CHOICE, AT(muon_engine),
+      .help = "what orthogonalizes muon's matrices, offloaded: threads of the daemon, or its GPU; "
+              "the same for "
+              "the whole life of a job",
+      .choices = "cpu gpu gpu-bf16", .def = "cpu" },
     { "moments", ZB_OPT_CHOICE, AT(moments), .help = "how the optimizer's moments are stored",
       .choices = "fp32 bf16 8bit", .def = "fp32" },
     { "device", ZB_OPT_TEXT, AT(device), .arg = "NAME",

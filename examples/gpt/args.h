@@ -64,6 +64,7 @@ struct gpt_args {
     double min_scale;
     uint32_t optimizer, moments; /* enum gpt_optimizer, gpt_moments */
     uint32_t muon_scale;         /* enum zc_muon_scale */
+    uint32_t muon_engine;        /* enum zc_muon_engine */
     const char *device;          /* NULL: the processor */
     const char *init, *export, *jsonl;
     const char *config; /* DeepSpeed's file: says what the flags do not (config.h) */

@@ -122,6 +122,8 @@ static void apply_ours(struct apply *a)
         args->clip_warmup = (uint32_t)o->clip_tensor_warmup;
     if (takes(a, "--node-gather", "zshard.node_gather", 0))
         args->node_gather = (uint32_t)o->node_gather;
+    if (takes(a, "--muon-engine", "zshard.muon_engine", 0))
+        args->muon_engine = (uint32_t)o->muon_engine;
 }
 
 static int apply(struct apply *a, struct zb_err *err)

@@ -279,6 +279,7 @@ static int engine_open(struct train *t)
     options.optimizer = (enum zc_optimizer)(ZC_ADAMW + a->optimizer);
     options.moments = (enum zc_moments)(ZC_MOMENTS_F32 + a->moments);
     options.muon_scale = (enum zc_muon_scale)a->muon_scale;
+    options.muon_engine = (enum zc_muon_engine)a->muon_engine;
     options.groups = GPT_GROUPS;
     options.loss_scale = (struct zc_loss_scale){ .fixed = 1 };
     if (a->dtype == GPT_FP16)

@@ -122,6 +122,8 @@ static array_fn *array_of(enum zk_gpu_op op)
         return array_kernel<ZK_GPU_MERGE>;
     case ZK_GPU_ADD:
         return array_kernel<ZK_GPU_ADD>;
+    case ZK_GPU_SCALE:
+        return array_kernel<ZK_GPU_SCALE>;
     case ZK_GPU_ENCODE_BF16:
         return array_kernel<ZK_GPU_ENCODE_BF16>;
     case ZK_GPU_ENCODE_Q8:

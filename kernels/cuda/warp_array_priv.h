@@ -61,6 +61,7 @@ WARP_FN struct array_raw array_read(const struct zk_gpu_array *a, enum zk_gpu_op
         r.more = raw_get(ZB_F32, a->to, i, a->n, whole);
         break;
     case ZK_GPU_SPLIT:
+    case ZK_GPU_SCALE:
     case ZK_GPU_ENCODE_BF16:
         r.from = raw_get(ZB_F32, a->from, i, a->n, whole);
         break;
@@ -121,6 +122,16 @@ WARP_FN void array_merge(const struct zk_gpu_array *a, const struct array_raw *r
     quad_put(ZB_F32, a->to, i, a->n, whole, values);
 }
 
+WARP_FN void array_scale(const struct zk_gpu_array *a, const struct array_raw *r, uint64_t i,
+                         bool whole)
+{
+    struct quad values = raw_values(ZB_F32, r->from);
+
+    WARP_FOR (k, 4)
+        values.x[k] = elem_mul(values.x[k], a->factor);
+    quad_put(ZB_F32, a->to, i, a->n, whole, quad_canonical(values));
+}
+
 WARP_FN void array_encode_bf16(const struct zk_gpu_array *a, const struct array_raw *r, uint64_t i,
                                bool whole)
 {
@@ -157,6 +168,9 @@ WARP_FN void array_write(const struct zk_gpu_array *a, enum zk_gpu_op op, const 
     case ZK_GPU_ADD:
         quad_put(ZB_F32, a->to, i, a->n, whole,
                  quad_sum(raw_values(ZB_F32, r->more), raw_values(a->from_dtype, r->from)));
+        break;
+    case ZK_GPU_SCALE:
+        array_scale(a, r, i, whole);
         break;
     case ZK_GPU_ENCODE_BF16:
         array_encode_bf16(a, r, i, whole);

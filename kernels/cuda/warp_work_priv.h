@@ -79,13 +79,14 @@ static inline bool warp_vector(enum zk_gpu_op op, const struct zk_gpu_array *a)
 {
     size_t from = zb_dtype_bytes(a->from_dtype), to = zb_dtype_bytes(a->to_dtype), side = 1;
 
-    if (op == ZK_GPU_SPLIT || op == ZK_GPU_ENCODE_BF16 || op == ZK_GPU_ENCODE_Q8)
+    if (op == ZK_GPU_SPLIT || op == ZK_GPU_SCALE || op == ZK_GPU_ENCODE_BF16 ||
+        op == ZK_GPU_ENCODE_Q8)
         from = sizeof(float);
     else if (op == ZK_GPU_MERGE)
         from = sizeof(uint16_t);
     else if (op == ZK_GPU_DECODE_Q8 || op == ZK_GPU_DEQUANTIZE_I8)
         from = 1;
-    if (op == ZK_GPU_MERGE || op == ZK_GPU_ADD || op == ZK_GPU_DECODE_Q8)
+    if (op == ZK_GPU_MERGE || op == ZK_GPU_ADD || op == ZK_GPU_SCALE || op == ZK_GPU_DECODE_Q8)
         to = sizeof(float);
     else if (op == ZK_GPU_SPLIT || op == ZK_GPU_ENCODE_BF16)
         to = sizeof(uint16_t);

@@ -5,6 +5,7 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "kernels/gpu/gpu_priv.h"
@@ -46,6 +47,9 @@ static bool work_shape(enum zk_gpu_op op, const struct zk_gpu_array *a, struct s
     case ZK_GPU_ADD:
         *ret = (struct shape){ .from_bytes = from, .to_bytes = 4, .group = 1 };
         return dtype_known(a->from_dtype);
+    case ZK_GPU_SCALE:
+        *ret = (struct shape){ .from_bytes = 4, .to_bytes = 4, .group = 1 };
+        return true;
     case ZK_GPU_NORM:
         *ret = (struct shape){ .from_bytes = from, .group = 1 };
         return dtype_known(a->from_dtype);
@@ -284,6 +288,18 @@ static void add_run(const struct zk_ops *ops, const struct zk_gpu_array *a)
         (a->from_dtype == ZB_BF16 ? ops->add_bf16 : ops->add_f16)(a->to, a->from, a->n);
 }
 
+static void scale_run(const struct zk_gpu_array *a)
+{
+    const float *from = a->from;
+    float *to = a->to;
+
+    for (uint64_t i = 0; i < a->n; i++) {
+        float v = from[i] * a->factor;
+
+        to[i] = isnan(v) ? NAN : v;
+    }
+}
+
 int zk_gpu_work_run(const struct zk_ops *ops, const struct zk_gpu_work *w)
 {
     const struct zk_gpu_array *a = &w->array;
@@ -305,6 +321,9 @@ int zk_gpu_work_run(const struct zk_ops *ops, const struct zk_gpu_work *w)
         return 0;
     case ZK_GPU_ADD:
         add_run(ops, a);
+        return 0;
+    case ZK_GPU_SCALE:
+        scale_run(a);
         return 0;
     case ZK_GPU_NORM:
         norm_run(ops, a);

@@ -35,6 +35,7 @@ MESSAGE_MAX = 224
 F32, BF16, F16 = 1, 2, 3
 ADAMW, ADAM, LION, SGD, ADAGRAD, MUON = 1, 2, 3, 4, 5, 6
 MUON_RMS, MUON_SHAPE = 0, 1
+MUON_CPU, MUON_GPU, MUON_GPU_BF16 = 0, 1, 2
 GROUP_FROZEN, GROUP_NONE = 65535, 65534
 MOMENTS_F32, MOMENTS_BF16, MOMENTS_Q8 = 1, 2, 3
 HOST, NVME, GPU = 1, 2, 3
@@ -73,7 +74,7 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_bool, "returns"), (c_uint32, "share"), (c_bool, "early"),
                         (c_int, "optimizer moments offload_grad"), (c_bool, "writable"), (c_char_p, "device"),
                         (c_uint32, "device_node"), (c_bool, "tensor_norms grad_ring"), (c_uint32, "grad_ring_keep"),
-                        (c_bool, "grad_ring_limits"))
+                        (c_bool, "grad_ring_limits"), (c_int, "muon_engine"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),
@@ -130,7 +131,8 @@ zc_job_row = struct("zc_job_row",
                     (c_uint64, "muon_params muon_bytes"), (c_char * 80, "muon"),
                     (c_uint64, "muon_most_bytes"),
                     (c_char * 64, "clip"), (c_char * 96, "early"),
-                    (c_uint64, "clip_warm_left frozen_tensors frozen_bytes"))
+                    (c_uint64, "clip_warm_left frozen_tensors frozen_bytes"),
+                    (c_uint64, "muon_gpu_bytes"), (c_char * 12, "muon_engine"))
 zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings "
                                               "read_bytes_s write_bytes_s node_bytes spilled_bytes "
                                               "target moving device_free stranded"),
@@ -216,7 +218,8 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_void_p, "alloc free memory_arg"), (c_bool, "optimizer_late"),
                          (c_void_p, "stream"), (c_uint32, "reconnect_ms"), (c_int, "node_gather clip_mode"),
                          (c_double, "clip_tensor_ratio clip_tensor_beta"), (c_uint64, "clip_tensor_warmup"),
-                         (c_int, "muon_scale"), (c_bool, "grad_ring"), (c_uint32, "grad_ring_keep"))
+                         (c_int, "muon_scale"), (c_bool, "grad_ring"), (c_uint32, "grad_ring_keep"),
+                         (c_int, "muon_engine"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))

@@ -24,6 +24,7 @@ DTYPES = {"f32": _c.F32, "bf16": _c.BF16, "f16": _c.F16}
 OPTIMIZERS = {"adamw": _c.ADAMW, "adam": _c.ADAM, "lion": _c.LION, "sgd": _c.SGD, "adagrad": _c.ADAGRAD,
               "muon": _c.MUON}  # fmt: skip
 MUON_SCALE = {"rms": _c.MUON_RMS, "shape": _c.MUON_SHAPE}
+MUON_ENGINE = {"cpu": _c.MUON_CPU, "gpu": _c.MUON_GPU, "gpu-bf16": _c.MUON_GPU_BF16}
 MOMENTS = {"f32": _c.MOMENTS_F32, "bf16": _c.MOMENTS_BF16, "q8": _c.MOMENTS_Q8}
 NODE_GATHER = {"comm": _c.NODE_GATHER_COMM, "host": _c.NODE_GATHER_HOST, "auto": _c.NODE_GATHER_AUTO,
                "nccl": _c.NODE_GATHER_COMM}  # fmt: skip
@@ -89,6 +90,7 @@ def _options(lib: ctypes.CDLL, comm: Comm, given: Mapping[str, Any]) -> Any:
         "node_gather": NODE_GATHER,
         "clip_mode": CLIP_MODE,
         "muon_scale": MUON_SCALE,
+        "muon_engine": MUON_ENGINE,
     }
     for name, value in given.items():
         if name not in known:
@@ -114,9 +116,9 @@ class Engine:
     Args:
         comm: stays open as long as the engine.
         **options: fields of struct zc_zero_options, as of zc_zero_defaults() where they are not given. `optimizer`,
-            `moments`, `offload_*`, `node_gather`, `clip_mode` and `muon_scale` may be names ("adamw", "q8", "nvme",
-            "auto", "tensor", "rms"), `weight_decay` a number or a list by group, `loss_scale` a dict, `alloc` and
-            `free` functions of ctypes.
+            `moments`, `offload_*`, `node_gather`, `clip_mode`, `muon_scale` and `muon_engine` may be names ("adamw",
+            "q8", "nvme", "auto", "tensor", "rms", "gpu"), `weight_decay` a number or a list by group, `loss_scale` a
+            dict, `alloc` and `free` functions of ctypes.
 
     Raises:
         ZshardError: of the family of the code. TypeError: no such option.

@@ -379,9 +379,19 @@ def gpu_kernels():
     check(full.returncode == 1 and "memory" in full.stderr, f"{full.returncode} {full.stderr}")
 
 
+def ortho():
+    done = zbench("--json", "--device", "emulated:64M", "--rows", "40", "--cols", "72", "--rounds", "1", bench="ortho")
+    check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+    rows_ = json.loads(done.stdout)["rows"]
+    check([row["case"] for row in rows_] == ["ortho/fp32/40x72", "ortho/bf16/40x72"], f"{rows_}")
+    check(all(row["value"] > 0 and row["reference"] > 0 for row in rows_), f"{rows_}")
+    full = zbench("--device", "emulated:32M", "--rows", "40", "--cols", "72", "--rounds", "1", bench="ortho")
+    check(full.returncode == 1 and "memory" in full.stderr, f"{full.returncode} {full.stderr}")
+
+
 TESTS = {f.__name__: f for f in (rows, gpu, catalog, steady, ready, commits, killed, shares, hostile, snapshots, turns, plans,
                                  overlap, comm, nodes, boxes, sockets, steps,
-                                 peers, trains, gpu_kernels, refused, no_daemon)}
+                                 peers, trains, gpu_kernels, ortho, refused, no_daemon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))

@@ -287,6 +287,22 @@ def muon():
              matrix * matrices + other * (params - matrices))
 
 
+def engine():
+    """What a GPU needs to orthogonalize, instead of scratch memory of the host; and without room for it nothing fits."""
+    words = ["--layers", "2", "--width", "256", "--vocab", "256", "--seq", "16", "--optimizer", "muon", "--host-bytes", "1G",
+             "--nvme-bytes", "1G", "--page-elems", "65536"]
+    cpu = plan(None, *words)["tiers"]
+    elems, square = 4 * 256 * 256, 256 * 256
+    for name, more in (("gpu", 0), ("gpu-bf16", 2 * (elems + square))):
+        there = [*words, "--muon-engine", name, "--gpu-tier-bytes"]
+        p = plan(None, *there, "64M")["tiers"]
+        check(p["gpu"]["matrices"] == 8 * (elems + square) + elems // 4096 * 16 + (32 << 20) + more, f"{p}")
+        check(cpu["gpu"]["matrices"] == 0 and p["host"]["matrices"] < cpu["host"]["matrices"], f"{p}, {cpu}")
+        p = plan(None, *there, "32M", status=7)
+        check("of a GPU tier to be orthogonalized" in p["why"], f"{p}")
+    plan(None, *words, "--muon-engine", "gpu", status=7)
+
+
 def two_ranks():
     agrees("middle", 1 << 30, "nvme", ["--dtype", "bf16"], ranks=2)
 
@@ -554,7 +570,7 @@ def kernel_counts():
 
 
 TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
-                                 kernel_counts, muon, ring, two_ranks, eight_ranks, four_drives, modes,
+                                 kernel_counts, muon, engine, ring, two_ranks, eight_ranks, four_drives, modes,
                                  nothing_offloaded, one_gpu, eight_gpus, params_on_gpus, params_on_one_gpu, a_part_on_gpus,
                                  gathers, durable, least_is_least)}
 

@@ -22,8 +22,8 @@ LARGE = ("--host-bytes", "64M", "--nvme-bytes", "64M", "--page-elems", "4096", "
 SHARD_KEYS = ["job", "unit", "rank", "first", "count", "dtype", "version", "tier", "bytes",
               "host_bytes", "nvme_bytes", "pins", "id", "tiers", "uid"]
 JOB_KEYS = ["name", "state", "uid", "world", "attached", "share", "optimizer", "moments",
-            "muon", "muon_params", "muon_bytes", "muon_most_bytes", "clip", "clip_warm_left", "early", "frozen_tensors", "frozen_bytes",
-            "keep",
+            "muon", "muon_engine", "muon_gpu_bytes", "muon_params", "muon_bytes", "muon_most_bytes",
+            "clip", "clip_warm_left", "early", "frozen_tensors", "frozen_bytes", "keep",
             "iterations", "applied", "shards", "params", "host_bytes", "host_state", "host_state_target",
             "gpu_bytes", "nvme_bytes", "grads_nvme_bytes", "fetched_bytes", "pushed_bytes", "nvme_read_bytes",
             "nvme_written_bytes", "durable", "committed",

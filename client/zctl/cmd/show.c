@@ -92,6 +92,8 @@ static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_TEXT, optimizer, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_TEXT, moments, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_TEXT, muon, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_TEXT, muon_engine, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, muon_gpu_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_U64, muon_params, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_SIZE, muon_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_SIZE, muon_most_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),

@@ -47,6 +47,8 @@ static const struct zb_opt plan_options[] = {
     { "optimizer", ZB_OPT_CHOICE, AT(optimizer), .choices = "adamw adam lion sgd adagrad muon",
       .min = ZB_ADAMW, .def = "adamw",
       .help = "optimizer of the run; muon: with the shape of a GPT, as zgpt steps it" },
+    { "muon-engine", ZB_OPT_CHOICE, AT(run.muon_engine), .choices = "cpu gpu gpu-bf16",
+      .def = "cpu", .help = "what orthogonalizes the matrices of muon" },
     { "moments", ZB_OPT_CHOICE, AT(moments), .choices = "fp32 bf16 8bit", .min = ZB_MOMENTS_F32,
       .def = "fp32", .help = "how the optimizer's moments are stored" },
     { "offload-param", ZB_OPT_CHOICE, AT(run.param), .choices = "host nvme gpu",
@@ -229,6 +231,8 @@ static int plan_layout(struct zctl_plan *p)
         return zb_fail(&p->z->err, -EINVAL,
                        "--optimizer muon needs the shape of a GPT (--layers and --width), for the "
                        "sizes of its matrices, and one node");
+    if (!muon && p->run.muon_engine != ZB_MUON_CPU)
+        return zb_fail(&p->z->err, -EINVAL, "--muon-engine is for --optimizer muon");
     p->run.muon = muon;
     rc = zb_layout_of(dtype, p->grad_dtype, muon ? ZB_ADAMW : p->optimizer, p->moments, false,
                       &p->run.layout, &p->z->err);

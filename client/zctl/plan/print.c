@@ -88,6 +88,7 @@ static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f
     json_t *all = json_pack("{s:o, s:o, s:o}", "host", host, "nvme", nvme, "gpu", gpu);
 
     (void)json_object_set_new(gpu, "why", json_string(f->gpu_why.text));
+    (void)json_object_set_new(gpu, "matrices", integer(f->gpu_matrices));
     (void)json_object_set_new(host, "later",
                               json_pack("{s:o, s:o}", "state", integer(f->later_host_state), "used",
                                         integer(f->later_host_used)));
@@ -243,6 +244,8 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
     if (f->host_matrices > 0)
         line(p, "host: matrices", f->host_matrices,
              "of Muon; the time of orthogonalizing is not counted");
+    if (f->gpu_matrices > 0)
+        line(p, "gpu: matrices", f->gpu_matrices, "orthogonalized there, on the first rank's");
     if (f->host_matrices < f->host_matrices_most)
         line(p, "host: of matrices at best", f->host_matrices_most,
              "with less, the drive waits while matrices are orthogonalized");

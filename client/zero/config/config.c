@@ -423,6 +423,7 @@ static int settle_ours(struct zc_zero_config *c, struct zcz_read *r, struct zb_e
     o->clip_tensor_ratio = value(r, ZCZ_CLIP_RATIO, o->clip_tensor_ratio);
     o->clip_tensor_beta = value(r, ZCZ_CLIP_BETA, o->clip_tensor_beta);
     o->clip_tensor_warmup = count(r, ZCZ_CLIP_WARMUP, (double)o->clip_tensor_warmup);
+    o->muon_engine = (enum zc_muon_engine)value(r, ZCZ_MUON_ENGINE, ZC_MUON_CPU);
     o->node_gather = (enum zc_node_gather)value(r, ZCZ_NODE_GATHER, ZC_NODE_GATHER_COMM);
     if (said(r, ZCZ_CLIP_RATIO) && o->clip_tensor_ratio == 0)
         return zb_fail(err, -EINVAL, "zshard.clip_tensor_ratio: is 0, and must be above 0");

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/late.h"
 #include "base/model.h"
 #include "base/util.h"
 #include "client/zero/config/clip_rule.h"
@@ -149,6 +150,22 @@ static int check_muon(const struct zc_zero_options *o, uint32_t world, struct zb
     return 0;
 }
 
+static int check_engine(const struct zc_zero_options *o, struct zb_err *err)
+{
+    if (!zb_muon_engine_name((enum zb_muon_engine)o->muon_engine))
+        return zb_fail(err, -EINVAL, "muon_engine %d is not known", (int)o->muon_engine);
+    if (o->muon_engine == ZC_MUON_CPU)
+        return 0;
+    if (o->optimizer != ZC_MUON && !o->optimizer_late)
+        return zb_fail(err, -EINVAL, "muon_engine %s: the optimizer is not Muon",
+                       zb_muon_engine_name((enum zb_muon_engine)o->muon_engine));
+    return o->offload_optimizer == ZC_ZERO_NONE
+               ? zb_fail(err, -EINVAL,
+                         "muon_engine %s is the daemon's: the optimizer is not offloaded",
+                         zb_muon_engine_name((enum zb_muon_engine)o->muon_engine))
+               : 0;
+}
+
 /* Gradients that are not held cannot be scaled later, or added to. */
 static int check_ring(const struct zc_zero_options *o, struct zb_err *err)
 {
@@ -198,6 +215,8 @@ int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb
     if (!zb_optimizer_name((enum zb_optimizer)o->optimizer))
         return zb_fail(err, -EINVAL, "optimizer number %d is not known", (int)o->optimizer);
     if (o->optimizer == ZC_MUON && check_muon(o, world, err) < 0)
+        return err->code;
+    if (check_engine(o, err) < 0)
         return err->code;
     if (check_ring(o, err) < 0)
         return err->code;

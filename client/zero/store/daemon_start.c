@@ -126,6 +126,7 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
         .grad_ring = z->options.grad_ring,
         .grad_ring_keep = z->options.grad_ring_keep,
         .grad_ring_limits = ring_limits(z),
+        .muon_engine = z->options.muon_engine,
         .writable = zcz_device_pins_writable(z),
     };
     int rc;

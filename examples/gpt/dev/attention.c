@@ -7,28 +7,28 @@
 
 /* Where matrices of heads stand in arrays whose rows are `ld` long: of sequence m, behind `first`.
  */
-static struct gpt_mat heads_of(const struct gpt_dev_run *run, const void *array, uint64_t m,
-                               uint64_t first, uint64_t ld, bool t)
+static struct zk_lt_mat heads_of(const struct gpt_dev_run *run, const void *array, uint64_t m,
+                                 uint64_t first, uint64_t ld, bool t)
 {
     const struct gpt_shape *s = &run->model->shape;
 
-    return (struct gpt_mat){ .at = (const char *)array +
-                                   (m * s->seq * ld + first) * gpt_dev_bytes(run->dtype),
-                             .ld = ld,
-                             .step = s->width / s->heads,
-                             .t = t };
+    return (struct zk_lt_mat){ .at = (const char *)array +
+                                     (m * s->seq * ld + first) * gpt_dev_bytes(run->dtype),
+                               .ld = ld,
+                               .step = s->width / s->heads,
+                               .t = t };
 }
 
-static struct gpt_mat square_of(const struct gpt_dev_run *run, const void *array, bool t)
+static struct zk_lt_mat square_of(const struct gpt_dev_run *run, const void *array, bool t)
 {
     uint64_t seq = run->model->shape.seq;
 
-    return (struct gpt_mat){ .at = array, .ld = seq, .step = seq * seq, .t = t };
+    return (struct zk_lt_mat){ .at = array, .ld = seq, .step = seq * seq, .t = t };
 }
 
 /* d [T, n] = alpha * a [T, k] b [k, n], for all heads. */
-static void heads_multiply(struct gpt_dev_run *run, struct gpt_mat a, struct gpt_mat b,
-                           struct gpt_mat d, enum gpt_dtype_dev d_dtype, float alpha, uint32_t n,
+static void heads_multiply(struct gpt_dev_run *run, struct zk_lt_mat a, struct zk_lt_mat b,
+                           struct zk_lt_mat d, enum gpt_dtype_dev d_dtype, float alpha, uint32_t n,
                            uint32_t k)
 {
     const struct gpt_shape *s = &run->model->shape;
@@ -83,7 +83,7 @@ void gpt_dev_attention_backward(struct gpt_dev_run *run, const void *dmix, void 
     float scale = 1.0f / sqrtf((float)hs);
 
     for (uint64_t m = 0; m < run->sequences; m++) {
-        struct gpt_mat dmix_m = heads_of(run, dmix, m, 0, c, false);
+        struct zk_lt_mat dmix_m = heads_of(run, dmix, m, 0, c, false);
 
         attention_weights(run, m);
         heads_multiply(run, dmix_m, heads_of(run, run->in->qkv, m, 2 * c, 3 * c, true),

@@ -9,7 +9,7 @@
 #include "examples/gpt/dev/matmul.h"
 #include "examples/gpt/model/elem.h"
 
-uint64_t gpt_mat_bytes(const struct gpt_mat *mat, uint64_t rows, uint64_t cols, uint32_t batch,
+uint64_t gpt_mat_bytes(const struct zk_lt_mat *mat, uint64_t rows, uint64_t cols, uint32_t batch,
                        enum gpt_dtype_dev dtype)
 {
     return ((batch - 1) * mat->step + (rows - 1) * mat->ld + cols) * gpt_dev_bytes(dtype);
@@ -21,7 +21,7 @@ static float widened(uint16_t x, enum gpt_dtype_dev dtype)
 }
 
 /* A matrix as fp32, rows next to each other; *made is to be freed. */
-static const float *mat_f32(const struct gpt_mat *mat, enum gpt_dtype_dev dtype, uint64_t first,
+static const float *mat_f32(const struct zk_lt_mat *mat, enum gpt_dtype_dev dtype, uint64_t first,
                             uint64_t rows, uint64_t cols, float **made, int *ret_ld)
 {
     const uint16_t *from = (const uint16_t *)mat->at + first;
@@ -35,7 +35,7 @@ static const float *mat_f32(const struct gpt_mat *mat, enum gpt_dtype_dev dtype,
     return to;
 }
 
-static const float *mat_get(const struct gpt_mat *mat, enum gpt_dtype_dev dtype, uint64_t first,
+static const float *mat_get(const struct zk_lt_mat *mat, enum gpt_dtype_dev dtype, uint64_t first,
                             uint64_t rows, uint64_t cols, float **made, int *ret_ld)
 {
     *made = NULL;

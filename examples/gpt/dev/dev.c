@@ -34,7 +34,7 @@ struct gpt_dev {
     bool emulated;
     void *native;              /* cuda: the stream */
     gpt_kern_cuda_fn *kernels; /* cuda */
-    struct gpt_lt *lt;
+    struct zk_lt *lt;
     struct zk_gpu_mem *workspace; /* of lt */
     struct zb_err err;            /* the first failure; code 0: none */
 };
@@ -58,7 +58,7 @@ static int cuda_open(struct gpt_dev *d)
 {
     void *kernels = zk_gpu_symbol(d->gpu, GPT_KERN_CUDA);
     const char *text = "";
-    int rc = kernels ? gpt_lt_open(&d->lt, &d->err)
+    int rc = kernels ? zk_lt_open(&d->lt, &d->err)
                      : zb_fail(&d->err, -ENODEV, "no GPU: its plugin was built without zgpt");
 
     memcpy(&d->kernels, &kernels, sizeof(kernels));
@@ -66,7 +66,7 @@ static int cuda_open(struct gpt_dev *d)
         rc = zk_gpu_enter(d->gpu, &d->err);
     if (rc == 0 && d->kernels(NULL, 0, NULL, &text) != 0)
         rc = zb_fail(&d->err, -EIO, "loading the model's kernels: %s", text);
-    return rc < 0 ? rc : zk_gpu_alloc(d->gpu, GPT_LT_WORKSPACE_BYTES, 0, &d->workspace, &d->err);
+    return rc < 0 ? rc : zk_gpu_alloc(d->gpu, ZB_LT_WORKSPACE_BYTES, 0, &d->workspace, &d->err);
 }
 
 int gpt_dev_open(struct gpt_dev **ret, const char *name, void *stream, struct zb_err *err)
@@ -102,7 +102,7 @@ void gpt_dev_close(struct gpt_dev *d)
     zk_gpu_stream_free(d->beside);
     for (unsigned i = 0; i < GPT_DEV_MARKS; i++)
         zk_gpu_event_free(d->marks[i]);
-    gpt_lt_close(d->lt);
+    zk_lt_close(d->lt);
     zk_gpu_free(d->workspace);
     zk_gpu_free(d->memory);
     if (d->pinned)
@@ -229,12 +229,14 @@ static void emulated_matmul(struct gpt_dev *d, const struct gpt_matmul *mm)
 
 static void matmul(struct gpt_dev *d, const struct gpt_matmul *mm)
 {
+    const struct zk_lt_product product = gpt_matmul_lt(mm);
+
     if (d->err.code != 0)
         return;
     if (d->emulated)
         emulated_matmul(d, mm);
     else if (zk_gpu_enter(d->gpu, &d->err) == 0)
-        (void)gpt_lt_matmul(d->lt, mm, zk_gpu_addr(d->workspace), d->native, &d->err);
+        (void)zk_lt_matmul(d->lt, &product, zk_gpu_addr(d->workspace), d->native, &d->err);
 }
 
 /* cuBLASLt adds biases that are aligned; others have a kernel, on every device. */

@@ -14,15 +14,10 @@
 
 #include "base/err.h"
 #include "examples/gpt/dev/kern.h"
-
-struct gpt_mat {
-    const void *at;
-    uint64_t ld, step;
-    bool t; /* stored transposed: not of d */
-};
+#include "kernels/lt.h"
 
 struct gpt_matmul {
-    struct gpt_mat a, b, d;
+    struct zk_lt_mat a, b, d;
     const void *bias;           /* of d's dtype, or NULL; only where batch is 1 */
     enum gpt_dtype_dev dtype;   /* of a and b */
     enum gpt_dtype_dev d_dtype; /* fp32 where the dtype is */
@@ -31,36 +26,31 @@ struct gpt_matmul {
 };
 
 /** Arrays of it, in bytes from the first element to the last. */
-uint64_t gpt_mat_bytes(const struct gpt_mat *mat, uint64_t rows, uint64_t cols, uint32_t batch,
+uint64_t gpt_mat_bytes(const struct zk_lt_mat *mat, uint64_t rows, uint64_t cols, uint32_t batch,
                        enum gpt_dtype_dev dtype);
 
 /** Computes a product (struct gpt_matmul) in host memory, by BLAS. 0, or -ENOMEM. */
 int gpt_matmul_host(void *matmul);
 
-/* ---- by cuBLASLt, which is looked up when it is needed. lt.c */
+/** The same for cuBLASLt. */
+static inline struct zk_lt_product gpt_matmul_lt(const struct gpt_matmul *mm)
+{
+    static const enum zb_dtype dtypes[] = {
+        [GPT_DEV_F32] = ZB_F32, [GPT_DEV_BF16] = ZB_BF16, [GPT_DEV_FP16] = ZB_F16
+    };
 
-struct gpt_lt;
-
-/**
- * Loads the library: $ZSHARD_CUBLASLT if it is set, else libcublasLt.so.13 or .12, from the
- * loader's path.
- *
- * @return 0; -ENODEV it is not there, or lacks a function; -EIO it does not start; -ENOMEM
- */
-int gpt_lt_open(struct gpt_lt **ret, struct zb_err *err);
-/** NULL is allowed. */
-void gpt_lt_close(struct gpt_lt *lt);
-
-#define GPT_LT_WORKSPACE_BYTES (UINT64_C(32) << 20)
-
-/**
- * Enqueues one. What there is to know about a shape is asked once, and kept.
- *
- * @param workspace  device memory, GPT_LT_WORKSPACE_BYTES, of this stream alone
- * @param stream     a cudaStream_t
- * @return 0; -ENOTSUP cuBLASLt has no way for this product; -EIO, -ENOMEM
- */
-int gpt_lt_matmul(struct gpt_lt *lt, const struct gpt_matmul *mm, void *workspace, void *stream,
-                  struct zb_err *err);
+    return (struct zk_lt_product){ .a = mm->a,
+                                   .b = mm->b,
+                                   .d = mm->d,
+                                   .bias = mm->bias,
+                                   .dtype = dtypes[mm->dtype],
+                                   .d_dtype = dtypes[mm->d_dtype],
+                                   .alpha = mm->alpha,
+                                   .beta = mm->beta,
+                                   .m = mm->m,
+                                   .n = mm->n,
+                                   .k = mm->k,
+                                   .batch = mm->batch };
+}
 
 #endif

@@ -139,17 +139,17 @@ static void head_rows(struct gpt_dev_run *run, uint64_t first, uint64_t rows, co
                                                  .scale = run->scale / (float)run->rows } });
     if (!embed_grads)
         return;
-    mm.a = (struct gpt_mat){ .at = run->dlogits, .ld = v, .t = true };
-    mm.b = (struct gpt_mat){ .at = h, .ld = c };
-    mm.d = (struct gpt_mat){ .at = embed_grads, .ld = c };
+    mm.a = (struct zk_lt_mat){ .at = run->dlogits, .ld = v, .t = true };
+    mm.b = (struct zk_lt_mat){ .at = h, .ld = c };
+    mm.d = (struct zk_lt_mat){ .at = embed_grads, .ld = c };
     mm.beta = 1.0f;
     mm.m = (uint32_t)v;
     mm.n = (uint32_t)c;
     mm.k = (uint32_t)rows;
     gpt_dev_matmul(run->dev, &mm);
-    mm.a = (struct gpt_mat){ .at = run->dlogits, .ld = v };
-    mm.b = (struct gpt_mat){ .at = embed, .ld = c };
-    mm.d = (struct gpt_mat){ .at = (char *)run->d1 + first * c * e, .ld = c };
+    mm.a = (struct zk_lt_mat){ .at = run->dlogits, .ld = v };
+    mm.b = (struct zk_lt_mat){ .at = embed, .ld = c };
+    mm.d = (struct zk_lt_mat){ .at = (char *)run->d1 + first * c * e, .ld = c };
     mm.d_dtype = run->dtype;
     mm.beta = 0.0f;
     mm.m = (uint32_t)rows;

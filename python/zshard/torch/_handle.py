@@ -324,7 +324,7 @@ def shard(
         prefetch,
         accumulate,
         quantize_frozen,
-        engine_options,
+        _muon.engine_of(optimizers) | engine_options,
     )
     runtime = _take(model, planned, place, engine)
     runtime.kind = kind

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._engine import MUON_ENGINE
 from ._optim import Optimizer
 from ._step import MUON, Rule
 from ._units import _blocks
@@ -103,6 +104,8 @@ class Muon(Optimizer):
         scale: "rms": the learning rate is multiplied by 0.2 sqrt(max(rows, columns)), so that one of AdamW fits
             (torch's "match_rms_adamw"); "shape": by sqrt(max(1, rows / columns)) (torch's "original").
         betas, eps: of all others, AdamW's.
+        engine: what orthogonalizes the matrices, if the optimizer is offloaded: "cpu", threads of the daemon; "gpu", a
+            GPU of the daemon, in fp32; "gpu-bf16". A kept job keeps its engine.
         select: as of muon_groups(), with a model.
         adamw: what all others have instead, with a model: {"lr": 3e-4, "weight_decay": 0.0}.
     """
@@ -120,11 +123,15 @@ class Muon(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         *,
+        engine: str = "cpu",
         select: Select | None = None,
         adamw: dict[str, Any] | None = None,
     ) -> None:
         if not 0.0 <= momentum < 1.0:
             raise ValueError(f"momentum={momentum}: from 0 to below 1")
+        if engine not in MUON_ENGINE:
+            raise ValueError(f"engine='{engine}': {', '.join(MUON_ENGINE)}")
+        self.engine = engine
         groups = self._groups(params, select, adamw)
         defaults = {
             "lr": lr,
@@ -160,6 +167,11 @@ class Muon(Optimizer):
             )
         made = [{"params": [p for p in given if bool(p.use_muon) == use], "use_muon": use} for use in (True, False)]
         return [g for g in made if g["params"]]
+
+
+def engine_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, str]:
+    """The option of the engine that says what orthogonalizes, if an optimizer does."""
+    return next(({"muon_engine": o.engine} for o in optimizers if isinstance(o, Muon) and o.engine != "cpu"), {})
 
 
 def chosen(optimizers: Sequence[torch.optim.Optimizer], rules: Sequence[Rule]) -> frozenset[int]:

@@ -441,6 +441,52 @@ static void job_images(void **state)
     zn_txn_free(t);
 }
 
+/* Muon's engine is in the same number. That of a job on the processor is not there: the bytes of older records. */
+static void job_engines(void **state)
+{
+    struct zsd_saved s = {
+        .number = 7, .name = "j", .groups = 1, .optimizer = ZB_MUON, .moments = 1
+    };
+    struct zsd_saved back = { 0 };
+    struct zn_txn *t = zn_txn_new();
+    uint64_t committed, prepared;
+    const struct zn_change *c;
+    uint8_t *last;
+
+    (void)state;
+    s.offload_param = s.offload_optimizer = ZP_NVME;
+    for (unsigned i = 0; i < 2u * ZB_MUON_ENGINE_END; i++) {
+        s.image = i % 2 > 0;
+        s.muon_engine = (enum zb_muon_engine)(i / 2);
+        assert_int_equal(zsd_record_put_job(t, &s, 5, 0), 0);
+    }
+    c = t->changes;
+    for (unsigned i = 0; i < 2u * ZB_MUON_ENGINE_END; i++) {
+        assert_int_equal(c[i].len_bytes, c[0].len_bytes + (i > 0 ? 4 : 0));
+        assert_int_equal(zsd_record_get_job(&c[i].key, c[i].bytes, c[i].len_bytes, &back,
+                                            &committed, &prepared, &err),
+                         0);
+        assert_true(back.image == (i % 2 > 0) && back.muon_engine == (enum zb_muon_engine)(i / 2));
+    }
+    last = (uint8_t *)(uintptr_t)c[4].bytes + c[0].len_bytes;
+    for (unsigned bad = 0; bad < 3; bad++) { /* no such engine; nothing; another optimizer */
+        last[1] = bad == 0 ? ZB_MUON_ENGINE_END : bad == 1 ? 0 : ZB_MUON_GPU;
+        if (bad == 2) {
+            s.optimizer = ZB_ADAMW;
+            s.muon_engine = ZB_MUON_GPU;
+            s.image = false;
+            assert_int_equal(zsd_record_put_job(t, &s, 5, 0), 0);
+            c = t->changes;
+        }
+        assert_int_equal(zsd_record_get_job(&c[bad == 2 ? 6 : 4].key, c[bad == 2 ? 6 : 4].bytes,
+                                            c[bad == 2 ? 6 : 4].len_bytes, &back, &committed,
+                                            &prepared, &err),
+                         -EBADMSG);
+        err = (struct zb_err){ 0 };
+    }
+    zn_txn_free(t);
+}
+
 /* A store without features has the bytes that older daemons know, and one with a feature has more. An
  * unknown feature is refused by its name. */
 static void store_features(void **state)
@@ -618,10 +664,10 @@ static void version_notes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trips),   cmocka_unit_test(store_features),
-        cmocka_unit_test(job_images),    cmocka_unit_test(truncations),
-        cmocka_unit_test(hostile_bytes), cmocka_unit_test(row_bytes),
-        cmocka_unit_test(version_notes),
+        cmocka_unit_test(round_trips), cmocka_unit_test(store_features),
+        cmocka_unit_test(job_images),  cmocka_unit_test(job_engines),
+        cmocka_unit_test(truncations), cmocka_unit_test(hostile_bytes),
+        cmocka_unit_test(row_bytes),   cmocka_unit_test(version_notes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "examples/gpt/dev/lt_priv.h"
 #include "examples/gpt/model/elem.h"
+#include "kernels/gpu/lt_priv.h"
 
 #define INVALID       7 /* CUBLAS_STATUS_INVALID_VALUE */
 #define NOT_SUPPORTED 15
@@ -239,8 +239,8 @@ int cublasLtMatmul(void *handle, void *desc, const void *alpha, const void *a, v
     const void *const arrays[] = { a, b, c, d };
     uint64_t size[3];
 
-    if (!handle || !workspace || !workspace_bytes || stream != (void *)77 || c != d ||
-        c_layout != d_layout || !sizes(de, la, lb, ld, size))
+    if (!handle || !workspace || !workspace_bytes || stream != (void *)77 || c_layout != d_layout ||
+        !sizes(de, la, lb, ld, size))
         return INVALID;
     if (algo->data[4] != size[0] || algo->data[5] != size[1] || algo->data[6] != size[2])
         return INVALID;
@@ -257,7 +257,7 @@ int cublasLtMatmul(void *handle, void *desc, const void *alpha, const void *a, v
                     sum += at(a, la, de->op[0], i, r, k) * at(b, lb, de->op[1], i, k, col);
                 v = *(const float *)alpha * sum;
                 if (*(const float *)beta != 0.0f)
-                    v += *(const float *)beta * get(d, ld->type, to);
+                    v += *(const float *)beta * get(c, ld->type, to);
                 if (de->epilogue == LT_EPILOGUE_BIAS)
                     v += get(de->bias, ld->type, (int64_t)r);
                 put(d, ld->type, to, v);

@@ -597,11 +597,11 @@ static const struct product {
 };
 
 /* Rows are adjacent or have a gap; matrices follow each other or are interleaved. */
-static struct gpt_mat mat_of(const struct product *p, uint64_t rows, uint64_t cols, bool t)
+static struct zk_lt_mat mat_of(const struct product *p, uint64_t rows, uint64_t cols, bool t)
 {
     bool heads = p->interleaved && rows != cols;
 
-    return (struct gpt_mat){ .ld = (heads ? cols * p->batch : cols) + p->gap,
+    return (struct zk_lt_mat){ .ld = (heads ? cols * p->batch : cols) + p->gap,
                              .step = heads ? cols : rows * (cols + p->gap),
                              .t = t };
 }
@@ -609,9 +609,9 @@ static struct gpt_mat mat_of(const struct product *p, uint64_t rows, uint64_t co
 static void product_on(struct fixture *x, const struct product *p, enum type dtype,
                        enum type d_type)
 {
-    struct gpt_mat a = mat_of(p, p->ta ? p->k : p->m, p->ta ? p->m : p->k, p->ta);
-    struct gpt_mat b = mat_of(p, p->tb ? p->n : p->k, p->tb ? p->k : p->n, p->tb);
-    struct gpt_mat d = mat_of(p, p->m, p->n, false);
+    struct zk_lt_mat a = mat_of(p, p->ta ? p->k : p->m, p->ta ? p->m : p->k, p->ta);
+    struct zk_lt_mat b = mat_of(p, p->tb ? p->n : p->k, p->tb ? p->k : p->n, p->tb);
+    struct zk_lt_mat d = mat_of(p, p->m, p->n, false);
     uint64_t most = 33 * 64 * 5 * 4;
     struct array va = array_drawn(x, dtype, most, -1, 1), vb = array_drawn(x, dtype, most, -1, 1);
     struct array vd = array_drawn(x, d_type, most, -1, 1),

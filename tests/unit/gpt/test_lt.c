@@ -67,7 +67,7 @@ static float value(const unsigned char *at, enum gpt_dtype_dev dtype, size_t i)
 static const struct row {
     const char *name;
     uint32_t m, n, k, batch;
-    struct gpt_mat a, b, d;
+    struct zk_lt_mat a, b, d;
     bool bias;
     float alpha, beta;
     uint32_t skip; /* elements at the start of all arrays, for worse alignments */
@@ -173,13 +173,13 @@ static void products_are_blas(void **state)
                                                     { GPT_DEV_FP16, GPT_DEV_F32 } };
     struct arrays *want = aligned_alloc(256, sizeof(*want));
     struct arrays *got = aligned_alloc(256, sizeof(*got));
-    struct gpt_lt *lt = NULL;
+    struct zk_lt *lt = NULL;
     struct zb_err err = { 0 };
     char workspace[8];
 
     (void)state;
     assert_true(want && got);
-    if (gpt_lt_open(&lt, &err) != 0)
+    if (zk_lt_open(&lt, &err) != 0)
         fail_msg("%s", err.text);
     for (size_t i = 0; i < ZB_COUNT(rows) * ZB_COUNT(dtypes); i++) {
         const struct row *r = &rows[i / ZB_COUNT(dtypes)];
@@ -187,16 +187,25 @@ static void products_are_blas(void **state)
         enum gpt_dtype_dev d_dtype = dtypes[i % ZB_COUNT(dtypes)][1];
         struct gpt_matmul host = product(r, want, dtype, d_dtype);
         struct gpt_matmul dev = product(r, got, dtype, d_dtype);
+        struct zk_lt_product lt_product;
 
         if (r->bias && dtype != d_dtype)
             continue;
         for (int again = 0; again < 2; again++) { /* the second time with the kept plan */
+            bool apart = again && r->beta != 0 && r->batch == 1; /* adds what is elsewhere */
+
             arrays_fill(want, &host);
             arrays_fill(got, &dev);
             assert_int_equal(gpt_matmul_host(&host), 0);
-            if (gpt_lt_matmul(lt, &dev, workspace, STREAM, &err) != 0)
+            lt_product = gpt_matmul_lt(&dev);
+            if (apart) {
+                memcpy(got->bias, got->d, sizeof(got->d));
+                memset(got->d, 0xff, sizeof(got->d));
+                lt_product.add = got->bias + r->skip * gpt_dev_bytes(d_dtype);
+            }
+            if (zk_lt_matmul(lt, &lt_product, workspace, STREAM, &err) != 0)
                 fail_msg("%s: %s", r->name, err.text);
-            for (size_t k = 0; k < ELEMS; k++) {
+            for (size_t k = 0; k < (apart ? r->m * r->n : ELEMS); k++) {
                 double a = (double)value(want->d, d_dtype, k);
                 double b = (double)value(got->d, d_dtype, k);
 
@@ -206,7 +215,7 @@ static void products_are_blas(void **state)
             }
         }
     }
-    gpt_lt_close(lt);
+    zk_lt_close(lt);
     free(want);
     free(got);
 }
@@ -215,22 +224,25 @@ static void products_are_blas(void **state)
 static void what_there_is_not_is_said(void **state)
 {
     struct arrays *x = aligned_alloc(256, sizeof(*x));
-    struct gpt_matmul mm;
-    struct gpt_lt *lt = NULL;
+    struct zk_lt_product mm;
+    struct gpt_matmul of;
+    struct zk_lt *lt = NULL;
     struct zb_err err = { 0 };
     char workspace[8];
 
     (void)state;
     assert_non_null(x);
-    mm = product(&rows[1], x, GPT_DEV_BF16, GPT_DEV_F32);
-    assert_int_equal(gpt_lt_open(&lt, &err), 0);
-    assert_int_equal(gpt_lt_matmul(lt, &mm, workspace, STREAM, &err), -ENOTSUP);
+    of = product(&rows[1], x, GPT_DEV_BF16, GPT_DEV_F32);
+    mm = gpt_matmul_lt(&of);
+    assert_int_equal(zk_lt_open(&lt, &err), 0);
+    assert_int_equal(zk_lt_matmul(lt, &mm, workspace, STREAM, &err), -ENOTSUP);
     assert_non_null(strstr(err.text, "[5, 4] by [4, 8]"));
     assert_non_null(strstr(err.text, "not supported, says the test"));
     err = (struct zb_err){ 0 };
-    mm = product(&rows[1], x, GPT_DEV_F32, GPT_DEV_F32);
-    assert_int_equal(gpt_lt_matmul(lt, &mm, workspace, (void *)1, &err), -EIO); /* its own error */
-    gpt_lt_close(lt);
+    of = product(&rows[1], x, GPT_DEV_F32, GPT_DEV_F32);
+    mm = gpt_matmul_lt(&of);
+    assert_int_equal(zk_lt_matmul(lt, &mm, workspace, (void *)1, &err), -EIO); /* its own error */
+    zk_lt_close(lt);
     free(x);
 }
 
@@ -260,11 +272,11 @@ static void no_library_is_said(void **state)
     (void)state;
     (void)snprintf(before, sizeof(before), "%s", getenv("ZSHARD_CUBLASLT"));
     for (size_t i = 0; i < ZB_COUNT(cases); i++) {
-        struct gpt_lt *lt = NULL;
+        struct zk_lt *lt = NULL;
         struct zb_err err = { 0 };
 
         assert_int_equal(setenv("ZSHARD_CUBLASLT", cases[i].path, 1), 0);
-        assert_int_equal(gpt_lt_open(&lt, &err), -ENODEV);
+        assert_int_equal(zk_lt_open(&lt, &err), -ENODEV);
         if (lt || !strstr(err.text, cases[i].says))
             fail_msg("%s: %s", cases[i].path, err.text);
     }

@@ -163,6 +163,7 @@ static inline void works_array(struct works *x, enum zk_gpu_op op, enum zb_dtype
     a->to_dtype = to;
     a->is_signed = is_signed;
     a->key = (uint32_t)ztest_random(&x->seed);
+    a->factor = works_scalar(x, 0.37f);
     nspans = zk_gpu_work_spans(&x->work, spans);
     for (unsigned i = 0; i < nspans; i++) {
         size_t elem = spans[i].at == (void *)&a->norms ? 0 : 4; /* a multiple of any element size */

@@ -3,8 +3,8 @@
  * and 13 has it: so it builds where only the compiler of the toolkit is, and needs the library at
  * run time alone. lt.c compares it with the real header where there is one.
  */
-#ifndef GPT_LT_PRIV_H
-#define GPT_LT_PRIV_H
+#ifndef ZK_LT_PRIV_H
+#define ZK_LT_PRIV_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -20,8 +20,8 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "examples/gpt/dev/lt_priv.h"
-#include "examples/gpt/dev/matmul.h"
+#include "kernels/gpu/lt_priv.h"
+#include "kernels/lt.h"
 
 #if defined(ZSHARD_CUBLASLT_HEADER)
 #include <cublasLt.h>
@@ -54,7 +54,7 @@ _Static_assert(offsetof(lt_found, state) == offsetof(cublasLtMatmulHeuristicResu
 struct key {
     uint32_t m, n, k, batch;
     uint32_t dtype, d_dtype, flags;
-    uint32_t align[4]; /* of a, b, d, and the bias */
+    uint32_t align[4]; /* of a, b, d and what is added to it, and the bias */
     uint32_t zero;     /* no padding */
     uint64_t ld[3], step[3];
 };
@@ -69,14 +69,14 @@ struct plan {
     bool singly; /* there is no algorithm for the batch */
 };
 
-struct gpt_lt {
+struct zk_lt {
     void *library, *handle;
     struct plan *plans;
 #define LT_MEMBER(name, type, args) type(*name) args;
     LT_FUNCTIONS(LT_MEMBER)
 };
 
-static int lt_fail(const struct gpt_lt *lt, int status, const char *what, struct zb_err *err)
+static int lt_fail(const struct zk_lt *lt, int status, const char *what, struct zb_err *err)
 {
     return status == LT_SUCCESS
                ? 0
@@ -98,7 +98,7 @@ static void *library_load(void)
     return library;
 }
 
-static int library_open(struct gpt_lt *lt, struct zb_err *err)
+static int library_open(struct zk_lt *lt, struct zb_err *err)
 {
 #define LT_ROW(name, type, args) { #name, &lt->name },
     const struct {
@@ -119,9 +119,9 @@ static int library_open(struct gpt_lt *lt, struct zb_err *err)
     return 0;
 }
 
-int gpt_lt_open(struct gpt_lt **ret, struct zb_err *err)
+int zk_lt_open(struct zk_lt **ret, struct zb_err *err)
 {
-    struct gpt_lt *lt = calloc(1, sizeof(*lt));
+    struct zk_lt *lt = calloc(1, sizeof(*lt));
     int rc = lt ? library_open(lt, err) : zb_fail(err, -ENOMEM, "cuBLASLt: %m");
 
     if (rc == 0)
@@ -129,11 +129,11 @@ int gpt_lt_open(struct gpt_lt **ret, struct zb_err *err)
     if (rc == 0)
         *ret = lt;
     else
-        gpt_lt_close(lt);
+        zk_lt_close(lt);
     return rc;
 }
 
-static void plan_free(struct gpt_lt *lt, struct plan *p)
+static void plan_free(struct zk_lt *lt, struct plan *p)
 {
     void *const layouts[] = { p->a, p->b, p->d };
 
@@ -145,7 +145,7 @@ static void plan_free(struct gpt_lt *lt, struct plan *p)
     free(p);
 }
 
-void gpt_lt_close(struct gpt_lt *lt)
+void zk_lt_close(struct zk_lt *lt)
 {
     if (!lt)
         return;
@@ -171,9 +171,15 @@ static uint32_t align_of(const void *at)
     return (uint32_t)(bits & -bits);
 }
 
-static struct key key_of(const struct gpt_matmul *mm)
+/* What beta multiplies: stored as d is. */
+static const void *added(const struct zk_lt_product *mm)
 {
-    const struct gpt_mat *const mats[] = { &mm->a, &mm->b, &mm->d };
+    return mm->add ? mm->add : mm->d.at;
+}
+
+static struct key key_of(const struct zk_lt_product *mm)
+{
+    const struct zk_lt_mat *const mats[] = { &mm->a, &mm->b, &mm->d };
     struct key key;
 
     memset(&key, 0, sizeof(key));
@@ -190,18 +196,19 @@ static struct key key_of(const struct gpt_matmul *mm)
         key.ld[i] = mats[i]->ld;
         key.step[i] = mm->batch > 1 ? mats[i]->step : 0;
     }
+    key.align[2] = zb_min_u64(key.align[2], align_of(added(mm)));
     key.align[3] = mm->bias ? align_of(mm->bias) : 0;
     return key;
 }
 
-static int type_of(enum gpt_dtype_dev dtype)
+static int type_of(enum zb_dtype dtype)
 {
-    return dtype == GPT_DEV_F32 ? LT_R_32F : dtype == GPT_DEV_BF16 ? LT_R_16BF : LT_R_16F;
+    return dtype == ZB_F32 ? LT_R_32F : dtype == ZB_BF16 ? LT_R_16BF : LT_R_16F;
 }
 
 /* Of a matrix that is stored [rows, cols] here. */
-static int layout_new(struct gpt_lt *lt, void **ret, const struct gpt_mat *mat, uint64_t rows,
-                      uint64_t cols, enum gpt_dtype_dev dtype, uint32_t batch)
+static int layout_new(struct zk_lt *lt, void **ret, const struct zk_lt_mat *mat, uint64_t rows,
+                      uint64_t cols, enum zb_dtype dtype, uint32_t batch)
 {
     int32_t count = (int32_t)batch;
     int64_t offset = (int64_t)mat->step;
@@ -216,7 +223,7 @@ static int layout_new(struct gpt_lt *lt, void **ret, const struct gpt_mat *mat, 
     return status;
 }
 
-static int plan_describe(struct gpt_lt *lt, struct plan *p, const struct gpt_matmul *mm)
+static int plan_describe(struct zk_lt *lt, struct plan *p, const struct zk_lt_product *mm)
 {
     int32_t op_a = mm->b.t ? LT_OP_T : LT_OP_N; /* its A is our b */
     int32_t op_b = mm->a.t ? LT_OP_T : LT_OP_N;
@@ -244,9 +251,9 @@ static int plan_describe(struct gpt_lt *lt, struct plan *p, const struct gpt_mat
     return status;
 }
 
-static int pref_fill(struct gpt_lt *lt, void *pref, const struct key *key)
+static int pref_fill(struct zk_lt *lt, void *pref, const struct key *key)
 {
-    const uint64_t workspace = GPT_LT_WORKSPACE_BYTES;
+    const uint64_t workspace = ZB_LT_WORKSPACE_BYTES;
     const uint32_t reduction = LT_REDUCTION_COMPUTE_TYPE;
     const uint32_t aligns[] = { key->align[1], key->align[0], key->align[2], key->align[2] };
     int status = lt->cublasLtMatmulPreferenceSetAttribute(pref, LT_PREF_WORKSPACE, &workspace,
@@ -261,7 +268,7 @@ static int pref_fill(struct gpt_lt *lt, void *pref, const struct key *key)
     return status;
 }
 
-static int plan_choose(struct gpt_lt *lt, struct plan *p, struct zb_err *err)
+static int plan_choose(struct zk_lt *lt, struct plan *p, struct zb_err *err)
 {
     const struct key *key = &p->key;
     lt_found found;
@@ -290,7 +297,7 @@ static int plan_choose(struct gpt_lt *lt, struct plan *p, struct zb_err *err)
     return 0;
 }
 
-static int plan_get(struct gpt_lt *lt, const struct gpt_matmul *mm, struct plan **ret,
+static int plan_get(struct zk_lt *lt, const struct zk_lt_product *mm, struct plan **ret,
                     struct zb_err *err)
 {
     struct key key = key_of(mm);
@@ -321,15 +328,15 @@ static int plan_get(struct gpt_lt *lt, const struct gpt_matmul *mm, struct plan 
     return 0;
 }
 
-static const void *mat_of(const struct gpt_mat *mat, uint32_t i, enum gpt_dtype_dev dtype)
+static const void *mat_of(const struct zk_lt_mat *mat, uint32_t i, enum zb_dtype dtype)
 {
-    return (const char *)mat->at + i * mat->step * gpt_dev_bytes(dtype);
+    return (const char *)mat->at + i * mat->step * zb_dtype_bytes(dtype);
 }
 
-static int matmul_singly(struct gpt_lt *lt, const struct gpt_matmul *mm, void *workspace,
+static int matmul_singly(struct zk_lt *lt, const struct zk_lt_product *mm, void *workspace,
                          void *stream, struct zb_err *err)
 {
-    struct gpt_matmul one = *mm;
+    struct zk_lt_product one = *mm;
     int rc = 0;
 
     one.batch = 1;
@@ -337,13 +344,15 @@ static int matmul_singly(struct gpt_lt *lt, const struct gpt_matmul *mm, void *w
         one.a.at = mat_of(&mm->a, i, mm->dtype);
         one.b.at = mat_of(&mm->b, i, mm->dtype);
         one.d.at = mat_of(&mm->d, i, mm->d_dtype);
-        rc = gpt_lt_matmul(lt, &one, workspace, stream, err);
+        one.add = mm->add ? (const char *)mm->add + i * mm->d.step * zb_dtype_bytes(mm->d_dtype)
+                          : NULL;
+        rc = zk_lt_matmul(lt, &one, workspace, stream, err);
     }
     return rc;
 }
 
-int gpt_lt_matmul(struct gpt_lt *lt, const struct gpt_matmul *mm, void *workspace, void *stream,
-                  struct zb_err *err)
+int zk_lt_matmul(struct zk_lt *lt, const struct zk_lt_product *mm, void *workspace, void *stream,
+                 struct zb_err *err)
 {
     struct plan *p = NULL;
     void *d = (void *)(uintptr_t)mm->d.at;
@@ -358,7 +367,7 @@ int gpt_lt_matmul(struct gpt_lt *lt, const struct gpt_matmul *mm, void *workspac
                                                     sizeof(mm->bias));
     if (status == LT_SUCCESS)
         status = lt->cublasLtMatmul(lt->handle, p->desc, &mm->alpha, mm->b.at, p->b, mm->a.at, p->a,
-                                    &mm->beta, d, p->d, d, p->d, &p->algo, workspace,
-                                    GPT_LT_WORKSPACE_BYTES, stream);
+                                    &mm->beta, added(mm), p->d, d, p->d, &p->algo, workspace,
+                                    ZB_LT_WORKSPACE_BYTES, stream);
     return lt_fail(lt, status, "a product", err);
 }
