@@ -32,6 +32,7 @@ static const struct {
     [ZB_MOMENTS_F32] = { "fp32", ZB_BLOCK_ELEMS * 4 },
     [ZB_MOMENTS_BF16] = { "bf16", ZB_BLOCK_ELEMS * 2 },
     [ZB_MOMENTS_Q8] = { "8bit", ZB_Q8_BLOCK_BYTES },
+    [ZB_MOMENTS_Q8_LO] = { "8bit-lo", ZB_Q8_BLOCK_BYTES },
 };
 
 const char *zb_dtype_name(enum zb_dtype dtype)
@@ -88,7 +89,8 @@ static int layout_check(enum zb_dtype dtype, enum zb_dtype grad_dtype, enum zb_o
                        "(Adagrad), 6 (Muon)",
                        (int)optimizer);
     if (!zb_moments_name(moments))
-        return zb_fail(err, -EINVAL, "moments number %d: known are 1 (fp32), 2 (bf16), 3 (8bit)",
+        return zb_fail(err, -EINVAL,
+                       "moments number %d: known are 1 (fp32), 2 (bf16), 3 (8bit), 4 (8bit-lo)",
                        (int)moments);
     return 0;
 }
@@ -114,7 +116,8 @@ int zb_layout_of(enum zb_dtype dtype, enum zb_dtype grad_dtype, enum zb_optimize
     l.block_bytes[ZB_PARAM] = dtypes[dtype].bytes * ZB_BLOCK_ELEMS;
     if (!frozen) {
         l.block_bytes[ZB_GRAD] = dtypes[grad_dtype].bytes * ZB_BLOCK_ELEMS;
-        l.block_bytes[ZB_STATE] = dtypes[dtype].master_bytes * ZB_BLOCK_ELEMS +
+        l.low8 = dtype == ZB_BF16 && moments == ZB_MOMENTS_Q8_LO;
+        l.block_bytes[ZB_STATE] = (l.low8 ? 1 : dtypes[dtype].master_bytes) * ZB_BLOCK_ELEMS +
                                   l.nmoments * zb_moment_block_bytes(moments);
     }
     for (int p = 0; p < ZB_PLANES; p++)

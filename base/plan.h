@@ -26,6 +26,8 @@
  *     Adagrad       sum
  *     Muon          momentum_buffer
  *
+ * "8bit-lo" has moments of 8 bits, and of a bf16 parameter's lo only the upper 8 bits (kernels/zk.h).
+ *
  * so AdamW with fp32 moments has 8, 10 and 12 bytes of state. Bytes are counted per block, because
  * some planes do not have a whole number of bytes per element.
  *
@@ -62,7 +64,13 @@ enum zb_optimizer {
     ZB_OPTIMIZER_END
 };
 /* How moments are stored; all arithmetic on them is in fp32. */
-enum zb_moments { ZB_MOMENTS_F32 = 1, ZB_MOMENTS_BF16 = 2, ZB_MOMENTS_Q8 = 3, ZB_MOMENTS_END };
+enum zb_moments {
+    ZB_MOMENTS_F32 = 1,
+    ZB_MOMENTS_BF16 = 2,
+    ZB_MOMENTS_Q8 = 3,
+    ZB_MOMENTS_Q8_LO = 4, /* and lo of split masters in 8 bits */
+    ZB_MOMENTS_END
+};
 enum zb_plane { ZB_PARAM, ZB_GRAD, ZB_STATE, ZB_PLANES };
 
 #define ZB_MOMENTS_MAX    2u   /* of one optimizer */
@@ -82,6 +90,7 @@ struct zb_layout {
     /* Bytes that one checksum of a page of this plane covers: the largest whole number of blocks
      * within ZB_CRC_BYTES_MAX, so they can be verified and updated while in the cache. */
     uint32_t crc_bytes[ZB_PLANES];
+    bool low8; /* lo of the split master has 8 bits */
 };
 
 /** "fp32", "bf16", "fp16"; NULL for anything else. */
@@ -89,12 +98,17 @@ const char *zb_dtype_name(enum zb_dtype dtype);
 size_t zb_dtype_bytes(enum zb_dtype dtype); /* 0 for anything else */
 /** "adamw", "adam", "lion", "sgd", "adagrad", "muon"; NULL for anything else. */
 const char *zb_optimizer_name(enum zb_optimizer optimizer);
-/** "fp32", "bf16", "8bit"; NULL for anything else. */
+/** "fp32", "bf16", "8bit", "8bit-lo"; NULL for anything else. */
 const char *zb_moments_name(enum zb_moments moments);
 /** PyTorch's name for moment i of an optimizer: "exp_avg"; NULL: it has fewer. */
 const char *zb_moment_name(enum zb_optimizer optimizer, unsigned i);
 /** Whether moment i can be negative: exp_avg can, exp_avg_sq cannot. */
 bool zb_moment_signed(enum zb_optimizer optimizer, unsigned i);
+/** Whether moments are stored in 8 bits. */
+static inline bool zb_moments_q8(enum zb_moments moments)
+{
+    return moments == ZB_MOMENTS_Q8 || moments == ZB_MOMENTS_Q8_LO;
+}
 /** Bytes of a block of one moment; 0 for anything else. */
 uint32_t zb_moment_block_bytes(enum zb_moments moments);
 

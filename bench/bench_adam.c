@@ -72,6 +72,7 @@ static const struct adam_case {
     { "adagrad/bf16", ZB_ADAGRAD, ZB_BF16, ZB_BF16, ZB_MOMENTS_F32 },
     { "adamw/bf16/moments-bf16", ZB_ADAMW, ZB_BF16, ZB_BF16, ZB_MOMENTS_BF16 },
     { "adamw/bf16/moments-8bit", ZB_ADAMW, ZB_BF16, ZB_BF16, ZB_MOMENTS_Q8 },
+    { "adamw/bf16/moments-8bit-lo", ZB_ADAMW, ZB_BF16, ZB_BF16, ZB_MOMENTS_Q8_LO },
 };
 
 /* The planes of one case. */

@@ -251,7 +251,12 @@ enum zc_muon_engine {
     ZC_MUON_GPU_BF16 = 2 /* the same with factors of bf16, summed in fp32 */
 };
 /** How the optimizer's moments are stored. docs/OPTIMIZERS.md has the cost of the reduced ones. */
-enum zc_moments { ZC_MOMENTS_F32 = 1, ZC_MOMENTS_BF16 = 2, ZC_MOMENTS_Q8 = 3 };
+enum zc_moments {
+    ZC_MOMENTS_F32 = 1,
+    ZC_MOMENTS_BF16 = 2,
+    ZC_MOMENTS_Q8 = 3,
+    ZC_MOMENTS_Q8_LO = 4 /* and the low half of the masters of bf16 parameters in 8 bits */
+};
 
 /** The lowest tier where bytes may be stored. Free memory of faster tiers is used in any case. */
 enum zc_place { ZC_HOST = 1, ZC_NVME = 2, ZC_GPU = 3 };

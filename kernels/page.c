@@ -38,7 +38,7 @@ static void page_from_f32(const struct zk_ops *ops, enum zb_dtype dtype, const f
 static void page_set_master(const struct zk_ops *ops, const struct zb_layout *layout,
                             const struct zk_page *page, uint64_t at, const float *master)
 {
-    int16_t unused_lo[B];
+    int16_t lo[B]; /* where state has no such array */
     void *param = page_at(page->param, layout, ZB_PARAM, at);
     struct zk_state_block state = { 0 };
 
@@ -47,9 +47,11 @@ static void page_set_master(const struct zk_ops *ops, const struct zb_layout *la
     if (layout->quantized)
         zk_q8_write(ops, ZB_F32, master, B, param);
     else if (layout->dtype == ZB_BF16)
-        ops->split(master, param, layout->frozen ? unused_lo : state.master, B);
+        ops->split(master, param, layout->frozen || layout->low8 ? lo : state.master, B);
     else
         page_from_f32(ops, layout->dtype, master, param, B);
+    if (layout->low8)
+        ops->nearest_lo(param, lo, state.master, B);
     if (layout->dtype == ZB_F16 && !layout->frozen)
         memcpy(state.master, master, B * sizeof(float));
 }
@@ -81,6 +83,7 @@ static void moment_load(const struct zk_ops *ops, const struct zb_layout *layout
         ops->bf16_to_f32(stored, to, B);
         return;
     case ZB_MOMENTS_Q8:
+    case ZB_MOMENTS_Q8_LO:
         ops->decode_q8(codes, (const float *)(const void *)(codes + B), to,
                        zb_moment_signed(layout->optimizer, i), B);
         return;
@@ -101,6 +104,7 @@ static void moment_store(const struct zk_ops *ops, const struct zb_layout *layou
         ops->encode_bf16(from, stored, key, B);
         return;
     case ZB_MOMENTS_Q8:
+    case ZB_MOMENTS_Q8_LO:
         ops->encode_q8(from, codes, (float *)(void *)(codes + B),
                        zb_moment_signed(layout->optimizer, i), key, B);
         return;
@@ -162,9 +166,14 @@ static void page_read_block(const struct zk_ops *ops, const struct zb_layout *la
                             const struct zk_page *page, enum zk_what what, uint64_t at, float *out)
 {
     struct zk_state_block state = { 0 };
+    int16_t lo[B];
 
     if (!layout->frozen && what != ZK_GRAD)
         state = zk_state_block(layout, page->state, at / B);
+    if (layout->low8 && what == ZK_MASTER) {
+        ops->widen_lo(state.master, lo, B);
+        state.master = lo;
+    }
     if (what == ZK_GRAD) {
         const float *grad =
             page_as_f32(ops, layout->grad_dtype, page_at(page->grad, layout, ZB_GRAD, at), B, out);

@@ -59,7 +59,7 @@ static const struct zk_matrix *matrix_of(const struct block *b, uint64_t elem)
 static zk_step_fn *step_of(const struct zk_ops *ops, const struct zb_layout *l,
                            enum zb_optimizer optimizer, enum zb_dtype dtype)
 {
-    return (l->moments == ZB_MOMENTS_Q8     ? ops->step_q8
+    return (zb_moments_q8(l->moments)       ? ops->step_q8
             : l->moments == ZB_MOMENTS_BF16 ? ops->step_bf16
                                             : ops->step)[optimizer][dtype][l->grad_dtype];
 }
@@ -246,7 +246,7 @@ static void block_step_any(const struct block *b)
                                                                         : sizeof(float),
                                  .old = { b->state.moment[0], b->state.moment[1] } };
 
-    if (l->moments == ZB_MOMENTS_Q8)
+    if (zb_moments_q8(l->moments))
         block_step_q8(*b, step);
     else
         block_step(b, step, &stored, B);
@@ -281,6 +281,19 @@ static void block_weight(const struct block *b)
     }
 }
 
+/* Calls do_() with the block's lo in 16 bits, and rounds it after. What was not stepped keeps its bits. */
+static void block_widened(struct block b, void (*do_)(const struct block *b))
+{
+    int8_t *lo8 = b.state.master;
+    int16_t lo[B];
+
+    b.ops->widen_lo(lo8, lo, B);
+    b.state.master = lo;
+    do_(&b);
+    b.ops->round_lo((uint16_t *)(void *)b.param, lo, lo8, moment_key(b.rounding, 0, b.first / B),
+                    B);
+}
+
 /* Calls do_() for each block that begins in a segment, or has one. */
 static void page_blocks(const struct zk_ops *ops, const struct zb_layout *layout,
                         const struct zk_page *page, const struct zk_segment *segments,
@@ -307,7 +320,10 @@ static void page_blocks(const struct zk_ops *ops, const struct zb_layout *layout
         b.grad = page->grad ? page_at(page->grad, layout, ZB_GRAD, at) : NULL;
         b.state = zk_state_block(layout, page->state, at / B);
         b.rounding = by_group[b.segments->group].rounding;
-        do_(&b);
+        if (layout->low8)
+            block_widened(b, do_);
+        else
+            do_(&b);
     }
 }
 

@@ -32,17 +32,25 @@
  * and (hi << 16) + lo is b again for every pattern that is not a NaN (with ties to even it would
  * not be). A NaN is hi 0x7fc0, lo 0. Hardware casts round ties to even: never use them here.
  *
+ * With "8bit-lo" state has only the upper 8 bits of lo, signed: lo / 256. After a step b is rounded to a
+ * multiple of 256, stochastically (REDUCED MOMENTS below):
+ *     b = (b + (noise(key, i) >> 16 & 0xff)) & ~0xff      i of the block; key of the first moment
+ * and then split. A master that is written is rounded with 0x80 instead: to nearest, ties away from zero.
+ * So a master is within 2^-8 of a unit in the last place of its bf16, and 2^-9 where it is written. Multiples
+ * of 256 stay as they are, among them every infinity and NaN; a finite master above 2^128 - 2^112, whose
+ * parameter is infinite anyway, may become infinite.
+ *
  * An fp16 parameter is the nearest fp16 of an fp32 master, which is completely in state; an fp32
  * parameter is its own master.
  *
  * A STATE PAGE interleaves by block, so that one block is verified, updated and checksummed while
  * it is in the cache. A block of B = ZB_BLOCK_ELEMS elements is
- *     master:       bf16 int16 lo[B]; fp16 float master[B]; fp32 nothing
+ *     master:       bf16 int16 lo[B], or int8 lo[B]; fp16 float master[B]; fp32 nothing
  *     each moment:  float[B]; or uint16_t bf16[B]; or uint8_t code[B], float scale[B / 256]
  * with the moments in the order of base/plan.h.
  */
 struct zk_state_block {
-    void *master;                 /* int16_t[] or float[]; NULL for fp32 parameters */
+    void *master;                 /* int16_t[], int8_t[] or float[]; NULL for fp32 parameters */
     void *moment[ZB_MOMENTS_MAX]; /* NULL: the optimizer has fewer */
 };
 
@@ -278,6 +286,13 @@ struct zk_ops {
     /* The split master; a NaN comes out canonical. */
     void (*split)(const float *master, uint16_t *hi, int16_t *lo, size_t n);
     void (*merge)(const uint16_t *hi, const int16_t *lo, float *master, size_t n);
+
+    /* lo in 8 bits, of one block (n <= ZB_BLOCK_ELEMS). widen_lo: to[i] = 256 * lo8[i]. The others round
+     * masters, and change hi where that rounds to another bf16: round_lo as a step does, nearest_lo as
+     * one that is written. No master is a NaN that is not canonical. */
+    void (*widen_lo)(const int8_t *lo8, int16_t *lo, size_t n);
+    void (*round_lo)(uint16_t *hi, const int16_t *lo, int8_t *lo8, uint32_t key, size_t n);
+    void (*nearest_lo)(uint16_t *hi, const int16_t *lo, int8_t *lo8, size_t n);
 
     /* Casts for computing: round to nearest, ties to EVEN, NaN canonical. Not the split's cast. */
     void (*f32_to_bf16)(const float *from, uint16_t *to, size_t n);

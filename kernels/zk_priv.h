@@ -52,6 +52,11 @@
                               int16_t *restrict lo, size_t n);                                    \
     void zk_##variant##_merge(const uint16_t *restrict hi, const int16_t *restrict lo,            \
                               float *restrict master, size_t n);                                  \
+    void zk_##variant##_widen_lo(const int8_t *restrict lo8, int16_t *restrict lo, size_t n);     \
+    void zk_##variant##_round_lo(uint16_t *restrict hi, const int16_t *restrict lo,               \
+                                 int8_t *restrict lo8, uint32_t key, size_t n);                   \
+    void zk_##variant##_nearest_lo(uint16_t *restrict hi, const int16_t *restrict lo,             \
+                                   int8_t *restrict lo8, size_t n);                               \
     void zk_##variant##_f32_to_bf16(const float *restrict from, uint16_t *restrict to, size_t n); \
     void zk_##variant##_bf16_to_f32(const uint16_t *restrict from, float *restrict to, size_t n); \
     void zk_##variant##_f32_to_f16(const float *restrict from, uint16_t *restrict to, size_t n);  \
@@ -91,11 +96,13 @@
         .name = #variant, .supported = (is_supported), .step = zk_##variant##_steps,              \
         .step_bf16 = zk_##variant##_steps_bf16, .step_q8 = zk_##variant##_steps_q8,               \
         .split = zk_##variant##_split, .merge = zk_##variant##_merge,                             \
-        .f32_to_bf16 = zk_##variant##_f32_to_bf16, .bf16_to_f32 = zk_##variant##_bf16_to_f32,     \
-        .f32_to_f16 = zk_##variant##_f32_to_f16, .f16_to_f32 = zk_##variant##_f16_to_f32,         \
-        .add_f32 = zk_##variant##_add_f32, .add_bf16 = zk_##variant##_add_bf16,                   \
-        .add_f16 = zk_##variant##_add_f16, .encode_bf16 = zk_##variant##_encode_bf16,             \
-        .encode_q8 = zk_##variant##_encode_q8, .encode_q8_group = zk_##variant##_encode_q8_group, \
+        .widen_lo = zk_##variant##_widen_lo, .round_lo = zk_##variant##_round_lo,                 \
+        .nearest_lo = zk_##variant##_nearest_lo, .f32_to_bf16 = zk_##variant##_f32_to_bf16,       \
+        .bf16_to_f32 = zk_##variant##_bf16_to_f32, .f32_to_f16 = zk_##variant##_f32_to_f16,       \
+        .f16_to_f32 = zk_##variant##_f16_to_f32, .add_f32 = zk_##variant##_add_f32,               \
+        .add_bf16 = zk_##variant##_add_bf16, .add_f16 = zk_##variant##_add_f16,                   \
+        .encode_bf16 = zk_##variant##_encode_bf16, .encode_q8 = zk_##variant##_encode_q8,         \
+        .encode_q8_group = zk_##variant##_encode_q8_group,                                        \
         .step_q8_groups = zk_##variant##_step_q8_groups,                                          \
         .decode_q8_bf16 = zk_##variant##_decode_q8_bf16, .decode_q8 = zk_##variant##_decode_q8,   \
         .quantize_i8 = zk_##variant##_quantize_i8, .dequantize_i8 = zk_##variant##_dequantize_i8, \

@@ -99,8 +99,10 @@ static const struct zb_opt rows[] = {
               "the same for "
               "the whole life of a job",
       .choices = "cpu gpu gpu-bf16", .def = "cpu" },
-    { "moments", ZB_OPT_CHOICE, AT(moments), .help = "how the optimizer's moments are stored",
-      .choices = "fp32 bf16 8bit", .def = "fp32" },
+    { "moments", ZB_OPT_CHOICE, AT(moments),
+      .help = "how the optimizer's moments are stored; 8bit-lo: and the low half of bf16 masters "
+              "in 8 bits",
+      .choices = "fp32 bf16 8bit 8bit-lo", .def = "fp32" },
     { "device", ZB_OPT_TEXT, AT(device), .arg = "NAME",
       .help = "device to compute on: cpu, cuda (of several GPUs the one of the local rank), "
               "cuda:N, or emulated[:BYTES]",

@@ -8,7 +8,7 @@
 
 static const char *const optimizers[] = { "adamw", "adam", "lion", "sgd", "adagrad", "muon" };
 static const char *const dtypes[] = { "fp32", "bf16", "fp16" };
-static const char *const moments[] = { "fp32", "bf16", "8bit" };
+static const char *const moments[] = { "fp32", "bf16", "8bit", "8bit-lo" };
 
 size_t gpt_note_write(char note[GPT_NOTE_BYTES], const struct gpt_args *args,
                       const struct gpt_data_info *data, uint64_t step)

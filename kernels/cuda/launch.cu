@@ -74,9 +74,9 @@ typedef void array_fn(const struct zk_gpu_array a, bool vector, uint64_t chunks)
 typedef void sums_fn(const struct warp_sums a);
 
 /* [optimizer - 1][dtype - 1][moments - 1] */
-#define STEPS_OF_DTYPE(o, d)                                             \
-    {                                                                    \
-        step_kernel<o, d, 1>, step_kernel<o, d, 2>, step_kernel<o, d, 3> \
+#define STEPS_OF_DTYPE(o, d)                                                                   \
+    {                                                                                          \
+        step_kernel<o, d, 1>, step_kernel<o, d, 2>, step_kernel<o, d, 3>, step_kernel<o, d, 4> \
     }
 #define STEPS_OF(o)                                                      \
     {                                                                    \

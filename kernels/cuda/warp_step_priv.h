@@ -129,6 +129,28 @@ WARP_FN void stepped_put16(void *array, uint64_t i, struct quad16 q, uint32_t st
                 ((elem16 *)array)[i + k] = q.x[k];
 }
 
+WARP_FN void stepped_put8(void *array, uint64_t i, struct quad8 q, uint32_t stepped)
+{
+    if (stepped == STEPPED_ALL)
+        quad_store8(array, i, q);
+    else
+        WARP_FOR (k, 4)
+            if (stepped >> k & 1)
+                ((elem8 *)array)[i + k] = q.x[k];
+}
+
+/* zb_moments_q8() */
+WARP_FN bool moments_q8(enum zb_moments moments)
+{
+    return moments == ZB_MOMENTS_Q8 || moments == ZB_MOMENTS_Q8_LO;
+}
+
+/* Whether lo of the master has 8 bits. */
+WARP_FN bool kind_low8(const struct step_kind *kind)
+{
+    return kind->dtype == ZB_BF16 && kind->moments == ZB_MOMENTS_Q8_LO;
+}
+
 /* What a step reads of a quad: the dtype's part of the master, gradients, and moments as stored. */
 struct step_raw {
     struct raw param;
@@ -150,15 +172,21 @@ WARP_FN struct step_raw step_read(const struct warp_step *a, const struct step_k
         r.param.wide = quad_load32(at->state, at->in_block);
     else
         r.param = raw_get(kind->dtype, a->param, at->in_page, a->count, true);
-    if (kind->dtype == ZB_BF16)
+    if (kind_low8(kind)) {
+        struct quad8 low = quad_load8(at->state, at->in_block);
+
+        WARP_FOR (k, 4)
+            r.low.x[k] = (uint16_t)(low.x[k] << 8);
+    } else if (kind->dtype == ZB_BF16) {
         r.low = quad_load16(at->state, at->in_block);
+    }
     r.grad = raw_get(a->grad_dtype, a->grad, at->in_page, a->count, true);
     WARP_FOR (which, ZB_MOMENTS_MAX) {
         const unsigned char *from = at->state + a->moment_at[which];
 
         if (which >= kind->nmoments)
             continue;
-        if (kind->moments == ZB_MOMENTS_Q8) {
+        if (moments_q8(kind->moments)) {
             r.code[which] = quad_load8(from, at->in_block);
             r.scale[which] =
                 ((const elem32 *)(const void *)(from + WARP_B))[at->in_block / ZB_Q8_GROUP];
@@ -179,6 +207,24 @@ WARP_FN struct quad master_of(enum zb_dtype dtype, const struct step_raw *r)
     WARP_FOR (k, 4)
         values.x[k] = elem_value_of_split(r->param.half.x[k], (int16_t)r->low.x[k]);
     return values;
+}
+
+/* With lo of 8 bits. */
+WARP_FN void master_put_lo8(const struct warp_step *a, const struct place *at, struct quad values,
+                            uint32_t stepped, uint32_t key)
+{
+    struct quad16 hi;
+    struct quad8 lo;
+
+    WARP_FOR (k, 4) {
+        uint32_t random = moment_random(key, (at->in_block + k) * MOMENT_PLACE);
+        int8_t low;
+
+        elem_split_lo8(values.x[k], moment_noise_lo(random), &hi.x[k], &low);
+        lo.x[k] = (uint8_t)low;
+    }
+    stepped_put16(a->param, at->in_page, hi, stepped);
+    stepped_put8(at->state, at->in_block, lo, stepped);
 }
 
 WARP_FN void master_put(enum zb_dtype dtype, const struct warp_step *a, const struct place *at,
@@ -208,7 +254,7 @@ WARP_FN void master_put(enum zb_dtype dtype, const struct warp_step *a, const st
 WARP_FN struct quad moment_of(enum zb_moments moments, const struct warp_step *a, unsigned which,
                               const struct step_raw *r)
 {
-    if (moments == ZB_MOMENTS_Q8)
+    if (moments_q8(moments))
         return quad_decode_q8(r->code[which], r->scale[which], a->moment_signed[which]);
     if (moments == ZB_MOMENTS_BF16)
         return quad_canonical(raw_values(ZB_BF16, r->moment[which]));
@@ -254,10 +300,12 @@ WARP_FN void quad_step(const struct warp_step *a, const struct step_kind *kind,
                          &st->x[1][half].x[k], g.x[k]);
             stepped |= 1u << k;
         }
-    if (stepped != 0)
+    if (stepped != 0 && kind_low8(kind))
+        master_put_lo8(a, at, p, stepped, keys[0]);
+    else if (stepped != 0)
         master_put(kind->dtype, a, at, p, stepped);
     WARP_FOR (which, ZB_MOMENTS_MAX)
-        if (which < kind->nmoments && kind->moments != ZB_MOMENTS_Q8)
+        if (which < kind->nmoments && !moments_q8(kind->moments))
             moment_put(kind->moments, a, which, at, st->x[which][half], stepped, keys[which]);
 }
 
@@ -359,7 +407,7 @@ WARP_FN void warp_step(const struct warp_step *a, const struct step_kind *kind, 
             st[w] = lane_step_rare(*a, *kind, at, keys[0], keys[1], own, WARP_LANE(w));
     }
     WARP_FOR (which, ZB_MOMENTS_MAX)
-        if (which < kind->nmoments && kind->moments == ZB_MOMENTS_Q8)
+        if (which < kind->nmoments && moments_q8(kind->moments))
             moment_put_q8(a, which, &at, st, keys[which]);
 }
 

@@ -130,6 +130,15 @@ ELEM_FN void elem_split(float master, uint16_t *hi, int16_t *lo)
     elem_split_canonical(elem_canonical(master), hi, lo);
 }
 
+/* The split of a canonical master whose lo has 8 bits, with noise from 0 to 0xff. */
+ELEM_FN void elem_split_lo8(float master, uint32_t noise, uint16_t *hi, int8_t *lo8)
+{
+    uint32_t b = elem_bits(master) + noise;
+
+    *lo8 = (int8_t)(uint8_t)(b >> 8);
+    *hi = (uint16_t)((b + 0x8000) >> 16); /* the lower 8 bits carry nothing into it */
+}
+
 /* For arithmetic, as elem_value_of_bf16(). */
 ELEM_FN float elem_value_of_split(uint16_t hi, int16_t lo)
 {

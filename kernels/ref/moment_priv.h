@@ -56,6 +56,13 @@ ELEM_FN uint32_t moment_noise(uint32_t key, uint32_t i)
     return moment_noise_of(moment_random(key, i * MOMENT_PLACE), key & 1);
 }
 
+/* The noise of the low half of a split master in 8 bits, from the same bits: those that count least for the
+ * rounding of moments. */
+ELEM_FN uint32_t moment_noise_lo(uint32_t random)
+{
+    return random >> 16 & 0xff;
+}
+
 /* f is canonical, and so is the bf16: noise does not carry out of the lower half of such a NaN. */
 ELEM_FN uint16_t moment_of_canonical(float f, uint32_t noise)
 {

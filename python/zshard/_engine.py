@@ -25,7 +25,7 @@ OPTIMIZERS = {"adamw": _c.ADAMW, "adam": _c.ADAM, "lion": _c.LION, "sgd": _c.SGD
               "muon": _c.MUON}  # fmt: skip
 MUON_SCALE = {"rms": _c.MUON_RMS, "shape": _c.MUON_SHAPE}
 MUON_ENGINE = {"cpu": _c.MUON_CPU, "gpu": _c.MUON_GPU, "gpu-bf16": _c.MUON_GPU_BF16}
-MOMENTS = {"f32": _c.MOMENTS_F32, "bf16": _c.MOMENTS_BF16, "q8": _c.MOMENTS_Q8}
+MOMENTS = {"f32": _c.MOMENTS_F32, "bf16": _c.MOMENTS_BF16, "q8": _c.MOMENTS_Q8, "q8_lo": _c.MOMENTS_Q8_LO}
 NODE_GATHER = {"comm": _c.NODE_GATHER_COMM, "host": _c.NODE_GATHER_HOST, "auto": _c.NODE_GATHER_AUTO,
                "nccl": _c.NODE_GATHER_COMM}  # fmt: skip
 CLIP_MODE = {"global": _c.CLIP_GLOBAL, "tensor": _c.CLIP_TENSOR, "none": _c.CLIP_NONE}

@@ -100,6 +100,7 @@ def lives(optimizer, moments, dtype, resident=False):
 
 def adamw():
     lives("adamw", "8bit", "bf16")
+    lives("adamw", "8bit-lo", "bf16")
     lives("adamw", "bf16", "fp32", resident=True)
 
 
@@ -126,6 +127,7 @@ def adagrad():
 def muon():
     lives("muon", "fp32", "bf16")
     lives("muon", "8bit", "fp32")
+    lives("muon", "8bit-lo", "bf16")
 
 
 TESTS = {f.__name__: f for f in (adamw, adam, lion, sgd, adagrad, muon)}

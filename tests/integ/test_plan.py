@@ -170,7 +170,7 @@ def held(d, name, words, begin, flags, seen=lambda: None):
     states = end[-1]["state_bytes"]
     for plane, key in (("param", "params"), ("grad", "grads"), ("optimizer", "state")):
         rows[f"a rank's own {key}"] = (states[plane], p["rank"]["own"][key])
-        if key != "state" or "8bit" not in flags: # the engine does not know where pages of 8 bits end
+        if key != "state" or not {"8bit", "8bit-lo"} & set(flags): # the engine does not know where pages of 8 bits end
             rows[f"a rank's {key} with the daemon"] = (states["daemon_" + plane], p["rank"]["kept"][key])
     for what, (got, want) in rows.items():
         check(got == want, f"{name}: {what}: planned {want}, and it is {got}")
@@ -279,12 +279,14 @@ def muon():
     flags = ["--dtype", "bf16", "--optimizer", "muon", "--moments"]
     agrees("small", 1 << 30, "nvme", [*flags, "fp32"], ranks=2)
     layers, width = MODELS[model]
-    for moments, matrix, other in (("fp32", 12, 20), ("bf16", 8, 12), ("8bit", 6.125, 8.125)): # pages end at 4 KiB
+    for moments, matrix, other in (("fp32", 12, 20), ("bf16", 8, 12), ("8bit", 6.125, 8.125),
+                                   ("8bit-lo", 4.125, 6.125)): # pages end at 4 KiB
         p = agrees(model, least(model, "nvme", more=[*flags[2:], moments]), "nvme", [*flags, moments])
         check(p["tiers"]["host"]["matrices"] > 0 and p["tiers"]["host"]["state"] == 0, f"{p}")
         matrices, params = layers * 12 * width**2, p["model"]["params"]
         near(f"bytes of state that a step moves, momentum in {moments}", 2 * p["tiers"]["nvme"]["state"],
-             matrix * matrices + other * (params - matrices))
+             matrix * matrices + other * (params - matrices),
+             0.015 if moments == "8bit-lo" else 0.01) # the last page of a unit has more zeros
 
 
 def engine():

@@ -79,7 +79,7 @@ static void refused(const struct zi_daemon *d, unsigned place, unsigned world)
         if (what == 0)
             o.optimizer = o.optimizer % ZC_ADAGRAD + 1;
         else
-            o.moments = o.moments % ZC_MOMENTS_Q8 + 1;
+            o.moments = o.moments % ZC_MOMENTS_Q8_LO + 1;
         (void)snprintf(text, sizeof(text), "but the job uses %s with %s moments",
                        zb_optimizer_name((enum zb_optimizer)sv_optimizer),
                        zb_moments_name((enum zb_moments)sv_moments));
@@ -141,7 +141,7 @@ static void every_state_is_cut_anew(void **state)
     (void)state;
     sv_units = units;
     for (sv_optimizer = ZC_ADAMW; sv_optimizer <= ZC_ADAGRAD; sv_optimizer++)
-        for (sv_moments = ZC_MOMENTS_F32; sv_moments <= ZC_MOMENTS_Q8; sv_moments++, n++)
+        for (sv_moments = ZC_MOMENTS_F32; sv_moments <= ZC_MOMENTS_Q8_LO; sv_moments++, n++)
             cut_anew(n, n % SV_PLACES);
 }
 

@@ -88,6 +88,7 @@ static const struct kind kinds[] = {
     { "adagrad, fp16", ZC_F16, ZC_F32, ZC_ADAGRAD, ZC_MOMENTS_F32, 1 },
     { "adamw, bf16, moments bf16", ZC_BF16, ZC_F32, ZC_ADAMW, ZC_MOMENTS_BF16, 1 },
     { "adamw, bf16, moments 8bit", ZC_BF16, ZC_F32, ZC_ADAMW, ZC_MOMENTS_Q8, 1 },
+    { "adamw, bf16, moments 8bit-lo", ZC_BF16, ZC_F32, ZC_ADAMW, ZC_MOMENTS_Q8_LO, 1 },
     { "lion, fp32, moments 8bit", ZC_F32, ZC_F32, ZC_LION, ZC_MOMENTS_Q8, 1 },
 };
 

@@ -22,6 +22,10 @@ static void plan_layouts(void **state)
         { ZB_BF16, ZB_F32, ZB_ADAMW, ZB_MOMENTS_BF16, 2 * 4096, 4 * 4096, 6 * 4096, 49152 },
         { ZB_BF16, ZB_F32, ZB_ADAMW, ZB_MOMENTS_Q8, 2 * 4096, 4 * 4096, 2 * 4096 + 2 * 4160,
           49536 },
+        { ZB_BF16, ZB_F32, ZB_ADAMW, ZB_MOMENTS_Q8_LO, 2 * 4096, 4 * 4096, 4096 + 2 * 4160,
+          5 * 12416 },
+        { ZB_F16, ZB_F32, ZB_LION, ZB_MOMENTS_Q8_LO, 2 * 4096, 4 * 4096, 4 * 4096 + 4160,
+          3 * 20544 },
         { ZB_BF16, ZB_F32, ZB_MUON, ZB_MOMENTS_F32, 2 * 4096, 4 * 4096, 6 * 4096, 49152 },
         { ZB_BF16, ZB_F32, ZB_MUON, ZB_MOMENTS_Q8, 2 * 4096, 4 * 4096, 2 * 4096 + 4160, 61760 },
         { ZB_F32, ZB_F32, ZB_LION, ZB_MOMENTS_Q8, 4 * 4096, 4 * 4096, 4160, 15 * 4160 },
@@ -46,7 +50,8 @@ static void plan_layouts(void **state)
     assert_int_equal(
         zb_layout_of(ZB_F32, ZB_F32, ZB_OPTIMIZER_END, ZB_MOMENTS_F32, false, &l, NULL), -EINVAL);
     assert_int_equal(zb_layout_of(ZB_F32, ZB_F32, 0, ZB_MOMENTS_F32, true, &l, NULL), -EINVAL);
-    assert_int_equal(zb_layout_of(ZB_F32, ZB_F32, ZB_ADAMW, 4, false, &l, NULL), -EINVAL);
+    assert_int_equal(zb_layout_of(ZB_F32, ZB_F32, ZB_ADAMW, ZB_MOMENTS_END, false, &l, NULL),
+                     -EINVAL);
 }
 
 /* One byte for each element, and a scale for each group, whatever the dtype. */
@@ -102,6 +107,7 @@ static void plan_names(void **state)
     (void)state;
     assert_string_equal(zb_optimizer_name(ZB_ADAGRAD), "adagrad");
     assert_string_equal(zb_moments_name(ZB_MOMENTS_Q8), "8bit");
+    assert_string_equal(zb_moments_name(ZB_MOMENTS_Q8_LO), "8bit-lo");
     assert_string_equal(zb_moment_name(ZB_ADAMW, 1), "exp_avg_sq");
     assert_string_equal(zb_moment_name(ZB_SGD, 0), "momentum_buffer");
     assert_null(zb_moment_name(ZB_SGD, 1));

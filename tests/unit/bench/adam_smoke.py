@@ -11,7 +11,7 @@ import tempfile
 ZBENCH = os.path.join(os.environ["ZSHARD_BUILD"], "bin", "zbench")
 CASES = {"adamw/bf16": 26, "adamw/bf16/grad-fp32": 28, "adamw/fp32": 28, "adamw/fp16": 30, "adam/bf16": 26,
          "lion/bf16": 18, "sgd/bf16": 18, "adagrad/bf16": 18,
-         "adamw/bf16/moments-bf16": 18, "adamw/bf16/moments-8bit": 14.0625}
+         "adamw/bf16/moments-bf16": 18, "adamw/bf16/moments-8bit": 14.0625, "adamw/bf16/moments-8bit-lo": 12.0625}
 
 
 def run(*words):

@@ -491,7 +491,7 @@ static const struct lie_case {
     { "a positive commit code", ZP_SKIP, COMMIT_CODE, "code 5" },
     { "a reader without a number", ZP_READER_OPEN, NO_READER, "without a number" },
     { "a reader of no optimizer", ZP_READER_OPEN, NO_OPTIMIZER, "optimizer 0" },
-    { "a reader of no moments", ZP_READER_OPEN, NO_MOMENTS, "moments 4" },
+    { "a reader of no moments", ZP_READER_OPEN, NO_MOMENTS, "moments 9" },
     { "a unit without a name", ZP_READER_UNIT, UNIT_NAME, "a unit ''" },
     { "a unit of no dtype", ZP_READER_UNIT, UNIT_DTYPE, "dtype 9" },
     { "gradients of no dtype", ZP_READER_UNIT, UNIT_GRAD_DTYPE, "gradients of dtype 4" },
@@ -563,7 +563,7 @@ static bool lie_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *
     case ZP_READER_OPEN:
         reader.reader = x->lie == NO_READER ? 0 : FAKE_READER;
         reader.optimizer = x->lie == NO_OPTIMIZER ? 0 : 1;
-        reader.moments = x->lie == NO_MOMENTS ? 4 : 1;
+        reader.moments = x->lie == NO_MOMENTS ? 9 : 1;
         fd = fake_memfd(0, F_SEAL_SHRINK);
         fake_reply(f, frame, &reader.base, fd);
         zb_close_fd(&fd);

@@ -56,7 +56,7 @@ static int put_job(struct zn_txn *t, uint64_t *seed)
                            .uid = (uid_t)ztest_random(seed),
                            .groups = 1 + ztest_random(seed) % ZP_GROUPS_MAX,
                            .optimizer = 1 + ztest_random(seed) % 5,
-                           .moments = 1 + ztest_random(seed) % 3,
+                           .moments = 1 + ztest_random(seed) % 4,
                            .offload_param = 1 + ztest_random(seed) % 2,
                            .offload_optimizer = 1 + ztest_random(seed) % 2,
                            .host_bytes_max = ztest_random(seed),
@@ -95,7 +95,7 @@ static int put_unit(struct zn_txn *t, uint64_t *seed)
     bool frozen = ztest_random(seed) % 4 == 0;
     enum zb_dtype dtype = 1 + ztest_random(seed) % 3;
     enum zb_optimizer optimizer = 1 + ztest_random(seed) % 5;
-    enum zb_moments moments = 1 + ztest_random(seed) % 3;
+    enum zb_moments moments = 1 + ztest_random(seed) % 4;
     uint64_t from = 0;
 
     memset(tensors, 0, sizeof(tensors));

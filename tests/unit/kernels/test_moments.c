@@ -483,13 +483,82 @@ static void random_bits_are_independent(void **state)
     }
 }
 
+static void low_check(const struct zk_ops *ops, const uint32_t *master, uint32_t key, bool written)
+{
+    static uint16_t hi[N];
+    static int16_t lo[N];
+    static int8_t lo8[N];
+
+    for (size_t i = 0; i < N; i++)
+        elem_split(data_float(master[i]), &hi[i], &lo[i]);
+    if (written)
+        ops->nearest_lo(hi, lo, lo8, N);
+    else
+        ops->round_lo(hi, lo, lo8, key, N);
+    ops->widen_lo(lo8, lo, N);
+    for (size_t i = 0; i < N; i++) {
+        uint32_t b = data_bits(elem_canonical(data_float(master[i])));
+        uint32_t noise = written ? 0x80 : moment_noise(key, (uint32_t)i) >> 16 & 0xff;
+        uint32_t want = (b + noise) & ~UINT32_C(0xff);
+
+        if (hi[i] != (uint16_t)((want + 0x8000) >> 16) ||
+            ((uint32_t)hi[i] << 16) + (uint32_t)(int32_t)lo[i] != want)
+            fail_msg("%s: master %08x became %04x and %d, not %08x", ops->name, master[i], hi[i],
+                     lo[i], want);
+    }
+}
+
+/* The low half in 8 bits: every result is that of its element, what is written is nearest, and the mean of
+ * many roundings is the value: within five standard deviations, each of which is at most half a step. */
+static void low_halves(void **state)
+{
+    static uint32_t master[N];
+    uint64_t seed = 5;
+
+    (void)state;
+    data_each_ops(ops)
+    {
+        double sum = 0;
+
+        if (!ops->round_lo) /* the GPU's kernels */
+            continue;
+        for (uint32_t round = 0; round < 64; round++) {
+            for (size_t i = 0; i < N; i++)
+                master[i] = i % 4 == 0   ? data_draw_special(&seed)
+                            : i % 4 == 1 ? (uint32_t)ztest_random(&seed)
+                            : i % 4 == 2 ? (uint32_t)ztest_random(&seed) & ~UINT32_C(0xff)
+                                         : data_bits(data_draw_range(&seed, -40, 10));
+            low_check(ops, master, (uint32_t)ztest_random(&seed) & ~UINT32_C(1), round % 8 == 0);
+        }
+        for (uint32_t round = 0; round < 64; round++) {
+            static uint16_t hi[N];
+            static int16_t lo[N];
+            static int8_t lo8[N];
+
+            for (size_t i = 0; i < N; i++)
+                elem_split(data_float(0x3f812345 + (uint32_t)i % 256), &hi[i], &lo[i]);
+            ops->round_lo(hi, lo, lo8, moment_key(round, 0, 3), N);
+            for (size_t i = 0; i < N; i++)
+                sum += (int32_t)(((uint32_t)hi[i] << 16) + (uint32_t)(lo8[i] * 256)) -
+                       (double)(0x3f812345 + i % 256);
+        }
+        assert_true(fabs(sum) < 5 * 128 * sqrt(64.0 * N) + 0.5 * 64 * N);
+        print_message("%s: mean %g of 256\n", ops->name, sum / (64.0 * N));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(q8_keeps_what_it_can_hold), cmocka_unit_test(error_is_bounded),
-        cmocka_unit_test(below_the_range),           cmocka_unit_test(groups_are_their_elements),
-        cmocka_unit_test(runs_are_their_groups),     cmocka_unit_test(any_codes),
-        cmocka_unit_test(rounding_is_fair),          cmocka_unit_test(random_bits_are_independent),
+        cmocka_unit_test(q8_keeps_what_it_can_hold),
+        cmocka_unit_test(error_is_bounded),
+        cmocka_unit_test(below_the_range),
+        cmocka_unit_test(groups_are_their_elements),
+        cmocka_unit_test(runs_are_their_groups),
+        cmocka_unit_test(low_halves),
+        cmocka_unit_test(any_codes),
+        cmocka_unit_test(rounding_is_fair),
+        cmocka_unit_test(random_bits_are_independent),
     };
 
     zk_thread_init();

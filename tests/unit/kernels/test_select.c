@@ -252,6 +252,7 @@ static void state_block_arrays(void **state)
         { ZB_F16, ZB_ADAM, ZB_MOMENTS_BF16, 1, 16384, 24576, 32768 },
         { ZB_BF16, ZB_ADAM, ZB_MOMENTS_Q8, 1, 8192, 12352, 16512 },
         { ZB_F32, ZB_LION, ZB_MOMENTS_Q8, 0, 0, 0, 4160 },
+        { ZB_BF16, ZB_ADAM, ZB_MOMENTS_Q8_LO, 1, 4096, 8256, 12416 },
     };
     static _Alignas(64) unsigned char page[2 * 40960];
 

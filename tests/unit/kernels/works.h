@@ -205,7 +205,7 @@ static inline bool works_nth(struct works *x, size_t n, bool *ret_none)
         struct zb_layout layout;
 
         *ret_none = zb_layout_of(a, b, (enum zb_optimizer)(1 + rest / 3),
-                                 (enum zb_moments)(1 + rest % 3), false, &layout, NULL) < 0;
+                                 (enum zb_moments)(1 + rest % 4), false, &layout, NULL) < 0;
         if (!*ret_none)
             works_step(x, &layout);
         return true;

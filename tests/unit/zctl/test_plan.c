@@ -30,7 +30,7 @@ static const struct {
       "--mode must be ddp, zero1, zero2, zero3, fsdp or hybrid, not 'zero4'" },
     { "plan --params 1G --dtype int8", 2, "--dtype must be fp32, bf16 or fp16, not 'int8'" },
     { "plan --params 1G --optimizer adamax", 2, "--optimizer must be adamw, adam, lion," },
-    { "plan --params 1G --moments int4", 2, "--moments must be fp32, bf16 or 8bit" },
+    { "plan --params 1G --moments int4", 2, "--moments must be fp32, bf16, 8bit or 8bit-lo" },
     { "plan --params 1G --ranks 0", 2, "--ranks must be 1 to 4294967295, not 0" },
     { "plan --params 1G --ranks 3 --nodes 2 --host-bytes 1G", 2, "3 ranks on 2 nodes" },
     { "plan --params 1G --host-bytes 1X", 2, "--host-bytes must be a size such as 1.5G, not '1X'" },
