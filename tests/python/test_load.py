@@ -74,7 +74,11 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
     "t5": ("AutoModelForSeq2SeqLM", "T5Config", T5),
     "bert": ("AutoModelForMaskedLM", "BertConfig", BERT),
     "vit": ("AutoModelForImageClassification", "ViTConfig", VISION),
-    "mamba": ("AutoModelForCausalLM", "MambaConfig", GPT2 | {"vocab_size": 96, "hidden_size": 32, "state_size": 8}),
+    "mamba": (
+        "AutoModelForCausalLM",
+        "MambaConfig",
+        GPT2 | {"num_hidden_layers": 2, "hidden_size": 32, "state_size": 8},
+    ),
     "whisper": ("AutoModelForSpeechSeq2Seq", "WhisperConfig", WHISPER),
     "gemma": ("AutoModelForCausalLM", "GemmaConfig", SMALL | {"head_dim": 8}),
 }

@@ -62,7 +62,8 @@ FIXED = ("HOME", "LANG", "TZ", "TMPDIR")
 FIXED_BEGINNINGS = ("LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_LOGS")
 FIXED_LATER = {"huggingface_hub": ("HF_HUB_OFFLINE",), "transformers": ("TRANSFORMERS_VERBOSITY",)}
 PER_PROCESS = ("PYTHONPATH", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED")  # as the process wants them
-NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # pyarrow's allocator, for the process that forks
+# Unless the process wants other values: imports start no thread, of OpenBLAS and of pyarrow's allocator.
+NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 SECONDS = 120 * float(os.environ.get("ZSHARD_PATIENCE", "1"))  # for the imports
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -121,7 +122,7 @@ def _start(path: str, at: str, preload: tuple[str, ...], fixed: dict[str, str]) 
         listener.listen(128)
         words = [sys.executable, "-B", SERVER, path, *preload]
         options: dict[str, Any] = {"stdin": listener, "stdout": log, "stderr": log, "cwd": "/"}
-        env = fixed | NO_THREADS | {"PATH": os.environ.get("PATH", os.defpath)}
+        env = NO_THREADS | fixed | {"PATH": os.environ.get("PATH", os.defpath)}
         base = FORKED_FROM.get(preload)
         popen = Popen(words, preload=base, env=env, **options) if base else subprocess.Popen(words, env=env, **options)
         popen.wait()
@@ -179,8 +180,10 @@ def _fork(preload: tuple[str, ...], request: dict[str, Any], fds: list[int]) -> 
             connection.close()
     finally:
         os.close(body)
-    with open(path + ".log", encoding="utf-8", errors="replace") as f:
-        raise Unusable(f"{why}; {path}.log says: {f.read()[-2000:].strip() or 'nothing'}")
+    said = ""
+    with contextlib.suppress(OSError), open(path + ".log", encoding="utf-8", errors="replace") as f:
+        said = f.read()[-2000:].strip()
+    raise Unusable(f"{why}; {path}.log says: {said or 'nothing'}")
 
 
 def _say(why: Unusable) -> None:
