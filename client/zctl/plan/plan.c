@@ -47,8 +47,8 @@ static const struct zb_opt plan_options[] = {
     { "optimizer", ZB_OPT_CHOICE, AT(optimizer), .choices = "adamw adam lion sgd adagrad muon",
       .min = ZB_ADAMW, .def = "adamw",
       .help = "optimizer of the run; muon: with the shape of a GPT, as zgpt steps it" },
-    { "moments", ZB_OPT_CHOICE, AT(moments), .choices = "fp32 bf16 8bit 8bit-lo", .min = ZB_MOMENTS_F32,
-      .def = "fp32", .help = "how the optimizer's moments are stored" },
+    { "moments", ZB_OPT_CHOICE, AT(moments), .choices = "fp32 bf16 8bit 8bit-lo",
+      .min = ZB_MOMENTS_F32, .def = "fp32", .help = "how the optimizer's moments are stored" },
     { "offload-param", ZB_OPT_CHOICE, AT(run.param), .choices = "host nvme gpu",
       .min = ZB_OFFLOAD_HOST, .def = "nvme",
       .help = "lowest tier for parameters; nvme: only when host memory is full; gpu: on the "
