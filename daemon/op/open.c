@@ -111,8 +111,8 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
             "(Muon)",
             q->optimizer);
     if (!zb_moments_name(zsd_open_moments(q)))
-        return zb_fail(err, -EINVAL, "moments %u: must be 1 (fp32), 2 (bf16), 3 (8bit), 4 (8bit-lo)",
-                       q->moments);
+        return zb_fail(err, -EINVAL,
+                       "moments %u: must be 1 (fp32), 2 (bf16), 3 (8bit), 4 (8bit-lo)", q->moments);
     if (q->durable && !q->keep)
         return zb_fail(err, -EINVAL, "a job that is not kept cannot be durable");
     if (q->durable && zsd_fixed(&core->daemon->config))
