@@ -6,7 +6,7 @@
 
 /* More room than the least is for at least so many pages in a span, and so much scratch memory, so that small matrices
  * keep a drive and all threads busy. */
-#define SPAN_PAGES  16u
+#define SPAN_PAGES  8u
 #define SMALL_BYTES (16 * ZB_MIB)
 
 static uint64_t matrix_end(const struct zb_muon_matrix *m)

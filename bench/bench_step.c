@@ -39,6 +39,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/muon.h"
 #include "base/place.h"
 #include "base/size.h"
 #include "base/util.h"
@@ -50,9 +51,11 @@
 
 #define STEP_UNITS      8u
 #define STEP_STAGING    (UINT64_C(64) << 20)
-#define STEP_MUON_ROWS  16u /* of the matrices */
+#define STEP_MUON_ROWS  512u /* of the matrices: 512 x 2,048, if --params is not small */
+#define STEP_MUON_ELEMS (UINT64_C(1) << 20)
+#define STEP_MUON_UNITS 32u /* of one matrix each: nothing overlaps in a unit */
+#define STEP_MUON_PAGES 4u  /* pages are so much smaller: a matrix is 16, as in a large model */
 #define STEP_MUON_STATE 6u  /* bytes of the state of an element */
-#define STEP_MUON_ROOM  20u /* bytes of host memory for an element of the largest unit, at most */
 #define STEP_FIO_BYTES  (UINT64_C(1) << 30)
 #define STEP_FIO_S      0.8
 #define STEP_FIO_RAMP_S 0.05
@@ -66,6 +69,7 @@ struct step_bench {
     uint64_t count; /* elements of each unit */
     uint64_t rate;  /* of the case; 0: the drive */
     bool muon;      /* the case: units are matrices, which Muon steps */
+    uint64_t muon_cols;
     struct zbench_rig rig;
     struct zbench_fio fio; /* a slice of it */
     struct zbench_peer peer_program;
@@ -76,12 +80,27 @@ struct step_bench {
 
 /* ---- the job */
 
+/* Memory for matrices, in which they overlap as well as they can. No more, so that all state is streamed. */
+static uint64_t muon_room(const struct step_bench *b)
+{
+    const struct zb_muon_slice slice = { .count = b->count };
+    const struct zb_muon_matrix matrix = { .rows = STEP_MUON_ROWS, .cols = b->muon_cols };
+    struct zb_muon_needs needs = { 0 };
+    struct zb_layout layout;
+    struct zb_err err = { 0 };
+
+    if (zb_layout_of(ZB_BF16, ZB_BF16, ZB_MUON, ZB_MOMENTS_F32, false, &layout, &err) < 0)
+        return 0;
+    zb_muon_add(&needs, &layout, (uint32_t)b->page_elems, &matrix, 1, &slice, 1, STEP_MUON_UNITS);
+    return zb_muon_room(&needs, ZB_MUON_SPANS_MAX, true).bytes;
+}
+
 /* Starts a daemon with a device of this rate (0: on the drive), and the job. `resident`: elements
  * whose state may stay in memory. */
 static int step_begin(struct step_bench *b, uint64_t rate, uint64_t resident)
 {
     uint64_t memory = b->params * 2 * STEP_HALF + resident * STEP_STATE, seed = 1;
-    uint64_t matrix = b->muon ? STEP_MUON_ROOM * b->count + 2 * ZB_MIB : 0;
+    uint64_t matrix = b->muon ? muon_room(b) : 0;
     const struct zc_job_options options = {
         .offload_param = ZC_HOST,
         .offload_optimizer = ZC_NVME,
@@ -114,8 +133,10 @@ static int step_begin(struct step_bench *b, uint64_t rate, uint64_t resident)
         ((uint32_t *)b->rig.job.staging)[i] =
             (0x3a80u + (uint32_t)((seed = seed * 6364136223846793005u + 1) >> 40) % 0x300u) *
             0x10001u;
-    b->rig.rows = b->muon ? STEP_MUON_ROWS : 0;
-    return zbench_rig_define(&b->rig, STEP_UNITS, b->count, ZC_BF16, &placement);
+    if (b->muon)
+        b->rig.matrices = (struct zbench_matrices){ .rows = STEP_MUON_ROWS, .count = 1 };
+    return zbench_rig_define(&b->rig, b->muon ? STEP_MUON_UNITS : STEP_UNITS, b->count, ZC_BF16,
+                             &placement);
 }
 
 static int step_time(struct step_bench *b, double *ret_s)
@@ -176,28 +197,19 @@ static int muon_slice(void *bench, unsigned who, double *ret)
 {
     struct step_bench *b = bench;
 
-    return who == 0   ? zbench_ortho_measure(&b->kernels, STEP_MUON_ROWS, ret)
+    return who == 0   ? zbench_ortho_measure(&b->kernels, STEP_MUON_ROWS, b->muon_cols, ret)
            : who == 1 ? step_time(b, ret)
                       : zbench_loop_measure(b->z, b->rate,
                                             (uint32_t)(b->page_elems * STEP_MUON_STATE), ret);
 }
 
-/* Muon: its state is smaller, and all pages of a unit wait for its matrix. */
-static int step_case_muon(struct step_bench *b, const char *name, uint64_t rate)
+static int muon_rounds(struct step_bench *b, const char *name)
 {
-    double params = (double)b->params, floors[ZBENCH_ROUNDS_MAX], ortho_ms, drive_ms, ignored;
+    double params = (double)b->params, floors[ZBENCH_ROUNDS_MAX], ortho_ms, drive_ms;
     struct zbench_series s;
     struct zbench_row row;
-    int rc;
+    int rc = zbench_turns(&s, "ABCBA", 1, b->rounds, muon_slice, b);
 
-    b->muon = true;
-    rc = step_begin(b, rate, 0);
-    if (rc == 0)
-        rc = step_time(b, &ignored); /* warms up */
-    if (rc == 0)
-        rc = zbench_turns(&s, "ABC", 1, b->rounds, muon_slice, b);
-    b->muon = false;
-    rc = zbench_rig_end(&b->rig, rc);
     if (rc < 0)
         return rc;
     for (unsigned i = 0; i < b->rounds; i++) {
@@ -209,10 +221,46 @@ static int step_case_muon(struct step_bench *b, const char *name, uint64_t rate)
     ortho_ms = zbench_median(s.of[0][0], b->rounds);
     drive_ms = zbench_median(s.of[2][0], b->rounds);
     row = zbench_row("ms", true, ortho_ms > drive_ms ? "orthogonalizing" : "the drive", "%s", name);
-    zbench_note(b->z, "%s: matrices of %u rows; the drive takes %.0f ms, orthogonalizing %.0f",
-                name, STEP_MUON_ROWS, drive_ms, ortho_ms);
+    zbench_note(b->z,
+                "%s: %.0f million parameters, matrices of %u x %" PRIu64
+                "; a drive of %.0f MB/s takes %.0f ms, orthogonalizing %.0f",
+                name, params / 1e6, STEP_MUON_ROWS, b->muon_cols, (double)b->rate / 1e6, drive_ms,
+                ortho_ms);
     return zbench_add(b->z, &row, s.of[1][0], floors, b->rounds);
 }
+
+/* Muon. Its state is smaller, and orthogonalizing takes much longer than other kernels. So the rate of the drive
+ * is made from that, to have both cases on any machine: the drive takes `drive` times as long. */
+static int step_case_muon(const struct step_bench *from, const char *name, double drive)
+{
+    uint64_t elems = zb_min_u64(STEP_MUON_ELEMS, from->params / STEP_MUON_UNITS);
+    struct step_bench b = *from;
+    double ns, ignored;
+    int rc;
+
+    b.muon = true;
+    b.page_elems = zb_round_up(b.page_elems / STEP_MUON_PAGES, ZB_BLOCK_ELEMS);
+    b.count = zb_max_u64(elems / ZB_BLOCK_ELEMS, 1) * ZB_BLOCK_ELEMS;
+    b.muon_cols = b.count / STEP_MUON_ROWS;
+    b.params = STEP_MUON_UNITS * b.count;
+    b.ring_bytes = ZB_BUFFERS_DEFAULT * zb_buffer_bytes((uint32_t)b.page_elems);
+    rc = zbench_ortho_measure(&b.kernels, STEP_MUON_ROWS, b.muon_cols, &ns);
+    if (rc == 0)
+        rc = step_begin(&b, (uint64_t)(2 * STEP_MUON_STATE / (ns * drive) * 1e9), 0);
+    if (rc == 0)
+        rc = step_time(&b, &ignored); /* warms up */
+    if (rc == 0)
+        rc = muon_rounds(&b, name);
+    return zbench_rig_end(&b.rig, rc);
+}
+
+static const struct {
+    const char *name;
+    double drive; /* its time, for that of orthogonalizing */
+} step_muons[] = {
+    { "step/muon/slow-drive/floor", 2 },
+    { "step/muon/fast-drive/floor", 0.25 },
+};
 
 static const struct {
     const char *name;
@@ -490,8 +538,9 @@ static int step_run(struct step_bench *b)
     for (size_t i = 0; i < ZB_COUNT(step_rates) && rc == 0; i++)
         if (step_wants(b, step_rates[i].name))
             rc = step_case_rate(b, step_rates[i].name, step_rates[i].rate);
-    if (rc == 0 && step_wants(b, "step/muon/fixed-1G/floor"))
-        rc = step_case_muon(b, "step/muon/fixed-1G/floor", 1000000000);
+    for (size_t i = 0; i < ZB_COUNT(step_muons) && rc == 0; i++)
+        if (step_wants(b, step_muons[i].name))
+            rc = step_case_muon(b, step_muons[i].name, step_muons[i].drive);
     if (rc == 0 && step_wants(b, "step/half-resident/fixed-3G"))
         rc = step_case_half(b, "step/half-resident/fixed-3G");
     if (rc == 0 && step_wants(b, "step/drive"))

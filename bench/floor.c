@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -127,13 +128,15 @@ int zbench_kernels_open(struct zbench_kernels *k, struct zbench *z, uint64_t par
 
 /* ---- orthogonalizing */
 
-#define ORTHO_ELEMS (UINT64_C(1) << 20)
+#define ORTHO_TIMES 8u /* matrices of a thread */
 
 struct ortho_thread {
     const struct zk_ops *ops;
     pthread_t thread;
-    uint64_t rows;
-    float *memory; /* the matrix, then scratch memory */
+    uint64_t rows, cols;
+    float *memory; /* the matrix */
+    unsigned char *scratch;
+    atomic_int *left; /* matrices that nobody has taken */
 };
 
 static void *ortho_run(void *arg)
@@ -141,35 +144,41 @@ static void *ortho_run(void *arg)
     const struct ortho_thread *t = arg;
 
     zk_thread_init();
-    zk_ortho(t->ops, &zk_ortho_muon, t->memory, t->rows, ORTHO_ELEMS / t->rows,
-             t->memory + ORTHO_ELEMS);
+    while (atomic_fetch_sub(t->left, 1) > 0) /* it takes as long if it is orthogonal already */
+        zk_ortho(t->ops, &zk_ortho_muon, t->memory, t->rows, t->cols, t->scratch);
     return NULL;
 }
 
-int zbench_ortho_measure(struct zbench_kernels *k, uint64_t rows, double *ret_ns)
+int zbench_ortho_measure(struct zbench_kernels *k, uint64_t rows, uint64_t cols, double *ret_ns)
 {
-    uint64_t bytes = zb_round_up(
-        zb_matrix_bytes(ORTHO_ELEMS) + zb_ortho_bytes(rows, ORTHO_ELEMS / rows), ZB_PAGE_ALIGN);
+    uint64_t elems = rows * cols, matrix = zb_matrix_bytes(elems);
+    uint64_t bytes = zb_round_up(matrix + zb_ortho_bytes(rows, cols), STEP_HUGE);
     struct ortho_thread threads[STEP_THREADS];
+    unsigned matrices = ORTHO_TIMES * k->threads;
+    atomic_int left = (int)matrices;
     uint64_t begin_ns;
     unsigned ready, n = 0;
 
     for (ready = 0; ready < k->threads; ready++) {
         threads[ready] = (struct ortho_thread){ .ops = k->ops,
                                                 .rows = rows,
-                                                .memory = aligned_alloc(ZB_PAGE_ALIGN, bytes) };
+                                                .cols = cols,
+                                                .memory = aligned_alloc(STEP_HUGE, bytes),
+                                                .left = &left };
         if (!threads[ready].memory)
             break;
-        for (uint64_t i = 0; i < ORTHO_ELEMS; i++)
+        (void)madvise(threads[ready].memory, bytes, MADV_HUGEPAGE); /* as in the daemon */
+        threads[ready].scratch = (unsigned char *)threads[ready].memory + matrix;
+        for (uint64_t i = 0; i < elems; i++)
             threads[ready].memory[i] = (float)(i * 7919 % 1009) - 504;
-        memset(threads[ready].memory + ORTHO_ELEMS, 0, bytes - ORTHO_ELEMS * sizeof(float));
+        memset(threads[ready].scratch, 0, bytes - matrix);
     }
     begin_ns = zb_now_ns();
     while (n < ready && pthread_create(&threads[n].thread, NULL, ortho_run, &threads[n]) == 0)
         n++;
     for (unsigned i = 0; i < n; i++)
         (void)pthread_join(threads[i].thread, NULL);
-    *ret_ns = (double)(zb_now_ns() - begin_ns) / (double)(ORTHO_ELEMS * k->threads);
+    *ret_ns = (double)(zb_now_ns() - begin_ns) / (double)(elems * matrices);
     for (unsigned i = 0; i < ready; i++)
         free(threads[i].memory);
     return n == k->threads

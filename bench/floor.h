@@ -32,9 +32,9 @@ int zbench_kernels_open(struct zbench_kernels *k, struct zbench *z, uint64_t par
 /** Steps all pages: nanoseconds of a parameter, all threads together. sums: with checksums before
  *  and after each block. */
 int zbench_kernels_measure(struct zbench_kernels *k, bool sums, double *ret_ns);
-/** Orthogonalizes a matrix of so many rows on each thread: nanoseconds of an element, all threads
+/** Orthogonalizes matrices of this shape, a thread a whole one at a time: nanoseconds of an element, all threads
  *  together. */
-int zbench_ortho_measure(struct zbench_kernels *k, uint64_t rows, double *ret_ns);
+int zbench_ortho_measure(struct zbench_kernels *k, uint64_t rows, uint64_t cols, double *ret_ns);
 void zbench_kernels_close(struct zbench_kernels *k); /* a zeroed one is fine */
 
 /** Reads and writes pieces of `bytes` in turn on a device of this rate, STEP_DEPTH at a time:

@@ -1,42 +1,54 @@
 #include "bench/job.h"
 
+#include <assert.h>
 #include <stdio.h>
 
 #include "base/util.h"
 
-/* rows 0: a vector. */
+/* of.count 0: a vector. */
 static int unit_define(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
-                       uint64_t rows, enum zc_dtype grad)
+                       struct zbench_matrices of, enum zc_dtype grad)
 {
-    char name[16];
-    const struct zc_tensor tensor = { .name = name,
-                                      .ndims = rows > 0 ? 2 : 1,
-                                      .dims = { rows > 0 ? rows : elems,
-                                                rows > 0 ? elems / rows : 0 },
-                                      .muon = rows > 0 };
+    struct zc_tensor tensors[ZBENCH_MATRICES_MAX];
+    uint32_t n = of.count > 0 ? of.count : 1;
+    char name[16], names[ZBENCH_MATRICES_MAX][16];
     const struct zc_unit unit = { .index = index,
                                   .name = name,
                                   .elems = elems,
                                   .dtype = ZC_BF16,
                                   .grad_dtype = grad,
-                                  .tensors = &tensor,
-                                  .ntensors = 1 };
+                                  .tensors = tensors,
+                                  .ntensors = n };
 
+    assert(n <= ZBENCH_MATRICES_MAX);
     (void)snprintf(name, sizeof(name), "u%u", index);
+    for (uint32_t i = 0; i < n; i++) {
+        (void)snprintf(names[i], sizeof(names[i]), "u%u.%u", index, i);
+        tensors[i] = (struct zc_tensor){ .name = n > 1 ? names[i] : name,
+                                         .first = i * (elems / n),
+                                         .ndims = 1,
+                                         .dims = { elems },
+                                         .muon = of.count > 0 };
+        if (of.count > 0) {
+            tensors[i].ndims = 2;
+            tensors[i].dims[0] = of.rows;
+            tensors[i].dims[1] = elems / n / of.rows;
+        }
+    }
     return zc_unit_define_wait(c, job, &unit);
 }
 
 int zbench_unit(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
                 enum zc_dtype grad)
 {
-    return unit_define(c, job, index, elems, 0, grad);
+    return unit_define(c, job, index, elems, (struct zbench_matrices){ 0 }, grad);
 }
 
-int zbench_unit_matrix(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
-                       uint64_t rows, enum zc_dtype grad, uint64_t *ret_shard)
+int zbench_unit_matrices(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
+                         struct zbench_matrices of, enum zc_dtype grad, uint64_t *ret_shard)
 {
     const struct zc_range range = { .unit = index, .count = elems };
-    int rc = unit_define(c, job, index, elems, rows, grad);
+    int rc = unit_define(c, job, index, elems, of, grad);
 
     return rc < 0 ? rc : zc_register_wait(c, job, &range, 1, ret_shard);
 }

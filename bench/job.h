@@ -16,9 +16,16 @@ int zbench_unit(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elem
 int zbench_unit_whole(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
                       enum zc_dtype grad, uint64_t *ret_shard);
 
-/** The same, of a matrix of so many rows that Muon steps. */
-int zbench_unit_matrix(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
-                       uint64_t rows, enum zc_dtype grad, uint64_t *ret_shard);
+/** Equal matrices of a unit, which Muon steps. */
+struct zbench_matrices {
+    uint64_t rows;
+    uint32_t count; /* 0: none */
+};
+#define ZBENCH_MATRICES_MAX 16u
+
+/** The same, of matrices. */
+int zbench_unit_matrices(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
+                         struct zbench_matrices of, enum zc_dtype grad, uint64_t *ret_shard);
 
 /**
  * Sends the contents of staging to all `elems` elements of a shard, in parts that fit: fp32 initial

@@ -98,9 +98,9 @@ int zbench_rig_define(struct zbench_rig *r, uint32_t units, uint64_t count, enum
     r->count = count;
     r->grad = grad;
     for (r->units = 0; r->units < units && rc == 0; r->units++)
-        rc = r->rows > 0
-                 ? zbench_unit_matrix(r->c, r->job.id, r->units, count, r->rows, grad,
-                                      &r->ids[r->units])
+        rc = r->matrices.count > 0
+                 ? zbench_unit_matrices(r->c, r->job.id, r->units, count, r->matrices, grad,
+                                        &r->ids[r->units])
                  : zbench_unit_whole(r->c, r->job.id, r->units, count, grad, &r->ids[r->units]);
     if (rc == 0)
         rc = zc_ready_wait(r->c, r->job.id, NULL, 0, ret);
@@ -117,7 +117,7 @@ int zbench_rig_step(struct zbench_rig *r, enum zc_commit commit, double *ret_s)
 {
     const struct zc_step step = { .step = r->step,
                                   .scale = 1,
-                                  .groups = r->rows > 0 ? &rig_muon : &zbench_group,
+                                  .groups = r->matrices.count > 0 ? &rig_muon : &zbench_group,
                                   .ngroups = 1,
                                   .commit = commit,
                                   .timeout_ms = RIG_STEP_MS };

@@ -8,6 +8,7 @@
 #ifndef ZBENCH_RIG_H
 #define ZBENCH_RIG_H
 
+#include "bench/job.h"
 #include "bench/process.h"
 #include "bench/zbench.h"
 #include "client/zclient.h"
@@ -21,7 +22,7 @@ struct zbench_rig {
     struct zc_job job;
     uint64_t ids[ZBENCH_UNITS_MAX], count; /* elements of each unit, and of its one shard */
     uint32_t units;                        /* 0: none were defined */
-    uint64_t rows; /* each unit is a matrix of so many rows that Muon steps; 0: a vector */
+    struct zbench_matrices matrices;       /* each unit has these; none: it is a vector */
     enum zc_dtype grad;
     uint64_t step; /* that gradients were pushed for last */
 };

@@ -445,7 +445,7 @@ const struct zsd_family zsd_node_families[] = {
     { "pages_undone", ZSD_COUNTER, "", "Of these, pages whose result was dropped.",
       ZSD_STAT(pages_undone) },
     { "muon_pages_ahead", ZSD_COUNTER, "",
-      "Pages of Muon begun before the matrices before them were orthogonalized.",
+      "Pages of Muon begun before earlier matrices were orthogonalized.",
       ZSD_STAT(muon_pages_ahead) },
     { "pages_elsewhere", ZSD_COUNTER, "", "Pages written to another drive, after a failure.",
       ZSD_STAT(pages_elsewhere) },

@@ -37,7 +37,7 @@ assert F
 STEPS = 20
 MOMENTUM, NS, NS_EPS, ITERATIONS = 0.95, (3.4445, -4.7750, 2.0315), 1e-7, 5
 BOUNDS = {"fp32": 1e-5, "bf16": 0.05, "8bit": 0.4}
-HOST_BYTES = {"host": "8M", "nvme": "1040K"} # enough for all; for a part of it
+HOST_BYTES = {"host": "8M", "nvme": "1M"} # enough for all; for a part of it
 BIN = os.path.join(os.environ.get("ZSHARD_BUILD", "build"), "bin")
 
 

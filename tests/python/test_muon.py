@@ -120,7 +120,7 @@ def ahead(socket: str) -> int:
 
 
 def stepped(socket: str, job: str, steps: int, say: Any = lambda: None) -> list[bytes]:
-    """The masters of units of one matrix of 4 pages and one of 2, streamed; with a gradient of its own for each step."""
+    """The masters of units of a matrix of 4 pages and one of 2, streamed."""
     rows_of, elems = (2 * SIDE, SIDE), 6 * SIDE * SIDE
     places = {"offload_param": "host", "offload_optimizer": "nvme", "offload_grad": "host"}
     with (
@@ -146,11 +146,7 @@ def test_ahead(tmp_path: Path) -> None:
     """While a unit is orthogonalized, pages of the next ones begin. With the least memory each matrix waits for the one
     before it. The bits are the same, and `zctl jobs` shows both amounts of memory."""
     got, room, seen = [], [], []
-    with daemon(tmp_path, 8 << 20) as socket, pytest.raises(zshard.ZshardError) as why:
-        stepped(socket, "one", 1)
-    found = re.search(r"smallest host_bytes that would work is (\d+)", str(why.value))
-    assert found
-    for host in (64 << 20, int(found.group(1))):
+    for host in (64 << 20, smallest(tmp_path)):
         with daemon(tmp_path, host) as socket:
             got.append(stepped(socket, "one", 2, lambda s=socket: room.append(rows(s, "jobs")[0])))  # type: ignore[misc]
             seen.append(ahead(socket))
@@ -162,15 +158,46 @@ def test_ahead(tmp_path: Path) -> None:
 
 
 def test_two_jobs(tmp_path: Path) -> None:
-    """Two jobs with the least room, and one page buffer for both, step at the same time: neither waits for the other."""
+    """Two jobs with the least room, and one page buffer for both, step at the same time: neither waits for the other.
+    The second one is placed when the host tier has grown by what it needs."""
     with daemon(tmp_path, 64 << 20) as socket:
         alone = stepped(socket, "one", 3)
-        words = f"import sys; sys.path.append({str(HERE)!r}); import test_muon as t\n"
-        words += "print(t.hashed(t.stepped(sys.argv[1], sys.argv[2], 3)))"
-        run = [sys.executable, "-c", words, socket]
-        both = [subprocess.Popen([*run, name], stdout=subprocess.PIPE) for name in ("a", "b")]
-        said = [child.communicate(timeout=120)[0].strip().decode() for child in both]
+    least = smallest(tmp_path)
+    words = f"import sys; sys.path.append({str(HERE)!r}); import test_muon as t\n"
+    words += "print(t.hashed(t.stepped(sys.argv[1], sys.argv[2], 3, t.told)))"
+    with daemon(tmp_path, least) as socket:
+        children = []
+        for name, host in (("a", least), ("b", 2 * least - PAGE * 18)):
+            env = os.environ | {"ZSHARD_SOCKET": socket}
+            subprocess.run([BIN / "zctl", "tier", "set", "host", str(host)], env=env, check=True)
+            run = [sys.executable, "-c", words, socket, name]
+            children.append(subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert children[-1].stdout.readline() == b"placed\n"  # type: ignore[union-attr]
+        for job in rows(socket, "jobs"):
+            assert job["muon_bytes"] < job["muon_most_bytes"] // 2
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write(b"\n")
+            child.stdin.flush()
+        said = [child.communicate(timeout=120)[0].strip().decode() for child in children]
     assert said == [hashed(alone)] * 2
+
+
+def told(once: list[bool] = []) -> None:  # noqa: B006
+    """Before the first step: waits until it may begin."""
+    if not once:
+        once.append(True)
+        print("placed", flush=True)
+        sys.stdin.readline()
+
+
+def smallest(folder: Path) -> int:
+    """The smallest host_bytes for the job of stepped()."""
+    with daemon(folder, 8 << 20) as socket, pytest.raises(zshard.ZshardError) as why:
+        stepped(socket, "one", 1)
+    found = re.search(r"smallest host_bytes that would work is (\d+)", str(why.value))
+    assert found
+    return int(found.group(1))
 
 
 def hashed(units: list[bytes]) -> str:
