@@ -106,7 +106,7 @@ def test_bits(tmp_path: Path) -> None:
 def test_identity(tmp_path: Path) -> None:
     """A job keeps its engine: in memory, and after a kill of the daemon."""
     data = ["--data", str(tmp_path / "data"), *GPU]
-    kept = {"keep": True, "durable": True, "commit_every": 1}
+    kept: dict[str, Any] = {"keep": True, "durable": True, "commit_every": 1}
     (tmp_path / "data").mkdir()
 
     def resumed(socket: str, how: str, to: int) -> bytes:
@@ -182,7 +182,7 @@ def test_gpu_fails(tmp_path: Path, works: int) -> None:
     with another GPU resumes from the last commit."""
     data = tmp_path / "data"
     data.mkdir()
-    kept = {"keep": True, "durable": True, "commit_every": 1}
+    kept: dict[str, Any] = {"keep": True, "durable": True, "commit_every": 1}
     words = ["--data", str(data), "--gpu-bytes", "128M", "--gpu"]
     with daemon(tmp_path, 64 << 20, *GPU) as socket:
         want = trained(socket, "gpu", 3)
