@@ -1126,6 +1126,11 @@ struct zc_job_row {
      * matrix, "rms, momentum 0.95, nesterov, lr 0.001"; "": there was none since the job is in memory */
     uint64_t muon_params, muon_bytes;
     char muon[80];
+    /* gradients of pages on NVMe are not held (zc_job_options.grad_ring): bytes of these; and of how many
+     * percent of the pages they are held nevertheless */
+    bool grad_ring;
+    uint32_t grad_ring_keep;
+    uint64_t grads_ringed;
 };
 
 /** A tier, for `zctl tiers`. */

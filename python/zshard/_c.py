@@ -123,7 +123,8 @@ zc_job_row = struct("zc_job_row",
                     (c_uint32, "uid world attached snapshots share"), (c_bool, "keep durable committed"),
                     (c_char * (NAME_MAX + 1), "name"), (c_char * 16, "state"),
                     (c_char * 12, "optimizer"), (c_char * 8, "moments"), (c_char * 256, "error"),
-                    (c_uint64, "muon_params muon_bytes"), (c_char * 80, "muon"))
+                    (c_uint64, "muon_params muon_bytes"), (c_char * 80, "muon"), (c_bool, "grad_ring"),
+                    (c_uint32, "grad_ring_keep"), (c_uint64, "grads_ringed"))
 zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings "
                                               "read_bytes_s write_bytes_s node_bytes spilled_bytes "
                                               "target moving device_free stranded"),
