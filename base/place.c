@@ -209,9 +209,9 @@ int zb_place_few(struct zb_place_shard *shards, uint32_t n, uint32_t nranks)
     return 0;
 }
 
-/* Sets room_bytes: memory for the gradients that are not held, of the two units that have most. The
- * first grads[i] pages of each shard are held; NULL: before state is placed. 0 or -ENOMEM. */
-static int place_room(const struct zb_place_job *job, const uint32_t *grads, struct zb_place *ret)
+/* Sets room_bytes: memory for the gradients that are not held, of the two units that have most. It does
+ * not depend on which pages of state are in memory, so not on the order of the shards. 0 or -ENOMEM. */
+static int place_room(const struct zb_place_job *job, struct zb_place *ret)
 {
     uint64_t *bytes, first = 0, second = 0;
     uint32_t nunits;
@@ -227,7 +227,7 @@ static int place_room(const struct zb_place_job *job, const uint32_t *grads, str
 
         if (shard_rings(job, s))
             bytes[s->unit] += shard_bytes(job, s, ZB_GRAD) -
-                              place_first(job, s, ZB_GRAD, grads ? grads[i] : shard_kept(job, s));
+                              place_first(job, s, ZB_GRAD, shard_kept(job, s));
     }
     for (uint32_t u = 0; u < nunits; u++) {
         second = zb_max_u64(second, zb_min_u64(first, bytes[u]));
@@ -444,7 +444,7 @@ static int place_needed(const struct zb_place_job *job, struct zb_place *ret, ui
     bool spills = !job->params_resident && !job->grads_resident && !job->state_resident &&
                   !job->grad_ring;
     uint64_t grads = 0, state = 0;
-    int rc = place_room(job, NULL, ret);
+    int rc = place_room(job, ret);
 
     if (rc < 0)
         return rc;
@@ -495,10 +495,11 @@ int zb_place(const struct zb_place_job *job, struct zb_place *ret)
         ret->state_resident[i] = shard_rings(job, s) ? place_ringed(job, i, ret, &left)
                                                      : place_held(job, s, ret, &left);
     }
-    ret->grad_bytes -= ret->room_bytes; /* pages with state in memory do not need it */
-    rc = place_room(job, ret->grads_resident, ret);
-    ret->grad_bytes += ret->room_bytes;
-    return rc < 0 ? rc : place_pages(job, ret);
+    if (ret->grads_ringed == 0) { /* nothing needs the room */
+        ret->grad_bytes -= ret->room_bytes;
+        ret->room_bytes = 0;
+    }
+    return place_pages(job, ret);
 }
 
 int zb_place_moved(const struct zb_place_job *job, const struct zb_place *before,

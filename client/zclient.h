@@ -1208,6 +1208,11 @@ struct zc_job_row {
     uint64_t frozen_tensors, frozen_bytes;
     uint64_t muon_gpu_bytes; /* part of gpu_bytes: to orthogonalize the matrices */
     char muon_engine[12];    /* "cpu", "gpu", "gpu-bf16"; "": another optimizer */
+    /* gradients of pages on NVMe are not held (zc_job_options.grad_ring): bytes of these; and of how many
+     * percent of the pages they are held nevertheless */
+    bool grad_ring;
+    uint32_t grad_ring_keep;
+    uint64_t grads_ringed;
 };
 
 /** A tier, for `zctl tiers`. */

@@ -130,6 +130,9 @@ static int reply_jobs(struct zc_client *c, struct zc_call *call, const ProtobufC
         to->host_state = from->host_state;
         to->host_state_target = from->host_state_target;
         to->share = from->share;
+        to->grad_ring = from->grad_ring;
+        to->grad_ring_keep = from->grad_ring_keep;
+        to->grads_ringed = from->grads_ringed;
         COPY(to->name, from->name);
         COPY(to->state, from->state);
         COPY(to->optimizer, rows_name(zb_optimizer_name((enum zb_optimizer)from->optimizer)));

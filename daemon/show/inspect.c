@@ -278,6 +278,9 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     row->fetched_bytes = job->fetched_bytes;
     row->pushed_bytes = job->pushed_bytes;
     row->grads_nvme_bytes = job->grads_nvme_bytes;
+    row->grad_ring = job->grad_ring;
+    row->grad_ring_keep = job->grad_ring ? job->ring_keep : 0;
+    row->grads_ringed = job->grads_ringed;
     row->nvme_read_bytes = job->nvme_read_bytes;
     row->nvme_written_bytes = job->nvme_written_bytes;
     row->error = zp_str(job->why.text);

@@ -120,6 +120,10 @@ static void apply_ours(struct apply *a)
         args->clip_beta = o->clip_tensor_beta;
     if (takes(a, "--clip-warmup", "zshard.clip_tensor_warmup", 0))
         args->clip_warmup = (uint32_t)o->clip_tensor_warmup;
+    if (takes(a, "--grad-ring", "zshard.grad_ring", 0))
+        args->grad_ring = o->grad_ring;
+    if (takes(a, "--grad-ring-keep", "zshard.grad_ring_keep", 0))
+        args->grad_ring_keep = o->grad_ring_keep;
     if (takes(a, "--node-gather", "zshard.node_gather", 0))
         args->node_gather = (uint32_t)o->node_gather;
     if (takes(a, "--muon-engine", "zshard.muon_engine", 0))

@@ -132,7 +132,8 @@ zc_job_row = struct("zc_job_row",
                     (c_uint64, "muon_most_bytes"),
                     (c_char * 64, "clip"), (c_char * 96, "early"),
                     (c_uint64, "clip_warm_left frozen_tensors frozen_bytes"),
-                    (c_uint64, "muon_gpu_bytes"), (c_char * 12, "muon_engine"))
+                    (c_uint64, "muon_gpu_bytes"), (c_char * 12, "muon_engine"),
+                    (c_bool, "grad_ring"), (c_uint32, "grad_ring_keep"), (c_uint64, "grads_ringed"))
 zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings "
                                               "read_bytes_s write_bytes_s node_bytes spilled_bytes "
                                               "target moving device_free stranded"),

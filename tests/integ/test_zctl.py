@@ -25,7 +25,8 @@ JOB_KEYS = ["name", "state", "uid", "world", "attached", "share", "optimizer", "
             "muon", "muon_engine", "muon_gpu_bytes", "muon_params", "muon_bytes", "muon_most_bytes",
             "clip", "clip_warm_left", "early", "frozen_tensors", "frozen_bytes", "keep",
             "iterations", "applied", "shards", "params", "host_bytes", "host_state", "host_state_target",
-            "gpu_bytes", "nvme_bytes", "grads_nvme_bytes", "fetched_bytes", "pushed_bytes", "nvme_read_bytes",
+            "gpu_bytes", "nvme_bytes", "grads_nvme_bytes", "grad_ring", "grad_ring_keep", "grads_ringed", "fetched_bytes",
+            "pushed_bytes", "nvme_read_bytes",
             "nvme_written_bytes", "durable", "committed",
             "committed_iterations", "committed_applied", "snapshots", "epoch", "id", "error", "owner"]
 TIER_KEYS = ["name", "budget", "used", "target", "moving", "device_free", "stranded", "stranded_by", "params", "grads", "state", "staging", "rings",

@@ -113,6 +113,9 @@ static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_SIZE, gpu_bytes, ZCTL_SHOWN, zc_job_row, NULL),
     COLUMN(ZCTL_SIZE, nvme_bytes, ZCTL_SHOWN, zc_job_row, NULL),
     COLUMN(ZCTL_SIZE, grads_nvme_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_BOOL, grad_ring, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_U32, grad_ring_keep, ZCTL_JSON_ONLY, zc_job_row, "KEEP%"),
+    COLUMN(ZCTL_SIZE, grads_ringed, ZCTL_JSON_ONLY, zc_job_row, "RINGED"),
     COLUMN(ZCTL_SIZE, fetched_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_SIZE, pushed_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
     COLUMN(ZCTL_SIZE, nvme_read_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
@@ -149,7 +152,17 @@ static void job_about(const struct zc_job_row *j, FILE *below)
                       (unsigned long long)j->frozen_tensors, (unsigned long long)j->frozen_bytes);
 }
 
-/** With an owner in the table if there are jobs of other users. */
+/** Shows how much of its gradients a job does not hold. */
+static void jobs_show_ring(struct zctl_column *columns)
+{
+    for (size_t i = 0; i < ZB_COUNT(job_columns); i++)
+        if (strcmp(columns[i].key, "grad_ring_keep") == 0 ||
+            strcmp(columns[i].key, "grads_ringed") == 0)
+            columns[i].shown = ZCTL_SHOWN;
+}
+
+/** With an owner in the table if there are jobs of other users, and with the ring of gradients if a
+ * job has one. */
 static int jobs_print(struct zctl *z, const struct zc_job_row *from, size_t n, bool named,
                       struct zctl_below *below)
 {
@@ -165,6 +178,8 @@ static int jobs_print(struct zctl *z, const struct zc_job_row *from, size_t n, b
         job_settle(&rows[i], below->out);
         if (named)
             job_about(&from[i], below->out);
+        if (from[i].grad_ring)
+            jobs_show_ring(columns);
         if (from[i].uid != geteuid())
             columns[ZB_COUNT(job_columns) - 1].shown = ZCTL_SHOWN;
     }

@@ -417,7 +417,9 @@ static int settle_ours(struct zc_zero_config *c, struct zcz_read *r, struct zb_e
 {
     static const char *const of_tensor[] = { "clip_tensor_ratio", "clip_tensor_beta",
                                              "clip_tensor_warmup" };
+    static const char *const of_ring[] = { "grad_ring_keep" };
     struct zc_zero_options *o = &c->options;
+    int rc = 0;
 
     o->clip_mode = (enum zc_clip_mode)value(r, ZCZ_CLIP_MODE, ZC_CLIP_GLOBAL);
     o->clip_tensor_ratio = value(r, ZCZ_CLIP_RATIO, o->clip_tensor_ratio);
@@ -425,12 +427,16 @@ static int settle_ours(struct zc_zero_config *c, struct zcz_read *r, struct zb_e
     o->clip_tensor_warmup = count(r, ZCZ_CLIP_WARMUP, (double)o->clip_tensor_warmup);
     o->muon_engine = (enum zc_muon_engine)value(r, ZCZ_MUON_ENGINE, ZC_MUON_CPU);
     o->node_gather = (enum zc_node_gather)value(r, ZCZ_NODE_GATHER, ZC_NODE_GATHER_COMM);
+    o->grad_ring = is_true(r, ZCZ_GRAD_RING);
+    o->grad_ring_keep = (uint32_t)count(r, ZCZ_GRAD_RING_KEEP, 0);
     if (said(r, ZCZ_CLIP_RATIO) && o->clip_tensor_ratio == 0)
         return zb_fail(err, -EINVAL, "zshard.clip_tensor_ratio: is 0, and must be above 0");
     if (said(r, ZCZ_CLIP_BETA) && o->clip_tensor_beta == 1)
         return zb_fail(err, -EINVAL, "zshard.clip_tensor_beta: is 1, and must be below 1");
-    return o->clip_mode == ZC_CLIP_TENSOR
-               ? 0
+    if (!o->grad_ring)
+        rc = ignore_all(r, "zshard", of_ring, ZB_COUNT(of_ring), "grad_ring is not true");
+    return rc < 0 || o->clip_mode == ZC_CLIP_TENSOR
+               ? rc
                : ignore_all(r, "zshard", of_tensor, ZB_COUNT(of_tensor), "clip_mode is not tensor");
 }
 

@@ -82,6 +82,8 @@ enum zcz_at {
     ZCZ_CLIP_RATIO,
     ZCZ_CLIP_BETA,
     ZCZ_CLIP_WARMUP,
+    ZCZ_GRAD_RING,
+    ZCZ_GRAD_RING_KEEP,
     ZCZ_NODE_GATHER,
     ZCZ_AT_END
 };

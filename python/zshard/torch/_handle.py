@@ -414,6 +414,11 @@ def _start(
     there is none yet."""
     if accumulate not in ("reduce", "local"):
         raise ValueError(f'accumulate=\'{accumulate}\': "reduce" or "local"')
+    if more.get("grad_ring"):
+        raise ValueError(
+            "grad_ring: gradients that are not held are stepped during the backward pass, and the optimizer's step is "
+            "known only afterwards: leave it out"
+        )
     options: dict[str, Any] = {
         "stage": stage,
         "prefetch_units": prefetch,

@@ -205,6 +205,64 @@ static void place_ringed(void **state)
     }
 }
 
+/* With limits: memory for the two largest units in addition, as far as their gradients are not held.
+ * Units of which some rank has no part are held. */
+static const struct {
+    const char *name;
+    uint64_t host_bytes;
+    uint32_t nranks;
+    int rc;
+    uint64_t room, pages, least;
+} limited[] = {
+    { "the least", RING + 2 * GRADS / 5, 1, 0, 2 * GRADS / 5, 0, RING + 2 * GRADS / 5 },
+    { "less", RING + 2 * GRADS / 5 - 1, 1, -ENOSPC, 0, 0, RING + 2 * GRADS / 5 },
+    { "one page of state", 10 * PARAMS + 2 * GRADS / 5 + PAGE_S + PAGE_G - PAGE_P, 1, 0,
+      2 * GRADS / 5, 1, RING + 2 * GRADS / 5 },
+    { "all but one page of state", 5 * (PARAMS + STATE) + GRADS + 2 * GRADS / 5 - 1, 1, 0,
+      2 * GRADS / 5, 14, RING + 2 * GRADS / 5 },
+    { "all is in memory: no room", 5 * (PARAMS + STATE) + GRADS + 2 * GRADS / 5, 1, 0, 0, 15,
+      RING + 2 * GRADS / 5 },
+    { "a rank has no part of any: all are held", RING + GRADS, 2, 0, 0, 0, RING + GRADS },
+};
+
+static void place_limited(void **state)
+{
+    struct zb_layout layout = layout_of(false);
+    struct zb_place_shard shards[SHARDS];
+
+    (void)state;
+    for (unsigned i = 0; i < SHARDS; i++)
+        shards[i] = (struct zb_place_shard){ .layout = &layout, .count = COUNT, .unit = i };
+    for (size_t i = 0; i < ZB_COUNT(limited); i++) {
+        const struct zb_place_job job = { .shards = shards,
+                                          .nshards = SHARDS,
+                                          .page_elems = PAGE,
+                                          .nbuffers = 2,
+                                          .early = true,
+                                          .grad_ring = true,
+                                          .ring_limits = true,
+                                          .host_bytes = limited[i].host_bytes };
+        struct zb_place p = { 0 };
+        uint64_t pages = 0;
+
+        print_message("%s\n", limited[i].name);
+        assert_int_equal(zb_place_few(shards, SHARDS, limited[i].nranks), 0);
+        assert_int_equal(zb_place(&job, &p), limited[i].rc);
+        assert_int_equal(p.least_host, limited[i].least);
+        for (unsigned k = 0; k < SHARDS && limited[i].rc == 0; k++)
+            pages += p.state_resident[k];
+        if (limited[i].rc == 0) {
+            assert_int_equal(p.room_bytes, limited[i].room);
+            assert_int_equal(pages, limited[i].pages);
+            assert_int_equal(p.nvme_grad, p.grads_ringed);
+            assert_int_equal(p.grad_bytes, GRADS - p.grads_ringed + p.aside_bytes + p.room_bytes);
+            assert_true(p.param_bytes + p.ring_bytes + p.grad_bytes + p.state_bytes <=
+                        limited[i].host_bytes);
+        }
+        zb_place_done(&p);
+    }
+}
+
 /* A page of Lion's state is as long as one of fp32 parameters: a buffer for both takes two spares
  * of one size. */
 static void planes_of_one_size(void **state)
@@ -396,7 +454,7 @@ int main(void)
         cmocka_unit_test(place_table),        cmocka_unit_test(place_ringed),
         cmocka_unit_test(planes_of_one_size), cmocka_unit_test(place_frozen),
         cmocka_unit_test(buffers_least),      cmocka_unit_test(gpu_runs),
-        cmocka_unit_test(gpu_division),
+        cmocka_unit_test(gpu_division),       cmocka_unit_test(place_limited),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

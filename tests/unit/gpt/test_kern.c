@@ -602,8 +602,8 @@ static struct zk_lt_mat mat_of(const struct product *p, uint64_t rows, uint64_t 
     bool heads = p->interleaved && rows != cols;
 
     return (struct zk_lt_mat){ .ld = (heads ? cols * p->batch : cols) + p->gap,
-                             .step = heads ? cols : rows * (cols + p->gap),
-                             .t = t };
+                               .step = heads ? cols : rows * (cols + p->gap),
+                               .t = t };
 }
 
 static void product_on(struct fixture *x, const struct product *p, enum type dtype,

@@ -131,6 +131,8 @@ static void describe(struct text *t, const struct zc_zero_config *a, const struc
     SAY_OPTION(clip_tensor_warmup);
     SAY_OPTION(node_gather);
     SAY_OPTION(muon_engine);
+    SAY_OPTION(grad_ring);
+    SAY_OPTION(grad_ring_keep);
     SAY_OPTION(optimizer);
     SAY_OPTION(beta1);
     SAY_OPTION(beta2);
@@ -245,6 +247,8 @@ static const struct {
       "clip_mode=1 clip_tensor_ratio=1.2 clip_tensor_beta=0.9 clip_tensor_warmup=7" },
     { "{'zshard': {'muon_engine': 'gpu-bf16'}}", "muon_engine=2" },
     { "{'zshard': {'muon_engine': 'tpu'}}", "!zshard.muon_engine: is 'tpu'" },
+    { "{'zshard': {'grad_ring': true, 'grad_ring_keep': 40}}", "grad_ring=1 grad_ring_keep=40" },
+    { "{'zshard': {'grad_ring': true, 'grad_ring_keep': 101}}", "!zshard.grad_ring_keep: is 101" },
     { "{'zshard': {'clip_mode': 'blocks'}}", "!zshard.clip_mode: is 'blocks'" },
     { "{'zshard': {'clip_mode': 'tensor', 'clip_tensor_ratio': 0}}",
       "!zshard.clip_tensor_ratio: is 0, and must be above 0" },
