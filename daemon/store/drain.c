@@ -15,7 +15,8 @@
  *
  * PROMISE. A page that moves has two places until its change is durable. The second one is promised
  * to the pass. If somebody holds the old place when the change is durable (a job that has been loaded
- * meanwhile), the job has one more place than it was promised; then the pass keeps its promise.
+ * meanwhile), the job has one more place than it was promised; then the pass keeps its promise. It
+ * does, too, if nobody knows whether the change is durable, because both places stay taken.
  */
 #include "daemon/store/drain.h"
 
@@ -258,18 +259,21 @@ static void patch_settle(struct zsd_drainer *d, const struct patch *p, bool fail
     zsd_row_look_away(p->row);
 }
 
-/* Gives up the hold of the pass on the new place. If the catalog may have it, it stays taken. */
+/* Gives up the hold of the pass on the new place. If the catalog may have it, it stays taken. Of two
+ * places that stay taken, the pass keeps its promise for one. */
 static void move_settle(struct zsd_drainer *d, struct move *m, bool failed, bool doubt)
 {
     uint32_t bytes = zsd_row_page_bytes(m->row, m->plane, m->page);
+    bool doubted = m->valid && failed && doubt;
+    bool both = doubted || (m->valid && !failed && zsd_extent_refs(d->core, m->from) > 0);
 
+    if (both && zb_needs_add(&d->stuck, bytes, 1) < 0)
+        d->stop = true; /* then the promise is kept whole: see change_settle() */
     if (m->valid && !failed) {
-        if (zsd_extent_refs(d->core, m->from) > 0 && zb_needs_add(&d->stuck, bytes, 1) < 0)
-            d->stop = true; /* then the promise is kept whole: see change_settle() */
         d->pages++;
         d->moved_bytes += bytes;
     }
-    if (!m->valid || !failed || !doubt)
+    if (!doubted)
         zsd_extent_unref(d->core, m->to, bytes);
     zsd_row_look_away(m->row);
 }
