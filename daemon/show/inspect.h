@@ -1,5 +1,5 @@
 /*
- * inspect.h - functions for the lists that zctl shows: shared by inspect.c and top.c.
+ * inspect.h - functions for the lists that zctl shows: shared by the files of this room.
  *
  * Loop thread only.
  */
@@ -8,6 +8,8 @@
 
 #include "daemon/job/job.h"
 #include "proto/shard.pb-c.h"
+
+/* ---- tiers.c */
 
 #define ZSD_TIERS_LOWER 2u /* host, nvme; then one for each GPU */
 #define ZSD_TIERS_MAX   (ZSD_TIERS_LOWER + ZSD_GPUS_MAX)
@@ -32,6 +34,8 @@ struct zsd_drive_rows {
 void zsd_drive_rows(const struct zsd *daemon, struct zsd_drive_rows *ret);
 /** What there is to say about a data file in the row of its tier. Returns the same as snprintf(). */
 size_t zsd_drive_detail(const struct zsd *daemon, unsigned path, char *text, size_t size);
+
+/* ---- inspect.c */
 
 const char *zsd_job_state_name(const struct zsd_job *job);
 /** Whether this client may see the job, and the job has that name ("": any). */

@@ -138,7 +138,7 @@ def held(d, name, words, begin, flags, seen=lambda: None):
     # whether steps may begin early is up to the trainer, and not visible from outside
     plans = [plan(d, *words), plan(d, *words, "--early")]
     if "--grad-ring" in flags:
-        clips = ["--clip-tensor"] if "tensor" in flags else []
+        clips = ["--clip-mode", "tensor"] if "tensor" in flags else []
         plans = [plan(d, *words, "--early", "--grad-ring", *clips)]
     check(plans[0]["node"]["drive_read"] > 0, f"{name}: the daemon measures its drive")
     idle = process_bytes(d.process.pid)

@@ -66,13 +66,12 @@ static const struct zb_opt plan_options[] = {
     { "early", ZB_OPT_FLAG, AT(run.early),
       .help = "steps start during the backward pass, where there is room for it" },
     { "clip-mode", ZB_OPT_CHOICE, AT(clip_mode), .choices = "none tensor global", .def = "none",
-      .help = "how gradients are clipped; global: steps cannot start during the backward pass" },
+      .help = "how gradients are clipped; global: steps cannot start during the backward pass; "
+              "tensor, with --grad-ring: memory for the gradients of two units" },
     { "grad-ring", ZB_OPT_FLAG, AT(run.grad_ring),
       .help = "with --early: gradients of pages whose state is streamed are not held" },
     { "grad-ring-keep", ZB_OPT_COUNT, AT(run.ring_keep), .arg = "N", .def = "0", .max = 100,
       .help = "--grad-ring: hold those of N percent of the pages" },
-    { "clip-tensor", ZB_OPT_FLAG, AT(run.ring_limits),
-      .help = "--grad-ring: the run clips by tensor, with memory for the gradients of two units" },
     { "micro-steps", ZB_OPT_COUNT, AT(run.micro_steps), .arg = "N", .def = "1", .min = 1,
       .help = "micro-steps per step" },
     { "prefetch", ZB_OPT_COUNT, AT(run.prefetch_units), .arg = "N", .def = "1",
@@ -178,6 +177,7 @@ static int plan_check(struct zctl_plan *p)
         return zb_fail(&p->z->err, -EINVAL,
                        "--early: with global clipping a step starts when the last gradient is "
                        "known; --clip-mode tensor or none");
+    p->run.ring_limits = p->run.grad_ring && p->clip_mode == ZCTL_PLAN_CLIP_TENSOR;
     if (p->run.tokens > 0 && p->run.flops <= 0)
         return zb_fail(&p->z->err, -EINVAL, "--tokens needs --flops");
     if (p->svg && !(p->scale && p->run.tokens > 0))

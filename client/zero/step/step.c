@@ -14,12 +14,10 @@
  * DURABLE. Whether a step commits follows from its number, so it is the same on all ranks. The
  * result is resolved at the next step (commit.c).
  *
- * OVERLAP. A step whose learning rate was announced, without global clipping, is announced to the store,
- * which begins it as gradients come (ZC_ZERO_EARLY); the decision above does not change. With
- * ZC_ZERO_SERVE zc_zero_step() returns when the step has begun. Later gathers ask for the new
- * version and wait in the store, unit by unit; the next gradients wait here (reduce.c). So the next
- * forward pass begins while the end of the model is still being updated. A failed step fails the
- * engine, at the next call.
+ * OVERLAP. Steps that begin earlier: announce.c. With ZC_ZERO_SERVE zc_zero_step() returns when the step
+ * has begun. Later gathers ask for the new version and wait in the store, unit by unit; the next
+ * gradients wait here (reduce.c). So the next forward pass begins while the end of the model is still
+ * being updated. A failed step fails the engine, at the next call.
  *
  * RESTARTS. The ranks tell each other whether a daemon was lost in this pass, or is about to
  * restart. If one was lost, its gradients are, too: all ranks attach again instead of stepping. If
@@ -33,6 +31,7 @@
 
 #include "client/zero/config/options.h"
 #include "client/zero/pass/pass.h"
+#include "client/zero/step/announce.h"
 #include "client/zero/step/classes.h"
 #include "client/zero/step/clip.h"
 #include "client/zero/step/counts.h"
@@ -70,37 +69,12 @@ void zcz_steps_close(struct zc_zero *z)
     zcz_norms_close(z);
 }
 
-static void step_groups(const struct zc_zero *z, double lr, struct zc_group *groups)
-{
-    for (uint32_t g = 0; g < z->options.groups; g++)
-        groups[g] = zcz_group(&z->options, lr, g);
-}
-
-/* If a step is announced, zc_zero_step() must be called with the same learning rate. */
-static int step_announced(struct zc_zero *z, const struct zc_zero_step_how *how)
-{
-    struct zc_group groups[ZCZ_GROUPS_MAX];
-    const struct zc_zero_step_how said = { .groups = groups,
-                                           .ngroups = z->options.groups,
-                                           .clip = z->options.clip };
-
-    if (!zcz_announced(z))
-        return 0;
-    step_groups(z, z->steps->announced_lr, groups);
-    if (how->groups[0].lr != groups[0].lr)
-        return zcz_refuse(z, -EINVAL, "a step with learning rate %g, and %g was announced",
-                          how->groups[0].lr, groups[0].lr);
-    if (zcz_how_hash(z, how) != zcz_how_hash(z, &said))
-        return zcz_refuse(z, -EINVAL, "a step with other values than it was announced with");
-    return 0;
-}
-
 static int step_check(struct zc_zero *z, const struct zc_zero_step_how *how)
 {
     int rc = zcz_how_check(z, how);
 
     if (rc == 0)
-        rc = step_announced(z, how);
+        rc = zcz_announced_check(z, how);
     if (rc < 0)
         return rc;
     if (zcz_trained(z) == 0)
@@ -348,14 +322,6 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step,
     return rc;
 }
 
-/* The factor for a summed gradient, without clipping. */
-static double step_average(const struct zc_zero *z, double divide)
-{
-    double by = divide > 0 ? divide : zcz_micro_made(z);
-
-    return 1.0 / ((double)z->world * by * z->steps->scaler.scale);
-}
-
 /* Stores the loss scale after this step, and the step counts that lag then, in its note. All ranks
  * have seen the same gradients. */
 static int step_note(struct zc_zero *z, bool overflow, const struct zc_classes *classes)
@@ -437,7 +403,7 @@ static int step_make(struct zc_zero *z, const struct zc_zero_step_how *how,
     struct zc_step step = { .step = z->iterations + 1,
                             .commit = step_commit(z, z->iterations + 1),
                             .timeout_ms = z->timeout_ms };
-    double average = step_average(z, how->divide), clip = zcz_clip_global(z, how->clip);
+    double average = zcz_step_average(z, how->divide), clip = zcz_clip_global(z, how->clip);
     const struct zc_classes *classes = NULL;
     bool by_tensor = zcz_clip_on(z), warm = zcz_clip_warm(z);
     int rc = 0;
@@ -531,84 +497,14 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
 
     if (rc < 0)
         return rc;
-    step_groups(z, lr, groups);
+    zcz_step_groups(z, lr, groups);
     return zc_zero_step_by(z, &how, ret);
-}
-
-int zc_zero_announce(struct zc_zero *z, double lr)
-{
-    ZCZ_GUARD(z);
-    struct zc_group groups[ZCZ_GROUPS_MAX];
-    const struct zc_zero_step_how how = { .groups = groups,
-                                          .ngroups = z->options.groups,
-                                          .clip = z->options.clip };
-    int rc = zcz_enter(z, true);
-
-    if (rc < 0)
-        return rc;
-    step_groups(z, lr, groups);
-    rc = zcz_how_check(z, &how);
-    if (rc < 0)
-        return rc;
-    if (zcz_announced(z) && memcmp(&lr, &z->steps->announced_lr, sizeof(lr)) != 0)
-        return zcz_refuse(z, -EINVAL, "learning rate %g is announced, and %g was", lr,
-                          z->steps->announced_lr);
-    if (z->options.micro_steps == 0)
-        return zcz_refuse(z, -EINVAL, "a step of as many micro-steps as come is announced");
-    if (!zcz_announced(z)) {
-        z->steps->announcing = z->store->early && z->store->ops->step_begin && zcz_clip_early(z);
-        z->said = z->steps->announcing ? ZCZ_SAID_ENGINE : ZCZ_SAID_STORE;
-    }
-    z->steps->announced_lr = lr;
-    return zcz_turn(z, 0);
-}
-
-/* Announces the next step to the store when the last one has ended, because gradients are pushed
- * from then on. If step counts lag, its classes come first. */
-static int announce_turn(struct zc_zero *z)
-{
-    struct zc_group groups[ZCZ_GROUPS_MAX];
-    const struct zc_zero_step_how how = { .groups = groups, .ngroups = z->options.groups };
-    struct zc_step step = { .step = z->iterations + 1, .scale = step_average(z, 0) };
-    const struct zc_classes *classes;
-    uint32_t alone;
-    int rc;
-
-    if (!z->steps->announcing || z->stepping || z->steps->announce.pending > 0 ||
-        z->steps->announce.rc < 0)
-        return 0;
-    step_groups(z, z->steps->announced_lr, groups);
-    rc = zcz_classes_make(z, &how, NULL, &classes, &alone);
-    if (rc < 0)
-        return zcz_fail(z, rc, "%s", z->error.text);
-    if (classes && !z->steps->announced_classes) {
-        rc = z->store->ops->classes(z->store, &z->steps->announce, step.step, classes);
-        z->steps->announced_classes = rc == 0;
-        return rc == -EAGAIN ? 0 : rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
-    }
-    step.limits = zcz_clip_on(z) && !zcz_clip_warm(z);
-    step.sums = step.limits && zcz_clip_nodes(z);
-    if (step.limits && !z->steps->announced_limits) {
-        rc = zcz_clip_limits(z, &z->steps->announce, step.step);
-        z->steps->announced_limits = rc == 0;
-        return rc == -EAGAIN ? 0 : rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
-    }
-    if (!classes) {
-        step.groups = groups;
-        step.ngroups = z->options.groups;
-    }
-    rc = z->store->ops->step_begin(z->store, &z->steps->announce, &step, zcz_pushes(z));
-    if (rc < 0)
-        return rc == -EAGAIN ? 0 : zcz_fail(z, rc, "%s", z->error.text);
-    z->steps->announcing = false;
-    z->said = ZCZ_SAID_STORE;
-    return 0;
 }
 
 int zcz_step_turn(struct zc_zero *z)
 {
     if (!z->stepping || z->steps->step.pending > 0)
-        return announce_turn(z);
+        return zcz_announce_turn(z);
     z->stepping = false;
     zcz_moved(z);
     if (z->store->lost) /* whether the step was made shows when the job is attached again */

@@ -8,16 +8,18 @@
 #include "client/zero/core/zero.h"
 
 struct zcz_steps {
-    /* step.c */
+    /* announce.c */
     bool announcing; /* the store has yet to be told of the announced step (zc_zero.said) */
     double announced_lr;
     struct zcz_op announce;
+    bool announced_classes; /* the store has been told of the announced step's classes, */
+    bool announced_limits;  /* and of its limits */
+
+    /* step.c */
     struct zcz_op step;        /* the step in progress */
     struct zc_stepped stepped; /* its answer, when it is done */
     struct zc_norm norm;
     struct zcz_scaler scaler; /* for the next step; if the job is resumed, set by note.c */
-    bool announced_classes;   /* the store has been told of the announced step's classes, */
-    bool announced_limits;    /* and of its limits */
 
     /* counts.c: number of tensors of all units; number of trained ones; how many steps each tensor
      * lags */

@@ -1,0 +1,22 @@
+/*
+ * announce.h - steps that are announced: their learning rate is known before the backward pass.
+ *
+ * The store begins such a step as gradients come (ZC_ZERO_EARLY), unless they are clipped globally.
+ * The decision at the end of the iteration (step.c) stays the same.
+ */
+#ifndef ZC_ZERO_ANNOUNCE_H
+#define ZC_ZERO_ANNOUNCE_H
+
+#include "client/zero/core/zero.h"
+
+/** The settings of all groups of a step with this learning rate. */
+void zcz_step_groups(const struct zc_zero *z, double lr, struct zc_group *groups);
+/** The factor for a summed gradient, without clipping. divide: 0, or the number of micro-steps. */
+double zcz_step_average(const struct zc_zero *z, double divide);
+/** If a step is announced, zc_zero_step() must have the same values: 0 or -EINVAL. */
+int zcz_announced_check(struct zc_zero *z, const struct zc_zero_step_how *how);
+/** Announces the next step to the store when the last one has ended, because gradients are pushed from
+ * then on. If step counts lag, its classes come first. 0, or the engine has failed. */
+int zcz_announce_turn(struct zc_zero *z);
+
+#endif
