@@ -141,9 +141,9 @@ static const struct zb_opt rows[] = {
       .help = "what overlaps with the passes; early needs --clip 0, or --clip-mode tensor or none",
       .choices = "all none early serve", .def = "all" },
     { "grad-ring", ZB_OPT_FLAG, AT(grad_ring),
-      .help =
-          "with early steps, --offload-optimizer nvme and no clipping: the daemon does not hold "
-          "gradients of pages on NVMe" },
+      .help = "with early steps (so without global clipping) and --offload-optimizer nvme: the "
+              "daemon does not hold "
+              "gradients of pages on NVMe" },
     { "grad-ring-keep", ZB_OPT_COUNT, AT(grad_ring_keep), .arg = "N", .max = 100, .def = "0",
       .help = "--grad-ring: hold those of N percent of the pages, to be stepped under the forward "
               "pass" },

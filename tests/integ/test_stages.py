@@ -8,7 +8,7 @@ import shutil
 import sys
 
 from harness import LONG, Daemon, check, main, skip
-from test_training import FEW, MODEL, Run, good
+from test_training import FEW, MODEL, PAGES, Run, good
 
 BLOCK = 4096  # elements: slices are whole blocks
 # p, g, k: bytes of a parameter in the three planes
@@ -181,6 +181,26 @@ def two_daemons():
         check(abs(across["comm"] / across["host"] / less - 1) < 0.1, f"{sockets}: {across}")
 
 
+def pages_early(daemon):
+    return {row["name"]: row["value"] for row in daemon.zctl("stat")}["pages_early"]
+
+
+def clipped_on_two_daemons():
+    """Clipping by tensor, over MPI: sums of each unit cross the nodes, so that steps begin under the backward pass. The
+    bits are those of steps that do not, and of a run without daemons."""
+    batch(8, 2)
+    base = ["--stage", "3", "--clip", "1", "--clip-mode", "tensor", "--clip-warmup", "2"]
+    plain = good(Run(base, 4, steps=FEW), "without daemons")
+    for overlap in ("early", "none"):
+        with Daemon("--host-bytes", "2M", "--nvme-bytes", "64M", *PAGES) as a, \
+                Daemon("--host-bytes", "2M", "--nvme-bytes", "64M", *PAGES) as b:
+            flags = ["--offload", "nvme", "--overlap", overlap, "--socket", f"{a.socket},{b.socket}"]
+            run = good(Run(base + flags, 4, steps=FEW), overlap)
+            early = [pages_early(d) for d in (a, b)]
+        check(run.losses() == plain.losses() and run.weights == plain.weights, f"{overlap}: other bits")
+        check(all((n > 0) == (overlap == "early") for n in early), f"{overlap}: pages stepped early: {early}")
+
+
 def a_limit():
     """What does not fit is refused with the numbers, and a higher stage fits."""
     batch(6, 3)
@@ -194,7 +214,7 @@ def a_limit():
     good(Run(["--stage", "3", "--memory", str(limit)], 2, steps=FEW), "stage 3 under the same limit")
 
 
-TESTS = {f.__name__: f for f in (two_ranks, three_ranks, four_ranks, two_daemons, frozen_blocks, a_limit)}
+TESTS = {f.__name__: f for f in (two_ranks, three_ranks, four_ranks, two_daemons, clipped_on_two_daemons, frozen_blocks, a_limit)}
 
 if __name__ == "__main__":
     if not shutil.which("mpirun"):
