@@ -26,7 +26,7 @@ enum gpt_checkpoint {
     GPT_CHECKPOINT_NVME
 };
 enum gpt_optimizer { GPT_ADAMW, GPT_ADAM, GPT_LION, GPT_SGD, GPT_ADAGRAD, GPT_MUON };
-enum gpt_moments { GPT_MOMENTS_FP32, GPT_MOMENTS_BF16, GPT_MOMENTS_8BIT };
+enum gpt_moments { GPT_MOMENTS_FP32, GPT_MOMENTS_BF16, GPT_MOMENTS_8BIT, GPT_MOMENTS_8BIT_LO };
 
 /* Strings point into argv. */
 struct gpt_args {

@@ -126,6 +126,8 @@ static void apply_ours(struct apply *a)
         args->grad_ring_keep = o->grad_ring_keep;
     if (takes(a, "--node-gather", "zshard.node_gather", 0))
         args->node_gather = (uint32_t)o->node_gather;
+    if (takes(a, "--moments", "zshard.moments", 0))
+        args->moments = (uint32_t)(o->moments - ZC_MOMENTS_F32);
     if (takes(a, "--muon-engine", "zshard.muon_engine", 0))
         args->muon_engine = (uint32_t)o->muon_engine;
 }

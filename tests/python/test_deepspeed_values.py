@@ -101,12 +101,13 @@ def test_below_stage_3_parameters_have_their_values(ds: Any, monkeypatch: Any, s
 
 def test_keys_of_zshard(ds: Any) -> None:
     """The block "zshard" reaches the engine; DeepSpeed would ignore it."""
-    ours = {"clip_mode": "tensor", "clip_tensor_ratio": 1.5, "clip_tensor_warmup": 2, "node_gather": "auto"}
+    ours = {"clip_mode": "tensor", "clip_tensor_ratio": 1.5, "clip_tensor_warmup": 2, "node_gather": "auto",
+            "moments": "8bit-lo"}  # fmt: skip
     engine = engine_of(ds, 2, zshard=ours, gradient_clipping=1.0)
     options = engine.handle.runtime.engine.options
     assert options["clip_mode"] == 1 and options["node_gather"] == 2
     assert options["clip_tensor_ratio"] == 1.5 and options["clip_tensor_warmup"] == 2
-    assert "clip_tensor_beta" not in options
+    assert "clip_tensor_beta" not in options and options["moments"] == 4
     step(engine, engine)
     assert 0 < engine.handle.runtime.last.clip_scale <= 1
     engine.destroy()

@@ -195,7 +195,6 @@ static int settle_optimizer(struct zc_zero_config *c, struct zcz_read *r, struct
 {
     struct zc_zero_options *o = &c->options;
     unsigned type = (unsigned)value(r, ZCZ_OPT_TYPE, ZCZ_ADAMW);
-    bool adam = type == ZCZ_ADAM || type == ZCZ_ADAMW;
     int rc;
 
     if (!said(r, ZCZ_OPT_TYPE)) {
@@ -231,8 +230,6 @@ static int settle_optimizer(struct zc_zero_config *c, struct zcz_read *r, struct
     o->lr_decay = value(r, ZCZ_LR_DECAY, 0);
     o->weight_decay[0] =
         value(r, ZCZ_WEIGHT_DECAY, type == ZCZ_ADAMW && is_true(r, ZCZ_TORCH_ADAM) ? 0.01 : 0);
-    if (!adam)
-        o->moments = ZC_MOMENTS_F32;
     if (o->nesterov && (o->momentum == 0 || o->dampening != 0))
         return zb_fail(err, -EINVAL, "optimizer.params.nesterov: needs momentum, and no dampening");
     if (type == ZCZ_MUON && !said(r, ZCZ_LR))
@@ -425,6 +422,7 @@ static int settle_ours(struct zc_zero_config *c, struct zcz_read *r, struct zb_e
     o->clip_tensor_ratio = value(r, ZCZ_CLIP_RATIO, o->clip_tensor_ratio);
     o->clip_tensor_beta = value(r, ZCZ_CLIP_BETA, o->clip_tensor_beta);
     o->clip_tensor_warmup = count(r, ZCZ_CLIP_WARMUP, (double)o->clip_tensor_warmup);
+    o->moments = (enum zc_moments)(ZC_MOMENTS_F32 + (int)value(r, ZCZ_MOMENTS, 0));
     o->muon_engine = (enum zc_muon_engine)value(r, ZCZ_MUON_ENGINE, ZC_MUON_CPU);
     o->node_gather = (enum zc_node_gather)value(r, ZCZ_NODE_GATHER, ZC_NODE_GATHER_COMM);
     o->grad_ring = is_true(r, ZCZ_GRAD_RING);

@@ -42,16 +42,17 @@ _BOOLS = frozenset(
     contiguous_memory_optimization cpu_checkpointing cpu_offload cpu_offload_param cpu_offload_use_pin_memory
     dataloader_drop_last disable_allgather disable_python_gc dump_state elastic_checkpoint enable_sanity_checks enabled
     fast_init foreach fp16_master_weights_and_grads fp32_optimizer_states fused gather_16bit_weights_on_model_save
-    graph_harvesting ignore_unused_parameters immediate_grad_update legacy_fusion legacy_stage1 load_from_fp32_weights
-    load_universal_checkpoint log_trace_cache_warnings managed_gradient_accumulation maximize memory_breakdown
-    memory_efficient_linear mics_hierarchical_params_gather nesterov overlap_comm overlap_events override_module_apply
-    partition_activations pin_memory pipeline_loading_checkpoint pipeline_read pipeline_write prescale_gradients profile
-    reduce_scatter round_robin_gradients save_muon_momentum_buffer_in_memory set_grad_none single_submit
-    sparse_gradients stage3_allgather_sequential stage3_gather_16bit_weights_on_model_save
-    stage3_gather_fp16_weights_on_model_save stage3_use_all_reduce_for_fetch_params super_offload
-    synchronize_checkpoint_boundary torch_adam use_data_before_expert_parallelism use_gds
-    use_multi_rank_bucket_allreduce wall_clock_breakdown zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
-    zero_quantized_gradients zero_quantized_nontrainable_weights zero_quantized_weights
+    grad_ring graph_harvesting ignore_unused_parameters immediate_grad_update legacy_fusion legacy_stage1
+    load_from_fp32_weights load_universal_checkpoint log_trace_cache_warnings managed_gradient_accumulation maximize
+    memory_breakdown memory_efficient_linear mics_hierarchical_params_gather nesterov overlap_comm overlap_events
+    override_module_apply partition_activations pin_memory pipeline_loading_checkpoint pipeline_read pipeline_write
+    prescale_gradients profile reduce_scatter round_robin_gradients save_muon_momentum_buffer_in_memory
+    set_grad_none single_submit sparse_gradients stage3_allgather_sequential
+    stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save
+    stage3_use_all_reduce_for_fetch_params super_offload synchronize_checkpoint_boundary torch_adam
+    use_data_before_expert_parallelism use_gds use_multi_rank_bucket_allreduce wall_clock_breakdown
+    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_quantized_gradients
+    zero_quantized_nontrainable_weights zero_quantized_weights
     """.split()
 )  # keys that are true or false wherever they stand: DeepSpeed takes 1 and 0 as well
 

@@ -130,6 +130,7 @@ static void describe(struct text *t, const struct zc_zero_config *a, const struc
     SAY_OPTION(clip_tensor_beta);
     SAY_OPTION(clip_tensor_warmup);
     SAY_OPTION(node_gather);
+    SAY_OPTION(moments);
     SAY_OPTION(muon_engine);
     SAY_OPTION(grad_ring);
     SAY_OPTION(grad_ring_keep);
@@ -245,6 +246,8 @@ static const struct {
     { "{'zshard': {'clip_mode': 'tensor', 'clip_tensor_ratio': 1.2, 'clip_tensor_beta': 0.9, "
       "'clip_tensor_warmup': 7}}",
       "clip_mode=1 clip_tensor_ratio=1.2 clip_tensor_beta=0.9 clip_tensor_warmup=7" },
+    { "{'zshard': {'moments': '8bit-lo'}}", "moments=4" },
+    { "{'zshard': {'moments': 'int4'}}", "!zshard.moments: is 'int4'" },
     { "{'zshard': {'muon_engine': 'gpu-bf16'}}", "muon_engine=2" },
     { "{'zshard': {'muon_engine': 'tpu'}}", "!zshard.muon_engine: is 'tpu'" },
     { "{'zshard': {'grad_ring': true, 'grad_ring_keep': 40}}", "grad_ring=1 grad_ring_keep=40" },
