@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import zygote
+from ports import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -20,9 +20,7 @@ BEFORE, AFTER = 3, 4  # steps
 
 def run(tmp: Path, role: str, cases: list[dict[str, Any]], python: str = sys.executable) -> list[list[float]]:
     """The losses of each case, on two ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     spec, out = tmp / f"{role}-{port}.json", tmp / f"{role}-{port}.out"
     spec.write_text(json.dumps(cases))
     path = os.pathsep.join([str(ROOT / "python"), str(HERE), os.environ.get("PYTHONPATH", "")])

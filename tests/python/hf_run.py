@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import zygote
-from pool import SECONDS, free_port
+from pool import SECONDS
+from ports import free_port
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 

@@ -12,7 +12,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import zygote
+from ports import free_port
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SECONDS = 120 * float(os.environ.get("ZSHARD_PATIENCE", "1"))  # for a cell, or for the start
@@ -56,12 +56,6 @@ def on_gpu(rank: int) -> dict[str, str]:
     return told | {
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_MNNVL_ENABLE": "0"
     }  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Pool:

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import pytest
 import torch
 import zoo
 import zygote
+from ports import free_port
 
 pytest.importorskip("transformers")
 
@@ -28,15 +28,9 @@ SECONDS = 240
 STEPS = 6
 
 
-def port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def run(folder: Path, cases: str, world: int, words: list[str]) -> dict[str, list[dict[str, Any]]]:
     """What each rank wrote, by case. words: before the program's own arguments."""
-    out, at = str(folder / "out"), str(port())
+    out, at = str(folder / "out"), str(free_port())
     ranks = []
     for rank in range(world):
         env = os.environ | {

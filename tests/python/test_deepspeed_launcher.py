@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import zygote
+from ports import free_port
 
 from zshard.deepspeed.launcher import runner
 
@@ -47,12 +48,6 @@ CONFIG = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Adam", "pa
           "zero_optimization": {"stage": 2}}  # fmt: skip
 
 
-def port() -> str:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
-
-
 def launch(words: list[str], **env: str) -> subprocess.CompletedProcess[str]:
     return zygote.run(
         [*LAUNCHER, *words], capture_output=True, text=True, timeout=200, check=False, env=os.environ | env
@@ -64,7 +59,7 @@ def test_two_ranks_of_a_deepspeed_script(tmp_path: Path) -> None:
     script, config, out = tmp_path / "train.py", tmp_path / "ds.json", str(tmp_path / "out")
     script.write_text(SCRIPT)
     config.write_text(json.dumps(CONFIG))
-    made = launch(["--num_gpus", "2", "--master_port", port(), str(script), "--out", out,
+    made = launch(["--num_gpus", "2", "--master_port", str(free_port()), str(script), "--out", out,
                    "--deepspeed", "--deepspeed_config", str(config)])  # fmt: skip
     assert made.returncode == 0, made.stderr[-3000:]
     for rank in range(2):
@@ -95,7 +90,8 @@ ECHO = "import os, sys\nopen(sys.argv[-1] + os.environ['RANK'], 'w').write(repr(
 )
 def test_what_the_script_gets(tmp_path: Path, options: list[str], script: list[str], argv: list[str] | None) -> None:
     (tmp_path / "echo.py").write_text(ECHO)
-    words = ["--master_port", port(), *options, *script, "--run", "a b", "--n", "$HOME", str(tmp_path / "got")]
+    said = ["--run", "a b", "--n", "$HOME", str(tmp_path / "got")]
+    words = ["--master_port", str(free_port()), *options, *script, *said]
     made = zygote.run([*LAUNCHER, *words], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
     if argv is None:  # python itself gets --local_rank=0
         assert made.returncode != 0 and "--local_rank=0" in made.stderr
@@ -108,7 +104,7 @@ def test_a_rank_that_fails_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(
         "import os, sys, time\nsys.exit(3) if os.environ['RANK'] == '1' else time.sleep(99)"
     )
-    made = launch(["--num_gpus", "2", "--master_port", port(), str(tmp_path / "fails.py")])
+    made = launch(["--num_gpus", "2", "--master_port", str(free_port()), str(tmp_path / "fails.py")])
     assert made.returncode != 0 and "exitcode  : 3" in made.stderr
 
 

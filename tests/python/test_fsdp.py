@@ -13,7 +13,8 @@ import pytest
 import torch
 import zoo
 import zygote
-from pool import SECONDS, free_port
+from pool import SECONDS
+from ports import free_port
 
 zt = pytest.importorskip("zshard.torch")
 HERE = os.path.dirname(os.path.abspath(__file__))

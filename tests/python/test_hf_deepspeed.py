@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import zygote
+from ports import free_port
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -62,9 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run(tmp_path: Path, name: str, case: dict[str, Any], world: int, config: str | None) -> list[dict[str, Any]]:
     """What each rank wrote."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        at = str(s.getsockname()[1])
+    at = str(free_port())
     out = str(tmp_path / name)
     case = {"dir": str(tmp_path / f"{name}.dir")} | case
     words = [sys.executable, "-B", *(["-m", "zshard.run"] if config else []), PROGRAM, out, json.dumps(case)]

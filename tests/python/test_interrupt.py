@@ -7,13 +7,13 @@ import array
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 import zshard
 from zshard._engine import Comm, Engine
@@ -159,9 +159,7 @@ def rank(case: str, go: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_interrupted(tmp_path: Path, case: str) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     path = os.pathsep.join([str(Path(zshard.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     ranks = []
     for r in range(2):

@@ -15,7 +15,7 @@ import zygote
 pytest.importorskip("torch")
 
 from own_daemon import ROOT, Daemon
-from pool import free_port
+from ports import free_port
 
 STEPS = 40
 TRAIN = """

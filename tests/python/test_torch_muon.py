@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 import zygote
 from muon_models import BETAS, EPS, LR, STEPS, WEIGHT_DECAY, Gqa, is_matrix, loss_of, plain
 from own_daemon import ROOT, Daemon
+from ports import free_port
 from torch import nn
 
 import zshard.deepspeed as zd
@@ -179,9 +179,7 @@ def test_overflow(tmp_path: Path) -> None:
 
 def ranks(daemon: Daemon, world: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The weights that ranks end with in each case, one after the other."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     words = [sys.executable, ROOT / "tests" / "python" / "muon_ranks.py", daemon.folder, json.dumps(cases)]
     made = []
     for rank in range(world):

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import zygote
+from ports import free_port
 from torch import nn
 from torch_models import Block, Mixture, Net, adamw, batch, loss_of, mixture
 
@@ -22,9 +22,7 @@ HERE = Path(__file__).parent
 
 def run(tmp: Path, case: str, offload: str) -> dict[str, object]:
     """What two ranks say."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     out = tmp / f"{case}-{offload}.json"
     path = os.pathsep.join([str(HERE.parents[1] / "python"), os.environ.get("PYTHONPATH", "")])
     ranks = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import os
-import socket as sockets
 import subprocess
 import sys
 import textwrap
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import zygote
+from ports import free_port
 
 pytest.importorskip("torch")
 
@@ -190,9 +190,7 @@ WORLDS = """
 def ranks(daemon: Daemon, world: int, job: str, until: int, offload: str, resume: bool) -> tuple[list[int], Any, Any]:
     """A run of so many ranks; the step counts, and all values."""
     processes = []
-    with sockets.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     for rank in range(world):
         env = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OFFLOAD": offload, "UNTIL": str(until)}
         env |= {"ZSHARD_NOTES": str(daemon.folder / "notes"), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
