@@ -10,7 +10,7 @@
 #   clang                    compiled, without -O        built; labels unit and quick, both
 #   aarch64                  label unit, run by qemu     label unit, long forms too
 #
-# full is what CI runs: about 35 minutes on two processors. nightly takes hours. Both end with the line "all stages
+# full is what CI runs: about half an hour on two processors. nightly takes hours. Both end with the line "all stages
 # passed".
 #
 # The Python tests have an environment of their own, which tests/venv.sh makes during the first build and keeps between
@@ -48,6 +48,7 @@ logs=$(mktemp -d)
 builder=
 python_maker=
 one_cuda=OFF
+linker=
 
 say() { printf '\n== %s (%ds)\n' "$*" "$SECONDS"; }
 
@@ -92,7 +93,7 @@ cached() {
 # faster: a linker that takes a tenth of the time, and, where no GPU is, CUDA for one architecture.
 faster() {
     if command -v mold >/dev/null; then
-        export LDFLAGS="-fuse-ld=mold${LDFLAGS:+ $LDFLAGS}"
+        linker=-fuse-ld=mold
     fi
     if [ "$mode" != nightly ] && [ ! -e /dev/nvidiactl ]; then
         one_cuda=ON
@@ -102,9 +103,10 @@ faster() {
 # build PRESET: configure and compile; the output goes into a file. A full run makes of a sanitizer's build what its tests
 # need.
 build() {
-    local target=all
+    local target=all flags="$linker ${LDFLAGS:-}"
+    [ "$1" != aarch64 ] || flags=${LDFLAGS:-} # its compiler finds only linkers of its own
     [[ "$mode" != full || "$1" != ?san ]] || target=tests_$1
-    cmake --preset "$1" -DZSHARD_CUDA_ONE=$one_cuda >"$logs/configure-$1.log" 2>&1 &&
+    LDFLAGS=$flags cmake --preset "$1" -DZSHARD_CUDA_ONE=$one_cuda >"$logs/configure-$1.log" 2>&1 &&
         cmake --build --preset "$1" -j "$jobs" --target "$target" >"$logs/build-$1.log" 2>&1
 }
 
@@ -126,7 +128,7 @@ ahead() {
     if chrt --idle 0 true 2>/dev/null; then
         idle=(chrt --idle 0)
     fi
-    export logs jobs mode one_cuda
+    export logs jobs mode one_cuda linker
     export -f build build_all
     exec 3< <(exec setsid "${idle[@]}" bash -c 'build_all "$@"' builder "$@")
     builder=$!
