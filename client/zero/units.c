@@ -181,6 +181,10 @@ int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit)
         unit_done(&u);
         return rc;
     }
+    for (uint32_t t = 0; t < u.def.ntensors; t++)
+        u.ntrained += zcz_tensor_trained(&u, t);
+    if (z->nunits > 0)
+        u.trained_first = z->units[z->nunits - 1].trained_first + z->units[z->nunits - 1].ntrained;
     z->units[z->nunits++] = u;
     z->trainable += !unit->frozen;
     return 0;

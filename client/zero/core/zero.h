@@ -63,6 +63,8 @@ struct zcz_unit {
     /* ---- ./: units.c, when it is declared */
     struct zc_unit def; /* names and tensors are copies */
     struct zb_layout layout;
+    /* trained tensors (zcz_tensor_trained()): how many, and the number of the first one among those of all units */
+    uint32_t ntrained, trained_first;
     struct zk_segment *segments; /* elements that are stepped; adjacent ones of one group are
                                     merged */
     uint32_t nsegments;

@@ -69,20 +69,6 @@ void zcz_sums_pushed(const struct zc_zero *z, struct zcz_unit *u, uint32_t micro
         u->pass->sums.state = ZCZ_SUMS_PUSHED;
 }
 
-/* Of the unit: how many tensors are trained, and the number of the first one. */
-static uint32_t sums_tensors(const struct zc_zero *z, const struct zcz_unit *u, uint32_t *ret_first)
-{
-    uint32_t n = 0;
-
-    *ret_first = 0;
-    for (uint32_t i = 0; i < u->def.index; i++)
-        for (uint32_t t = 0; t < z->units[i].def.ntensors; t++)
-            *ret_first += zcz_tensor_trained(&z->units[i], t);
-    for (uint32_t t = 0; t < u->def.ntensors; t++)
-        n += zcz_tensor_trained(u, t);
-    return n;
-}
-
 static unsigned char *sums_mine(const struct zc_zero *z, const struct zcz_unit_sums *s)
 {
     return (unsigned char *)s->buf->data + z->shard * s->bytes;
@@ -92,19 +78,18 @@ static unsigned char *sums_mine(const struct zc_zero *z, const struct zcz_unit_s
 static int sums_ask(struct zc_zero *z, struct zcz_unit *u)
 {
     struct zcz_unit_sums *s = &u->pass->sums;
-    uint32_t first, n = sums_tensors(z, u, &first);
     int rc = 0;
 
-    s->bytes = (size_t)n * ZK_XSUM_BYTES;
+    s->bytes = (size_t)u->ntrained * ZK_XSUM_BYTES;
     if (!s->buf)
         s->buf = zcz_buf_get(&z->small, zb_max_u64(s->bytes, 1) * z->shards);
     if (!s->buf)
         return zcz_fail(z, -ENOMEM, "no memory for the sums of unit %u '%s' of %u ranks",
                         u->def.index, u->def.name, z->shards);
     memset(sums_mine(z, s), 0, s->bytes);
-    if (n > 0 && u->count > 0)
-        rc = z->store->ops->unit_sums(z->store, &s->op, z->iterations + 1, first, n,
-                                      sums_mine(z, s));
+    if (u->ntrained > 0 && u->count > 0)
+        rc = z->store->ops->unit_sums(z->store, &s->op, z->iterations + 1, u->trained_first,
+                                      u->ntrained, sums_mine(z, s));
     return rc == -EAGAIN ? 0 : rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 1;
 }
 
@@ -134,7 +119,7 @@ static int sums_tell(struct zc_zero *z, struct zcz_unit *u)
     if (tells && z->said != ZCZ_SAID_STORE)
         return 0;
     rc = tells ? z->store->ops->unit_sums_put(z->store, &s->op, z->iterations + 1, u->def.index,
-                                              s->buf->data, (uint32_t)(s->bytes / ZK_XSUM_BYTES))
+                                              s->buf->data, u->ntrained)
                : 0;
     return rc == -EAGAIN ? 0 : rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 1;
 }

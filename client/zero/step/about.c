@@ -10,11 +10,11 @@ static void about_frozen(const struct zc_zero *z, struct zc_job_about *about)
     for (uint32_t i = 0; i < z->nunits; i++) {
         const struct zcz_unit *u = &z->units[i];
 
-        for (uint32_t t = 0; t < u->def.ntensors && u->frozen_now; t++)
-            about->frozen_tensors += zcz_tensor_trained(u, t);
-        if (u->frozen_now)
-            about->frozen_bytes += zb_plane_bytes(u->layout.block_bytes[ZB_STATE],
-                                                  z->store->page_elems, z->shards * u->slice);
+        if (!u->frozen_now)
+            continue;
+        about->frozen_tensors += u->ntrained;
+        about->frozen_bytes += zb_plane_bytes(u->layout.block_bytes[ZB_STATE], z->store->page_elems,
+                                              z->shards * u->slice);
     }
 }
 

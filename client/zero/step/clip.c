@@ -157,7 +157,6 @@ static int unit_add(struct zc_zero *z, struct zcz_unit *u, struct zk_xsum *sums)
 static int sums_read(struct zc_zero *z)
 {
     struct zcz_steps *s = z->steps;
-    uint32_t first = 0;
     int rc = 0;
 
     memset(s->sums, 0, s->ntrained * sizeof(*s->sums));
@@ -165,9 +164,7 @@ static int sums_read(struct zc_zero *z)
         struct zcz_unit *u = &z->units[i];
 
         if (zcz_unit_trained(u) && zcz_reduced_any(z, i))
-            rc = unit_add(z, u, s->sums + first);
-        for (uint32_t t = 0; t < u->def.ntensors; t++)
-            first += zcz_tensor_trained(u, t);
+            rc = unit_add(z, u, s->sums + u->trained_first);
     }
     for (uint32_t i = 0; i < s->ntrained; i++)
         zk_xsum_store(&s->sums[i], s->sum_bytes + (size_t)i * ZK_XSUM_BYTES);

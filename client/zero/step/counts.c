@@ -30,11 +30,8 @@ int zcz_counts_start(struct zc_zero *z)
 
     steps->ntensors = steps->ntrained = 0;
     for (uint32_t i = 0; i < z->nunits; i++) {
-        const struct zcz_unit *u = &z->units[i];
-
-        for (uint32_t t = 0; t < u->def.ntensors; t++)
-            steps->ntrained += zcz_tensor_trained(u, t);
-        steps->ntensors += u->def.ntensors;
+        steps->ntrained += z->units[i].ntrained;
+        steps->ntensors += z->units[i].def.ntensors;
     }
     free(steps->lags);
     steps->lags = calloc(zb_max_u64(steps->ntensors, 1), sizeof(*steps->lags));

@@ -83,8 +83,7 @@ static int norms_add(struct zc_zero *z, struct zc_zero_norm *norms)
             n = zb_min_u64(z->store->piece_elems, u->count - at);
             rc = piece_add(z, u, at, n, norms);
         }
-        for (uint32_t t = 0; t < u->def.ntensors; t++)
-            norms += zcz_tensor_trained(u, t);
+        norms += u->ntrained;
     }
     return rc;
 }

@@ -175,8 +175,7 @@ int zcz_own_table(struct zcz_own *o, const struct zc_step *step, const struct zc
     t->apart = classes || from.factors || muon;
     t->most = 0;
     for (uint32_t i = 0; i < z->nunits; i++)
-        for (uint32_t j = 0; j < z->units[i].def.ntensors; j++)
-            t->most += zcz_tensor_trained(&z->units[i], j);
+        t->most += z->units[i].ntrained;
     if (table_room(o, 2 * n + 1, t->apart ? t->most : 0) < 0)
         return zcz_refuse(z, -ENOMEM, "no memory for the scalars of a step");
     t->nscalars = muon ? 2 * n : n;
