@@ -12,10 +12,13 @@
 #include "client/zero/step/clip.h"
 #include "client/zero/step/step.h"
 
-void zcz_step_groups(const struct zc_zero *z, double lr, struct zc_group *groups)
+struct zc_zero_step_how zcz_step_how(const struct zc_zero *z, double lr, struct zc_group *groups)
 {
     for (uint32_t g = 0; g < z->options.groups; g++)
         groups[g] = zcz_group(&z->options, lr, g);
+    return (struct zc_zero_step_how){ .groups = groups,
+                                      .ngroups = z->options.groups,
+                                      .clip = z->options.clip };
 }
 
 double zcz_step_average(const struct zc_zero *z, double divide)
@@ -28,13 +31,11 @@ double zcz_step_average(const struct zc_zero *z, double divide)
 int zcz_announced_check(struct zc_zero *z, const struct zc_zero_step_how *how)
 {
     struct zc_group groups[ZCZ_GROUPS_MAX];
-    const struct zc_zero_step_how said = { .groups = groups,
-                                           .ngroups = z->options.groups,
-                                           .clip = z->options.clip };
+    struct zc_zero_step_how said;
 
     if (!zcz_announced(z))
         return 0;
-    zcz_step_groups(z, z->steps->announced_lr, groups);
+    said = zcz_step_how(z, z->steps->announced_lr, groups);
     if (how->groups[0].lr != groups[0].lr)
         return zcz_refuse(z, -EINVAL, "a step with learning rate %g, and %g was announced",
                           how->groups[0].lr, groups[0].lr);
@@ -47,14 +48,12 @@ int zc_zero_announce(struct zc_zero *z, double lr)
 {
     ZCZ_GUARD(z);
     struct zc_group groups[ZCZ_GROUPS_MAX];
-    const struct zc_zero_step_how how = { .groups = groups,
-                                          .ngroups = z->options.groups,
-                                          .clip = z->options.clip };
+    struct zc_zero_step_how how;
     int rc = zcz_enter(z, true);
 
     if (rc < 0)
         return rc;
-    zcz_step_groups(z, lr, groups);
+    how = zcz_step_how(z, lr, groups);
     rc = zcz_how_check(z, &how);
     if (rc < 0)
         return rc;
@@ -74,7 +73,7 @@ int zc_zero_announce(struct zc_zero *z, double lr)
 int zcz_announce_turn(struct zc_zero *z)
 {
     struct zc_group groups[ZCZ_GROUPS_MAX];
-    const struct zc_zero_step_how how = { .groups = groups, .ngroups = z->options.groups };
+    struct zc_zero_step_how how;
     struct zc_step step = { .step = z->iterations + 1, .scale = zcz_step_average(z, 0) };
     const struct zc_classes *classes;
     uint32_t alone;
@@ -83,7 +82,7 @@ int zcz_announce_turn(struct zc_zero *z)
     if (!z->steps->announcing || z->stepping || z->steps->announce.pending > 0 ||
         z->steps->announce.rc < 0)
         return 0;
-    zcz_step_groups(z, z->steps->announced_lr, groups);
+    how = zcz_step_how(z, z->steps->announced_lr, groups);
     rc = zcz_classes_make(z, &how, NULL, &classes, &alone);
     if (rc < 0)
         return zcz_fail(z, rc, "%s", z->error.text);

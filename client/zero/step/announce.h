@@ -9,8 +9,8 @@
 
 #include "client/zero/core/zero.h"
 
-/** The settings of all groups of a step with this learning rate. */
-void zcz_step_groups(const struct zc_zero *z, double lr, struct zc_group *groups);
+/** A step as the options say, with this learning rate. groups: memory for its groups, ZCZ_GROUPS_MAX. */
+struct zc_zero_step_how zcz_step_how(const struct zc_zero *z, double lr, struct zc_group *groups);
 /** The factor for a summed gradient, without clipping. divide: 0, or the number of micro-steps. */
 double zcz_step_average(const struct zc_zero *z, double divide);
 /** If a step is announced, zc_zero_step() must have the same values: 0 or -EINVAL. */

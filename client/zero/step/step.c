@@ -490,14 +490,12 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
 {
     ZCZ_GUARD(z);
     struct zc_group groups[ZCZ_GROUPS_MAX];
-    const struct zc_zero_step_how how = { .groups = groups,
-                                          .ngroups = z->options.groups,
-                                          .clip = z->options.clip };
+    struct zc_zero_step_how how;
     int rc = zcz_enter(z, true);
 
     if (rc < 0)
         return rc;
-    zcz_step_groups(z, lr, groups);
+    how = zcz_step_how(z, lr, groups);
     return zc_zero_step_by(z, &how, ret);
 }
 
