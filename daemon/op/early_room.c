@@ -24,9 +24,9 @@
  *
  * INVARIANTS
  *
- *     R1  A room is free when its unit's pages are stepped, or the step was dropped (`gone`), and no task
+ *     U1  A room is free when its unit's pages are stepped, or the step was dropped (`gone`), and no task
  *         or page operation uses it.
- *     R2  A unit has at most one room, so a unit whose room is `gone` waits for its end before it gets
+ *     U2  A unit has at most one room, so a unit whose room is `gone` waits for its end before it gets
  *         another one.
  */
 #include <assert.h>
@@ -101,7 +101,7 @@ static bool rooms_give(struct zsd_job *job)
             continue;
         next = job->units[rooms->order[rooms->given]];
         if (rooms->all[ZSD_ROOMS - 1 - i].unit == next)
-            return given; /* R2 */
+            return given; /* U2 */
         rooms->given++;
         room_give(job, &rooms->all[i], next);
         given = true;
@@ -112,7 +112,7 @@ static bool rooms_give(struct zsd_job *job)
 /* Frees a room that is not used any more. */
 static void room_free(struct zsd_job *job, struct zsd_room *r)
 {
-    if (!r->unit || r->busy > 0 || (r->left > 0 && !r->gone)) /* R1 */
+    if (!r->unit || r->busy > 0 || (r->left > 0 && !r->gone)) /* U1 */
         return;
     *r = (struct zsd_room){ 0 };
     if (rooms_give(job))

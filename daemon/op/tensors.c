@@ -26,6 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "daemon/op/requests.h"
 #include "daemon/run/turn.h"
 #include "proto/shard.pb-c.h"
@@ -138,30 +139,15 @@ void zsd_sums_end(struct zsd_shard *s, struct zk_by_tensor *by)
     *by = (struct zk_by_tensor){ 0 };
 }
 
-/* The unit of a trainable tensor. */
-static uint32_t unit_of(const struct zsd_job *job, uint32_t tensor)
-{
-    const uint32_t *first = job->tensors->first;
-    uint32_t low = 0, high = job->nunits;
-
-    while (high - low > 1) {
-        uint32_t mid = low + (high - low) / 2;
-
-        if (first[mid] <= tensor)
-            low = mid;
-        else
-            high = mid;
-    }
-    return low;
-}
-
 /* Adds the sums of the rank's shards of tensors [first, first + n). 0; -EBUSY: a gradient is not whole. */
 static int sums_add(struct zsd_job *job, uint32_t rank, uint32_t first, uint32_t n,
                     struct zk_xsum *sums)
 {
     const struct zsd_tensors *t = job->tensors;
+    size_t at; /* the first of their units */
 
-    for (uint32_t u = unit_of(job, first); u < job->nunits && t->first[u] < first + n; u++) {
+    zb_lower_bound(at, job->nunits, t->first[at + 1] <= first);
+    for (uint32_t u = (uint32_t)at; u < job->nunits && t->first[u] < first + n; u++) {
         uint32_t begin = t->first[u], end = t->first[u + 1];
         struct zsd_shard *s;
 

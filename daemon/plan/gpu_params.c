@@ -109,7 +109,7 @@ static bool params_fit_on(struct zsd_job *job, uint32_t g, uint64_t units)
     const struct zsd *daemon = job->core->daemon;
     struct zsd_job_params *p = job->params;
     uint64_t used = zsd_account_used(&tier->account);
-    uint64_t left = tier->target > used ? tier->target - used : 0;
+    uint64_t left = zsd_gpu_left(tier, used);
 
     if (units == 0)
         return true;

@@ -310,7 +310,7 @@ static void gpu_divide(struct zsd_core *core, uint32_t g)
                                            : zsd_gpu_runs_bytes(job, g, 0, job->gpu[g].nruns) };
         left -= job->gpu[g].held_bytes;
     }
-    left = tier->target > left ? tier->target - left : 0;
+    left = zsd_gpu_left(tier, left);
     zsd_parts_fill(parts, n, left);
     for (unsigned i = 0; i < n; i++)
         gpu_job(parts[i].job, g, parts[i].target, zsd_account_used(&tier->account) > tier->target);

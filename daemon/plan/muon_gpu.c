@@ -37,7 +37,7 @@ int zsd_muon_fits(struct zsd_job *job, const struct zb_muon_needs *needs, struct
                        job->name, tier->err.text);
     units = zsd_gpu_units(job->core, m->g, m->bytes);
     used = zsd_account_used(&tier->account);
-    left = tier->target > used ? tier->target - used : 0;
+    left = zsd_gpu_left(tier, used);
     if (units > left)
         return zb_fail(err, -ENOSPC,
                        "job '%s' needs %s of %s to orthogonalize its largest matrix (muon_engine "

@@ -59,6 +59,12 @@ struct zsd_gpu_tier {
     struct zb_err unpinned;     /* the first failure to pin host memory for it; code 0: none */
 };
 
+/** What it may still take, with other holders' `used` bytes taken. */
+static inline uint64_t zsd_gpu_left(const struct zsd_gpu_tier *tier, uint64_t used)
+{
+    return tier->target > used ? tier->target - used : 0;
+}
+
 /** The accounts of the daemon. A budget decreases to its target as memory is freed. */
 struct zsd_tiers {
     struct zsd_account host, nvme;
