@@ -109,35 +109,20 @@ WARP_FN void element_step(enum zb_optimizer optimizer, const struct zk_scalars *
 /* Stores of a quad what was stepped, by bit. */
 #define STEPPED_ALL 15u
 
-WARP_FN void stepped_put32(void *array, uint64_t i, struct quad32 q, uint32_t stepped)
-{
-    if (stepped == STEPPED_ALL)
-        quad_store32(array, i, q);
-    else
-        WARP_FOR (k, 4)
-            if (stepped >> k & 1)
-                ((elem32 *)array)[i + k] = q.x[k];
-}
+#define STEPPED_PUT(bits)                                                                          \
+    WARP_FN void stepped_put##bits(void *array, uint64_t i, struct quad##bits q, uint32_t stepped) \
+    {                                                                                              \
+        if (stepped == STEPPED_ALL)                                                                \
+            quad_store##bits(array, i, q);                                                         \
+        else                                                                                       \
+            WARP_FOR (k, 4)                                                                        \
+                if (stepped >> k & 1)                                                              \
+                    ((elem##bits *)array)[i + k] = q.x[k];                                         \
+    }
 
-WARP_FN void stepped_put16(void *array, uint64_t i, struct quad16 q, uint32_t stepped)
-{
-    if (stepped == STEPPED_ALL)
-        quad_store16(array, i, q);
-    else
-        WARP_FOR (k, 4)
-            if (stepped >> k & 1)
-                ((elem16 *)array)[i + k] = q.x[k];
-}
-
-WARP_FN void stepped_put8(void *array, uint64_t i, struct quad8 q, uint32_t stepped)
-{
-    if (stepped == STEPPED_ALL)
-        quad_store8(array, i, q);
-    else
-        WARP_FOR (k, 4)
-            if (stepped >> k & 1)
-                ((elem8 *)array)[i + k] = q.x[k];
-}
+STEPPED_PUT(32)
+STEPPED_PUT(16)
+STEPPED_PUT(8)
 
 /* zb_moments_q8() */
 WARP_FN bool moments_q8(enum zb_moments moments)
