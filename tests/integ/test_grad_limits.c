@@ -153,33 +153,9 @@ static void push_units(struct job *j, unsigned from, uint64_t step)
             zi_push_all(&j->r[i], u, step, grad);
 }
 
-/* A checksum of everything that a rank's shards hold. */
-static uint64_t bytes_of(struct zi_rank *r)
-{
-    static const enum zc_what whats[] = { ZC_PARAM, ZC_MASTER, ZC_EXP_AVG, ZC_EXP_AVG_SQ };
-    uint64_t sum = 14695981039346656037u;
-
-    for (unsigned u = 0; u < UNITS; u++)
-        for (unsigned w = 0; w < ZB_COUNT(whats); w++)
-            for (uint64_t at = 0; at < r->ranges[u].count; at += PAGE) {
-                const uint8_t *b = r->job.staging;
-                size_t bytes = PAGE * (w > 0 || units[u].dtype == ZC_F32 ? 4 : 2);
-
-                assert_int_equal(
-                    zc_read_wait(r->c, r->shards[u], whats[w], at, PAGE, r->job.staging), 0);
-                for (size_t i = 0; i < bytes; i++)
-                    sum = (sum ^ b[i]) * 1099511628211u;
-            }
-    return sum;
-}
-
 static uint64_t bytes_of_all(struct job *j)
 {
-    uint64_t sum = 0;
-
-    for (unsigned i = 0; i < j->world; i++)
-        sum = sum * 3 + bytes_of(&j->r[i]);
-    return sum;
+    return zi_bytes(j->r, j->world, units, UNITS);
 }
 
 /* The factors of all tensors, from the sums of all ranks. */
@@ -279,24 +255,6 @@ static void it_changes_no_bit(void **state)
 
 /* ---- waiting */
 
-/* Begins a push of a part of a unit. */
-static void push_begin(struct zi_rank *r, unsigned u, uint64_t step, uint64_t first, uint64_t count,
-                       struct zi_call *call)
-{
-    float *staged = r->job.staging;
-    struct zc_push push = { .shard = r->shards[u],
-                            .step = step,
-                            .dtype = ZC_F32,
-                            .first = first,
-                            .count = count,
-                            .staged = staged };
-
-    for (uint64_t i = 0; i < count; i++)
-        staged[i] = grad(r->ranges[u].first + first + i);
-    *call = ZI_CALL(r);
-    assert_int_equal(zc_push(r->c, &push, zi_done, call), 0);
-}
-
 /* Two units have rooms; the push of a third one waits until the other rank has pushed the first. A push
  * that would wait for its own rank is refused, and can be made later. */
 static void it_waits_in_order(void **state)
@@ -309,7 +267,7 @@ static void it_waits_in_order(void **state)
     begin_all(&j, 1);
     zi_push_all(&j.r[0], 0, 1, grad);
     zi_push_all(&j.r[0], 1, 1, grad);
-    push_begin(&j.r[0], 2, 1, 0, PAGE, &call);
+    zi_push_begin(&j.r[0], 2, 1, 0, PAGE, grad, &call);
     zi_pump(j.r, 2, 50);
     assert_false(call.over);
     for (unsigned u = 2; u < UNITS; u++) /* before 0 and 1 */
@@ -319,7 +277,7 @@ static void it_waits_in_order(void **state)
     zi_push_all(&j.r[1], 0, 1, grad);
     assert_int_equal(zi_await(j.r, 2, &call), 0);
     for (uint64_t first = PAGE; first < ELEMS / 2; first += PAGE) {
-        push_begin(&j.r[0], 2, 1, first, PAGE, &call);
+        zi_push_begin(&j.r[0], 2, 1, first, PAGE, grad, &call);
         assert_int_equal(zi_await(j.r, 2, &call), 0);
     }
     zi_push_all(&j.r[1], 2, 1, grad);
@@ -391,7 +349,7 @@ static void wait_for_room(struct job *j, uint64_t step, struct zi_call *call)
 {
     zi_push_all(&j->r[0], 0, step, grad);
     zi_push_all(&j->r[0], 1, step, grad);
-    push_begin(&j->r[0], 2, step, 0, ELEMS / 2, call);
+    zi_push_begin(&j->r[0], 2, step, 0, ELEMS / 2, grad, call);
     zi_pump(j->r, 2, 20);
 }
 

@@ -145,33 +145,9 @@ static void push_all(struct job *j, uint64_t step)
             zi_push_all(&j->r[i], u, step, grad);
 }
 
-/* A checksum of everything that a rank's shards hold. */
-static uint64_t bytes_of(struct zi_rank *r)
-{
-    static const enum zc_what whats[] = { ZC_PARAM, ZC_MASTER, ZC_EXP_AVG, ZC_EXP_AVG_SQ };
-    uint64_t sum = 14695981039346656037u;
-
-    for (unsigned u = 0; u < UNITS; u++)
-        for (unsigned w = 0; w < ZB_COUNT(whats); w++)
-            for (uint64_t at = 0; at < r->ranges[u].count; at += PAGE) {
-                const uint8_t *b = r->job.staging;
-                size_t bytes = PAGE * (w > 0 || units[u].dtype == ZC_F32 ? 4 : 2);
-
-                assert_int_equal(
-                    zc_read_wait(r->c, r->shards[u], whats[w], at, PAGE, r->job.staging), 0);
-                for (size_t i = 0; i < bytes; i++)
-                    sum = (sum ^ b[i]) * 1099511628211u;
-            }
-    return sum;
-}
-
 static uint64_t bytes_of_all(struct job *j)
 {
-    uint64_t sum = 0;
-
-    for (unsigned i = 0; i < j->world; i++)
-        sum = sum * 3 + bytes_of(&j->r[i]);
-    return sum;
+    return zi_bytes(j->r, j->world, units, UNITS);
 }
 
 static void step_all(struct job *j, uint64_t number, bool skip)
@@ -238,24 +214,6 @@ static void it_changes_no_bit(void **state)
 
 /* ---- waiting */
 
-/* Begins a push of the first page of a unit. */
-static void push_begin(struct zi_rank *r, unsigned u, uint64_t step, uint64_t first,
-                       struct zi_call *call)
-{
-    float *staged = r->job.staging;
-    struct zc_push push = { .shard = r->shards[u],
-                            .step = step,
-                            .dtype = ZC_F32,
-                            .first = first,
-                            .count = PAGE,
-                            .staged = staged };
-
-    for (uint64_t i = 0; i < PAGE; i++)
-        staged[i] = grad(r->ranges[u].first + first + i);
-    *call = ZI_CALL(r);
-    assert_int_equal(zc_push(r->c, &push, zi_done, call), 0);
-}
-
 static void it_waits_for_all_ranks(void **state)
 {
     struct job j = { 0 };
@@ -272,7 +230,7 @@ static void it_waits_for_all_ranks(void **state)
     assert_int_equal(zc_read_wait(j.r->c, j.r->shards[0], ZC_GRAD, 0, PAGE, j.r->job.staging),
                      -ENOTSUP);
     assert_int_equal(zc_step_begin_wait(j.r->c, j.r->job.id, &step, 1), 0);
-    push_begin(&j.r[0], 0, 1, 0, &call);
+    zi_push_begin(&j.r[0], 0, 1, 0, PAGE, grad, &call);
     zi_pump(j.r, 2, 100);
     assert_false(call.over);
     assert_int_equal(zc_step_begin_wait(j.r[1].c, j.r[1].job.id, &step, 1), 0);
@@ -293,8 +251,8 @@ static void orders_differ(void **state)
             struct zi_call calls[2];
             const char *text;
 
-            push_begin(&j.r[0], i, 1, first, &calls[0]);
-            push_begin(&j.r[1], UNITS - 1 - i, 1, first, &calls[1]);
+            zi_push_begin(&j.r[0], i, 1, first, PAGE, grad, &calls[0]);
+            zi_push_begin(&j.r[1], UNITS - 1 - i, 1, first, PAGE, grad, &calls[1]);
             assert_int_equal(zi_await_all(j.r, 2, calls, &text), 0);
         }
     step_all(&j, 1, false);
@@ -317,7 +275,7 @@ static void it_is_skipped_while_pushes_wait(void **state)
     job_open(&j, &placements[0], 2, true, options);
     before = bytes_of_all(&j);
     assert_int_equal(zc_step_begin_wait(j.r->c, j.r->job.id, &step, 1), 0);
-    push_begin(&j.r[0], 0, 1, 0, &call);
+    zi_push_begin(&j.r[0], 0, 1, 0, PAGE, grad, &call);
     zi_pump(j.r, 2, 20);
     o.name = "other";
     zi_job(&other, 1, &j.d, &o, units, UNITS);
@@ -348,7 +306,7 @@ static void the_daemon_ends(void **state)
     (void)state;
     job_open(&j, &placements[2], 2, true, options);
     assert_int_equal(zc_step_begin_wait(j.r->c, j.r->job.id, &step, 1), 0);
-    push_begin(&j.r[0], 0, 1, 0, &call);
+    zi_push_begin(&j.r[0], 0, 1, 0, PAGE, grad, &call);
     zi_pump(j.r, 2, 20);
     zi_term(&j.d);
     zi_ended(&j.d);
@@ -373,7 +331,7 @@ static void until(struct job *j, enum moment moment, struct zi_call *call)
     static struct zc_stepped stepped;
 
     assert_int_equal(zc_step_begin_wait(j->r->c, j->r->job.id, &step, 1), 0);
-    push_begin(&j->r[0], UNITS - 1, 2, 0, call);
+    zi_push_begin(&j->r[0], UNITS - 1, 2, 0, PAGE, grad, call);
     zi_pump(j->r, 2, 20); /* it is on its way */
     if (moment == PUSH_WAITS)
         return;
@@ -384,7 +342,7 @@ static void until(struct job *j, enum moment moment, struct zi_call *call)
     }
     assert_int_equal(zi_await(j->r, 2, call), 0);
     for (uint64_t first = PAGE; first < ELEMS / 2; first += PAGE) {
-        push_begin(&j->r[0], UNITS - 1, 2, first, call);
+        zi_push_begin(&j->r[0], UNITS - 1, 2, first, PAGE, grad, call);
         assert_int_equal(zi_await(j->r, 2, call), 0);
     }
     for (unsigned i = 0; i < 2; i++)

@@ -123,6 +123,13 @@ void zi_push_all(struct zi_rank *r, unsigned u, uint64_t step, float (*value)(ui
 /** The same; 0, or the rc of the first refusal. */
 int zi_push_try(struct zi_rank *r, unsigned u, uint64_t step, float (*value)(uint64_t element));
 
+/** Begins a push of elements [first, first + count) of this rank's slice of unit u, of micro-step 0; zi_await() must
+ * follow. */
+void zi_push_begin(struct zi_rank *r, unsigned u, uint64_t step, uint64_t first, uint64_t count,
+                   float (*value)(uint64_t element), struct zi_call *call);
+/** A checksum of the parameters and all state that the shards of n ranks hold, which are those of AdamW. */
+uint64_t zi_bytes(struct zi_rank *ranks, unsigned n, const struct zc_unit *units, unsigned nunits);
+
 /** Every rank asks for the step, or to skip it; zi_await_all() must follow. */
 void zi_step_ask(struct zi_rank *ranks, unsigned n, const struct zc_step *step, bool skip,
                  struct zc_stepped *stepped, struct zi_call *calls);
