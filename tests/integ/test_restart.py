@@ -80,7 +80,10 @@ class Run(KeptRun):
         check(status is None, f"{self.job} ended with {status}: {self.said()}\n{self.daemon.log()}")
 
     def finish(self, deaths=0):
-        """Ends it in good order: the weights must be those of an uninterrupted run of as many steps."""
+        """Ends it in good order: the weights must be those of an uninterrupted run of as many steps. Losses of all
+        lines are checked, too, so steps that a death took back are repeated first."""
+        furthest = max(row["step"] for row in self.lines())
+        wait_until(f"step {furthest}", lambda: self.last_step() >= furthest or self.process.poll() is not None, DEADLINE)
         self.lives()
         self.signal_ranks(self.life, signal.SIGTERM)
         status = self.process.wait(DEADLINE)
