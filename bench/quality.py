@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """quality.py - how well the optimizers, moments and ways of clipping train: final losses of one GPT, with several seeds.
 
-    ZSHARD_BUILD=build bench/quality.py --data TEXT [--steps N] [--seeds S...] [--out FOLDER]
+    ZSHARD_BUILD=build bench/quality.py --data TEXT [--steps N] [--seeds S...] [--jobs N] [--out FOLDER]
 
 Each row of ROWS is trained by zgpt with every seed, with its state in a daemon. All rows of a seed start with the same
 weights and see the same batches. The learning rate rises for a tenth of the steps, then falls to a tenth of its maximum,
@@ -10,40 +10,49 @@ as a cosine. The final loss is the mean over the last tenth of the steps.
 --tune trains each optimizer with fp32 moments at several learning rates, with a seed that is not used otherwise. The best
 ones are in LR, and its other rows use them, too.
 
-Writes quality.json, with all losses, after each run; it resumes from there. At the end, table.txt and quality.svg.
+zgpt computes with one thread, so --jobs runs are trained at a time. Load on the machine changes no loss. Writes
+quality.json, with all losses, after each run; it resumes from there. At the end, table.txt and quality.svg.
 """
 import argparse
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from html import escape
 
 from zero_table import Daemon, Wrong, commit, machine, program
 
 LR = {"adamw": 2e-3, "muon": 1.6e-2, "lion": 8e-4}
-LRS = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2), "lion": (2e-4, 4e-4, 8e-4)}
+LRS = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (8e-3, 1.6e-2, 3.2e-2), "lion": (4e-4, 8e-4, 1.6e-3)}
 TUNING_SEED = 1000
 
-# name, optimizer, flags; the first row is the one that others are compared with
+# name, optimizer, flags; the first row is the one that others are compared with. {warmup}: a tenth of the steps
+BY_TENSOR = ("--clip-mode", "tensor", "--clip-warmup", "{warmup}")
 ROWS = (
     ("AdamW, fp32", "adamw", ()),
     ("AdamW, bf16 moments", "adamw", ("--moments", "bf16")),
     ("AdamW, 8-bit moments", "adamw", ("--moments", "8bit")),
-    ("AdamW, clipped by tensor", "adamw", ("--clip-mode", "tensor", "--clip-warmup", "20")),
-    ("AdamW, not clipped", "adamw", ("--clip-mode", "none")),
+    ("AdamW, bf16 weights", "adamw", ("--dtype", "bf16")),
+    ("AdamW, bf16 weights, 8bit-lo", "adamw", ("--dtype", "bf16", "--moments", "8bit-lo")),
+    ("AdamW, clipped by tensor", "adamw", BY_TENSOR),
     ("Muon, fp32", "muon", ()),
     ("Muon, bf16 momentum", "muon", ("--moments", "bf16")),
     ("Muon, 8-bit momentum", "muon", ("--moments", "8bit")),
+    ("Muon, clipped by tensor", "muon", BY_TENSOR),
     ("Lion, fp32", "lion", ()),
     ("Lion, 8-bit momentum", "lion", ("--moments", "8bit")),
 )
 COLORS = {"adamw": "#4269d0", "muon": "#ff725c", "lion": "#3ca951"}
-DASHES = ("", "7 3", "2 2", "10 3 2 3", "4 6")
+DASHES = ("", "7 3", "2 2", "10 3 2 3", "4 6", "1 4")
 MODELS = {  # layers, heads, width, tokens of a sequence, sequences of a step
-    "usual": (4, 4, 128, 128, 16),
+    "usual": (4, 4, 256, 128, 16),
     "short": (1, 2, 32, 32, 4),
 }
 
@@ -58,17 +67,19 @@ class Study:
         self.path = os.path.join(args.out, "quality.json")
         self.runs = {}  # "row|lr|seed": losses
         self.model = ""
+        self.seconds = 0.0  # of all runs, as if they were made one after another
+        self.lock = threading.Lock()  # of these
         if os.path.exists(self.path):
             with open(self.path, encoding="utf-8") as f:
                 saved = json.load(f)
             if saved["steps"] != args.steps or saved["flags"] != self.flags:
                 raise Wrong(f"{self.path} is of another study: remove it, or use another --out")
-            self.runs, self.model = saved["runs"], saved["model"]
+            self.runs, self.model, self.seconds = saved["runs"], saved["model"], saved["seconds"]
 
     def save(self):
         with open(self.path + ".new", "w", encoding="utf-8") as f:
             json.dump({"commit": commit(), "machine": machine(), "steps": self.args.steps, "flags": self.flags,
-                       "model": self.model, "runs": self.runs}, f)
+                       "model": self.model, "seconds": self.seconds, "runs": self.runs}, f)
         os.replace(self.path + ".new", self.path)
 
     def losses(self, row, lr, seed):
@@ -76,47 +87,66 @@ class Study:
         name, optimizer, flags = row
         key = f"{name}|{lr:g}|{seed}"
         if key not in self.runs:
-            self.runs[key] = self.train(optimizer, flags, lr, seed)
-            self.save()
-            print(f"quality: {name}, lr {lr:g}, seed {seed}: {self.final(self.runs[key]):.4f}", file=sys.stderr, flush=True)
+            began = time.monotonic()
+            model, losses = self.train(optimizer, flags, lr, seed)
+            with self.lock:
+                self.model, self.runs[key] = model, losses
+                self.seconds += time.monotonic() - began
+                self.save()
+                print(f"quality: {name}, lr {lr:g}, seed {seed}: {self.final(losses):.4f}", file=sys.stderr, flush=True)
         return self.runs[key]
 
     def train(self, optimizer, flags, lr, seed):
-        jsonl = os.path.join(self.args.out, "steps.jsonl")
-        config = os.path.join(self.args.out, "schedule.json")
+        """(what zgpt says of its model and text, losses)"""
+        folder = tempfile.mkdtemp(prefix="run-", dir=self.args.out)
+        jsonl, config = (os.path.join(folder, name) for name in ("steps.jsonl", "schedule.json"))
+        warmup = max(1, self.args.steps // 10)
         with open(config, "w", encoding="utf-8") as f:
             json.dump({"scheduler": {"type": "WarmupCosineLR", "params": {
-                "total_num_steps": self.args.steps, "warmup_num_steps": max(1, self.args.steps // 10),
+                "total_num_steps": self.args.steps, "warmup_num_steps": warmup,
                 "warmup_min_ratio": 0.0, "cos_min_ratio": 0.1}}}, f)
         with Daemon(1 << 30, os.path.join(self.args.out, "zshardd.log")) as d:
-            command = [program("zgpt"), *self.flags, "--config", config, "--stage", "3", "--steps", str(self.args.steps), "--seed", str(seed), "--data",
-                       self.args.data, "--optimizer", optimizer, "--lr", f"{lr:g}", "--weight-decay", "0.1",
-                       "--offload", "host", "--socket", d.socket, "--jsonl", jsonl, *flags]
+            command = [program("zgpt"), *self.flags, "--config", config, "--stage", "3", "--steps",
+                       str(self.args.steps), "--seed", str(seed), "--data", self.args.data, "--optimizer", optimizer,
+                       "--lr", f"{lr:g}", "--weight-decay", "0.1", "--offload", "host", "--socket", d.socket,
+                       "--jsonl", jsonl, *(flag.format(warmup=warmup) for flag in flags)]
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                   text=True, check=False)
         if done.returncode != 0:
             raise Wrong(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}")
-        self.model = " ".join(re.search(r"(\d+ parameters).*", done.stdout).group(1).split())
-        self.model += "; " + re.search(r"(\d+ tokens from .*)", done.stdout).group(1)
         with open(jsonl, encoding="utf-8") as f:
             losses = [json.loads(line)["loss"] for line in f]
-        os.unlink(jsonl)
-        return losses
+        shutil.rmtree(folder)
+        model = " ".join(re.search(r"(\d+ parameters).*", done.stdout).group(1).split())
+        return model + "; " + re.search(r"(\d+ tokens from .*)", done.stdout).group(1), losses
 
     def final(self, losses):
         return statistics.fmean(losses[-max(1, self.args.steps // 10):])
 
+    def all(self, which):
+        """Losses of each (row, learning rate, seed), --jobs at a time."""
+        with ThreadPoolExecutor(self.args.jobs) as pool:
+            asked = [pool.submit(self.losses, *one) for one in which]
+            try:
+                return [one.result() for one in asked]
+            except Wrong:
+                pool.shutdown(cancel_futures=True)
+                raise
+
     def tune(self):
-        for row in (ROWS[0], ROWS[5], ROWS[8]):
-            for lr in LRS[row[1]]:
-                print(f"{row[0]:<26} lr {lr:<8g} {self.final(self.losses(row, lr, TUNING_SEED)):.4f}", flush=True)
+        first = {}  # of each optimizer
+        for row in ROWS:
+            first.setdefault(row[1], row)
+        which = [(row, lr, TUNING_SEED) for row in first.values() for lr in LRS[row[1]]]
+        for (row, lr, _), losses in zip(which, self.all(which)):
+            print(f"{row[0]:<28} lr {lr:<8g} {self.final(losses):.4f}", flush=True)
 
     def rows(self):
         """(row, losses of each seed), seed by seed, so that an interrupted study has whole seeds."""
+        which = [(row, LR[row[1]], seed) for seed in self.args.seeds for row in ROWS]
         found = {row: [] for row in ROWS}
-        for seed in self.args.seeds:
-            for row in ROWS:
-                found[row].append(self.losses(row, LR[row[1]], seed))
+        for (row, _, _), losses in zip(which, self.all(which)):
+            found[row].append(losses)
         return found
 
 
@@ -126,12 +156,12 @@ def text(study, found):
              f"{machine()}, commit {commit()}",
              "final: mean loss of the last tenth of the steps, median of the seeds; spread: highest minus lowest; against: "
              "difference to the first row with the same seed, median, lowest and highest", "",
-             f"{'':<26} {'lr':>7} {'final':>8} {'spread':>8} {'against':>9}"]
+             f"{'':<28} {'lr':>7} {'final':>8} {'spread':>8} {'against':>9}"]
     base = [study.final(losses) for losses in found[ROWS[0]]]
     for row, runs in found.items():
         finals = [study.final(losses) for losses in runs]
         other = [b - a for a, b in zip(base, finals)]
-        lines.append(f"{row[0]:<26} {LR[row[1]]:>7g} {statistics.median(finals):8.4f} {max(finals) - min(finals):8.4f} "
+        lines.append(f"{row[0]:<28} {LR[row[1]]:>7g} {statistics.median(finals):8.4f} {max(finals) - min(finals):8.4f} "
                      f"{statistics.median(other):+9.4f} ({min(other):+.4f} to {max(other):+.4f})")
     return "\n".join(lines) + "\n"
 
@@ -181,14 +211,15 @@ def svg(study, found):
 def main():
     p = argparse.ArgumentParser(description="Final losses of one GPT with each optimizer, form of moments and way of clipping.")
     p.add_argument("--data", required=True, help="a text file")
-    p.add_argument("--steps", type=int, default=200, help="of each run [200]")
+    p.add_argument("--steps", type=int, default=440, help="of each run [440]")
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="[1 2 3]")
+    p.add_argument("--jobs", type=int, default=2, help="runs at a time [2]")
     p.add_argument("--tune", action="store_true", help="only compare learning rates")
     p.add_argument("--out", default="out/quality", help="folder for results [out/quality]")
     p.add_argument("--short", action="store_true", help="a tiny model")
     args = p.parse_args()
-    if args.steps < 1:
-        p.error("--steps is at least 1")
+    if args.steps < 1 or args.jobs < 1:
+        p.error("--steps and --jobs are at least 1")
     os.makedirs(args.out, exist_ok=True)
     try:
         study = Study(args)
