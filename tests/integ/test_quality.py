@@ -35,8 +35,8 @@ def rows():
             check(f.read() == done.stdout, "the table in the file is another one")
         runs = said["runs"]
         check(len(runs) == 12 and lines == 12, f"{len(runs)} runs, {lines} lines in the plot")
-        first = {losses[0] for losses in runs.values()}
-        check(all(len(losses) == 4 for losses in runs.values()) and len(first) == 1, f"{runs}")
+        first = {losses[0] for losses in runs.values()}  # weights of 16 bits are rounded
+        check(all(len(losses) == 4 for losses in runs.values()) and max(first) - min(first) < 1e-4, f"{runs}")
         check(len({losses[-1] for losses in runs.values()}) > 5, f"the rows are trained alike: {runs}")
         gone = sorted(runs)[3]
         said["runs"] = {key: losses for key, losses in runs.items() if key != gone}
