@@ -34,7 +34,7 @@ static void encode_any(const struct adam_q8_new *from, const struct zk_q8_run *r
 }
 
 /* Whether codes of a group are regular; if so, *off is what to add to them. */
-ADAM_Q8_FN bool decodes(const uint8_t *code, float scale, uint8_t mask, uint32_t top, uint32_t *off)
+VEC_FN bool decodes(const uint8_t *code, float scale, uint8_t mask, uint32_t top, uint32_t *off)
 {
     uint32_t pattern = elem_bits(scale) >> MOMENT_CUT;
 
@@ -44,17 +44,17 @@ ADAM_Q8_FN bool decodes(const uint8_t *code, float scale, uint8_t mask, uint32_t
 
 /* Whether new moments are regular; if so, *below is how far the scale's pattern is above the top
  * code. */
-ADAM_Q8_FN bool encodes(__m256i largest, uint32_t top, uint32_t *below, float *scale)
+VEC_FN bool encodes(vec_i largest, uint32_t top, uint32_t *below, float *scale)
 {
-    uint32_t most = codes_largest(largest), pattern = moment_pattern(most);
+    uint32_t most = vec_largest(largest), pattern = moment_pattern(most);
 
     *below = pattern - top;
     *scale = moment_scale(pattern);
     return moment_regular(pattern, top) && most <= MOMENT_FINITE_MAX << MOMENT_CUT;
 }
 
-ADAM_Q8_FN size_t groups(const struct zk_q8_run *r, size_t n, bool decoupled, bool split,
-                         bool grad_bf16)
+VEC_FN size_t groups(const struct zk_q8_run *r, size_t n, bool decoupled, bool split,
+                     bool grad_bf16)
 {
     const struct adam_q8_factors k = adam_q8_factors(r->scalars);
     size_t at = 0;
