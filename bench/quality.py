@@ -29,8 +29,8 @@ from html import escape
 
 from zero_table import Daemon, Wrong, commit, machine, program
 
-LR = {"adamw": 2e-3, "muon": 1.6e-2, "lion": 8e-4}
-LRS = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (8e-3, 1.6e-2, 3.2e-2), "lion": (4e-4, 8e-4, 1.6e-3)}
+LR = {"adamw": 2e-3, "muon": 8e-3, "lion": 4e-4}
+LRS = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (4e-3, 8e-3, 1.6e-2, 3.2e-2), "lion": (2e-4, 4e-4, 8e-4, 1.6e-3)}
 TUNING_SEED = 1000
 
 # name, optimizer, flags; the first row is the one that others are compared with. {warmup}: a tenth of the steps
