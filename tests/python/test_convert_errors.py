@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import shutil
@@ -197,3 +198,39 @@ def test_a_file_that_ends_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RuntimeError, match="closed"):
         model(batch(0))
     handle.close(clean=False)
+
+
+@pytest.mark.parametrize("form", ["universal", "zero"])
+def test_a_full_disk(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are written through a mapping have their space before: a write could only end the process (SIGBUS)."""
+    model = make()
+    optimizer = adamw(model)
+    more = {"stage": 2, "ranks": 2} if form == "zero" else {}
+    with zt.shard(model, optimizer, offload="none") as handle:
+        train(model, optimizer, 0, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(_content, "PIECE", 4)  # so that even small tensors are written in pieces
+            patch.setattr(os, "posix_fallocate", _no_space)
+            with pytest.raises(OSError, match="No space left") as error:
+                zc.save(handle, optimizer, tmp_path / "c", form, **more)
+            assert error.value.errno == errno.ENOSPC and error.value.filename
+        assert not os.listdir(tmp_path / "c")  # and training continues
+        train(model, optimizer, 1, 2)
+        zc.save(handle, optimizer, tmp_path / "c", form, **more)
+
+
+def _no_space(fd: int, offset: int, n: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_space_of_a_reserved_file(tmp_path: Path) -> None:
+    _pickle.reserve_pt({"a": _pickle.hollow((1 << 20,))}, str(tmp_path / "a.pt"))
+    seen = os.stat(tmp_path / "a.pt")
+    assert seen.st_blocks * 512 >= seen.st_size >= 4 << 20
+
+
+def test_a_file_that_torch_cannot_write() -> None:
+    """torch's writer gives no reason: the message says at least how much is free."""
+    with pytest.raises(OSError, match="bytes are free") as error:
+        _pickle.save_pt({"a": torch.zeros(1 << 20)}, "/dev/full")
+    assert error.value.filename == "/dev/full"

@@ -8,10 +8,12 @@ does nothing. Tensors are mapped from the file, so that only what is read of the
 from __future__ import annotations
 
 import copyreg
+import errno
 import io
 import mmap
 import os
 import pickle
+import shutil
 import types
 import zipfile
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -263,18 +265,40 @@ class _Pickler(_PythonPickler):
 
 
 _WRITER = types.SimpleNamespace(Pickler=_Pickler, __name__="zshard.convert")
+_FULL = 1 << 20  # free bytes of a file system that counts as full
 
 
 def save_pt(obj: Any, path: str) -> None:
-    """torch.save() of what is in memory; `Named` objects are allowed."""
-    torch.save(obj, path, pickle_module=_WRITER)
+    """torch.save() of what is in memory; `Named` objects are allowed. OSError: the file cannot be written."""
+    try:
+        torch.save(obj, path, pickle_module=_WRITER)
+    except RuntimeError as e:  # torch's writer does not say why a write failed
+        if "inline_container" not in str(e) and "PytorchStreamWriter" not in str(e):
+            raise
+        left = shutil.disk_usage(os.path.dirname(path)).free
+        code = errno.ENOSPC if left < _FULL else errno.EIO
+        raise OSError(code, f"{os.strerror(code)} ({left} bytes are free; torch.save: {e})", path) from e
+
+
+def allocate(path: str) -> None:
+    """Gives a file all the space of its size, before it is written through a mapping: there a full disk would end the
+    process (SIGBUS). OSError: there is no space."""
+    with open(path, "rb+") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, max(1, os.fstat(file.fileno()).st_size))
+        except OSError as e:
+            if e.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # of file systems that cannot
+                raise OSError(e.errno, e.strerror, path) from None
 
 
 def reserve_pt(obj: Any, path: str) -> Any:
     """Writes a file of torch.save() whose tensors are to be filled in, and returns the same structure, with tensors
-    that are the file: what is copied into them is written. Tensors of `obj` (of `hollow`) take no memory."""
+    that are the file: what is copied into them is written. Tensors of `obj` (of `hollow`) take no memory.
+
+    OSError: there is no space for the file."""
     with torch.serialization.skip_data():
-        torch.save(obj, path, pickle_module=_WRITER)
+        save_pt(obj, path)
+    allocate(path)
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
         return torch.load(path, map_location="cpu", mmap=True, weights_only=False, pickle_module=_MODULE)
 

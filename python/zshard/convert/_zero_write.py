@@ -12,7 +12,7 @@ import torch
 
 from ._content import FP32, Content, ConvertError, Tensor, Writing, ranges
 from ._deepspeed import VERSION, is_fp16, scaling
-from ._pickle import hollow, reserve_pt, save_pt
+from ._pickle import allocate, hollow, reserve_pt, save_pt
 from ._universal import check_client, hyper_groups, model_states
 
 SUB_GROUP = 1_000_000_000  # DeepSpeed's default of sub_group_size
@@ -104,6 +104,9 @@ class _Writer:
         if n == 0:
             return torch.empty(0, dtype=dtype)
         path = os.path.join(self.folder, "scratch")
+        with open(path, "wb") as file:
+            file.truncate(n * dtype.itemsize)
+        allocate(path)
         made = torch.from_file(path, shared=True, size=n, dtype=dtype)
         os.unlink(path)
         return made
