@@ -36,4 +36,8 @@ static inline enum zb_optimizer zb_unit_optimizer(enum zb_optimizer job, uint64_
 int zb_layout_steps_with(const struct zb_layout *layout, enum zb_optimizer optimizer,
                          enum zb_moments moments, struct zb_err *err);
 
+/** The optimizer that such state was placed for, as far as its bytes depend on it: layout->optimizer, or one
+ * with as many moments as the state has. */
+enum zb_optimizer zb_layout_placed_for(const struct zb_layout *layout);
+
 #endif

@@ -528,6 +528,12 @@ static int optimizer_check(const struct zsd_job *job, const Zp__JobOptimizer *q,
     return 0;
 }
 
+static void optimizer_set(struct zsd_unit **units, uint32_t nunits, enum zb_optimizer optimizer)
+{
+    for (uint32_t u = 0; u < nunits; u++)
+        units[u]->layout.optimizer = optimizer;
+}
+
 ZSD_REQUEST(zsd_job_optimizer, JobOptimizer)
 {
     struct zsd_member *m = zsd_member_of(req, q->job);
@@ -544,7 +550,10 @@ ZSD_REQUEST(zsd_job_optimizer, JobOptimizer)
     if (q->optimizer != job->optimizer)
         zsd_classes_drop(job); /* they were checked for the old optimizer */
     job->optimizer = q->optimizer;
-    for (uint32_t u = 0; u < job->nunits; u++)
-        job->units[u]->layout.optimizer = q->optimizer;
+    optimizer_set(job->units, job->nunits, q->optimizer);
+    if (job->image) { /* the daemon waits for the ranks, to save it */
+        job->image->optimizer = q->optimizer;
+        optimizer_set(job->image->units, job->image->nunits, q->optimizer);
+    }
     zsd_reply(req, NULL, -1);
 }

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/late.h"
 #include "daemon/store/pack.h"
 #include "proto/codec.h"
 
@@ -196,7 +197,7 @@ static void write_unit(struct zsd_pack *w, const void *object)
     zsd_pack_u64(w, u->elems);
     zsd_pack_u32(w, u->layout.dtype);
     zsd_pack_u32(w, u->layout.grad_dtype);
-    zsd_pack_u32(w, u->layout.optimizer);
+    zsd_pack_u32(w, zb_layout_placed_for(&u->layout));
     zsd_pack_u32(w, u->layout.moments);
     zsd_pack_u8(w, (uint8_t)(u->layout.frozen + u->layout.quantized));
     zsd_pack_u32(w, u->ntensors);

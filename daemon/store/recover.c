@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "base/late.h"
 #include "base/slots.h"
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
@@ -157,6 +158,21 @@ static int recover_job(void *arg, const struct zn_key *key, const void *bytes, s
     return zsd_record_get_job(key, bytes, len_bytes, s, &j->committed, &j->prepared, err);
 }
 
+/* Whether the unit has the layout of the job's optimizer. An image may have state that was placed for
+ * another one, with more moments. */
+static bool recover_layout(const struct zsd_saved *s, struct zb_layout *layout)
+{
+    if (layout->moments != s->moments)
+        return false;
+    if (layout->optimizer == s->optimizer ||
+        (s->optimizer == ZB_MUON && layout->optimizer == ZB_ADAMW))
+        return true;
+    if (!s->image || zb_layout_steps_with(layout, s->optimizer, s->moments, NULL) < 0)
+        return false;
+    layout->optimizer = s->optimizer;
+    return true;
+}
+
 static int recover_unit(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
                         struct zb_err *err)
 {
@@ -174,9 +190,7 @@ static int recover_unit(void *arg, const struct zn_key *key, const void *bytes, 
     rc = zsd_record_get_unit(key, bytes, len_bytes, &unit, err);
     if (rc < 0)
         return rc;
-    if ((unit->layout.optimizer != s->optimizer &&
-         !(s->optimizer == ZB_MUON && unit->layout.optimizer == ZB_ADAMW)) ||
-        unit->layout.moments != s->moments) {
+    if (!recover_layout(s, &unit->layout)) {
         rc = zb_fail(err, -EBADMSG,
                      "catalog: unit '%s' of job '%s' does not match the job's optimizer",
                      unit->name, s->name);

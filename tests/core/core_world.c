@@ -204,7 +204,7 @@ void job_open_ask(struct world *w, unsigned c, unsigned tag, const struct open_a
     q.returns = args->returns;
     q.epoch = args->epoch;
     q.groups = args->groups > 0 ? args->groups : 1;
-    q.optimizer = 1;
+    q.optimizer = args->optimizer > 0 ? args->optimizer : ZB_ADAMW;
     q.offload_param = q.offload_optimizer = 2;
     q.staging_bytes = args->staging_bytes > 0 ? args->staging_bytes : w->staging_bytes;
     q.host_bytes_max = args->host_bytes_max;

@@ -85,7 +85,8 @@ struct open_args {
     uint64_t epoch;
     uint64_t staging_bytes; /* 0: that of the world */
     uint64_t host_bytes_max;
-    uint32_t device_node; /* 1 + the NUMA node of its GPU; 0: not known */
+    uint32_t device_node;        /* 1 + the NUMA node of its GPU; 0: not known */
+    enum zb_optimizer optimizer; /* 0: AdamW */
 };
 
 void job_open_ask(struct world *w, unsigned c, unsigned tag, const struct open_args *args);

@@ -31,13 +31,12 @@ static struct {
     struct zs_state *states[3]; /* initial, and after 1 and 2 steps */
 } base;
 
-/* The ranks are told, leave, and the daemon ends in good order. */
-static void restart_leave(struct zs_world *w)
+/* The ranks, which were told, leave, and the daemon ends in good order. */
+static void restart_told(struct zs_world *w)
 {
     struct zsd *daemon = &w->core.daemon;
     Zp__JobRef q = ZP__JOB_REF__INIT;
 
-    zsd_core_leave(daemon);
     for (unsigned r = 0; r < WORLD; r++) {
         if (w->core.clients[r].events != 1)
             zs_fail("rank %u got %u events", r, w->core.clients[r].events);
@@ -47,6 +46,12 @@ static void restart_leave(struct zs_world *w)
     assert_false(zsd_core_waits(daemon));
     zsd_core_drain(daemon);
     zs_settle(w);
+}
+
+static void restart_leave(struct zs_world *w)
+{
+    zsd_core_leave(&w->core.daemon);
+    restart_told(w);
 }
 
 static bool image_is(struct zs_world *w)
@@ -321,6 +326,113 @@ static void a_rank_is_lost(void **state)
     zn_sim_free(sim);
 }
 
+/* What a rank reads of one shard. */
+static void shard_values(struct zs_world *w, unsigned rank, unsigned unit, enum zk_what what,
+                         float *ret)
+{
+    const struct client *c = &w->core.clients[rank];
+    Zp__Read q = ZP__READ__INIT;
+
+    q.shard = c->shards[unit];
+    q.what = what;
+    q.count = c->count[unit];
+    if (call(&w->core, rank, zsd_read, &q) < 0)
+        zs_fail("kind %d of unit %u: %s", (int)what, unit, answers[rank].text);
+    memcpy(ret, c->staging, c->count[unit] * sizeof(float));
+}
+
+/* The values of all shards that are trained: masters and first moments, one after the other; *ret_n: of
+ * how many. */
+static float *values_read(struct zs_world *w, size_t *ret_n)
+{
+    static const enum zk_what kinds[] = { ZK_MASTER, ZK_EXP_AVG };
+    float *all = malloc(WORLD * ZS_UNITS * ZB_COUNT(kinds) * (size_t)ZS_STAGING);
+
+    assert_non_null(all);
+    *ret_n = 0;
+    for (unsigned r = 0; r < WORLD; r++)
+        for (unsigned u = 0; u < ZS_UNITS; u++)
+            for (unsigned k = 0; k < ZB_COUNT(kinds); k++) {
+                if (zs_units[u].frozen || w->core.clients[r].shards[u] == 0)
+                    continue;
+                shard_values(w, r, u, kinds[k], all + *ret_n);
+                *ret_n += w->core.clients[r].count[u];
+            }
+    return all;
+}
+
+static void optimizer_set(struct zs_world *w, enum zb_optimizer optimizer)
+{
+    for (unsigned r = 0; r < WORLD; r++) {
+        Zp__JobOptimizer q = ZP__JOB_OPTIMIZER__INIT;
+
+        q.job = w->core.clients[r].job;
+        q.optimizer = optimizer;
+        q.moments = ZB_MOMENTS_F32;
+        assert_int_equal(call(&w->core, r, zsd_job_optimizer, &q), 0);
+    }
+}
+
+/* A step with the oracle's gradients, but not its optimizer. */
+static void late_step(struct zs_world *w, uint64_t step)
+{
+    if (zs_push(w, WORLD, step, step) < 0 || zs_step(w, WORLD, step) < 0)
+        zs_fail("step %llu with another optimizer: %s", (unsigned long long)step, answers[0].text);
+}
+
+/* The optimizer is chosen after the state was placed for one with more moments: before the first step,
+ * or while the daemon waits for the ranks. The image has the state as it was placed. */
+static void late_at(uint64_t place, bool leaves)
+{
+    struct zs_open o = { .job = JOB, .world = WORLD, .host_bytes = place, .unkept = true };
+    struct zb_err err = { 0 };
+    float *before, *after;
+    struct zs_world w;
+    struct zn_sim *sim;
+    size_t n, again;
+
+    zs_context("another optimizer, %llu bytes, %d", (unsigned long long)place, (int)leaves);
+    assert_int_equal(zn_sim_new(&sim, &(struct zn_sim_options){ .seed = base.seed }, NULL), 0);
+    assert_int_equal(zs_start(&w, sim, base.seed, PAGE_ELEMS, &err), 0);
+    if (zs_open(&w, &o) < 0 || zs_write(&w, WORLD) < 0)
+        zs_fail("the first daemon: %s", answers[0].text);
+    if (leaves)
+        zsd_core_leave(&w.core.daemon);
+    optimizer_set(&w, ZB_LION);
+    if (!leaves)
+        late_step(&w, 1);
+    before = values_read(&w, &n);
+    if (!leaves)
+        zsd_core_leave(&w.core.daemon);
+    restart_told(&w);
+    zs_stop(&w);
+    assert_int_equal(zs_start(&w, sim, base.seed + 1, PAGE_ELEMS, &err), 0);
+    o.attach = true;
+    o.epoch = 1;
+    o.optimizer = ZB_LION;
+    if (zs_open(&w, &o) < 0)
+        zs_fail("a rank that comes back: %s", answers[0].text);
+    after = values_read(&w, &again);
+    assert_int_equal(again, n);
+    assert_memory_equal(after, before, n * sizeof(float));
+    late_step(&w, leaves ? 1 : 2);
+    zs_hang_up(&w);
+    assert_int_equal(zsd_account_used(&w.core.daemon.core->tiers.nvme), 0);
+    zs_stop(&w);
+    zn_sim_free(sim);
+    free(before);
+    free(after);
+}
+
+static void late_optimizer(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < ZB_COUNT(places); i++) {
+        late_at(places[i], false);
+        late_at(places[i], true);
+    }
+}
+
 static int base_up(void **state)
 {
     (void)state;
@@ -341,8 +453,8 @@ static int base_down(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(cuts), cmocka_unit_test(faults),
-                                        cmocka_unit_test(nobody_comes),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(late_optimizer), cmocka_unit_test(cuts),
+                                        cmocka_unit_test(faults), cmocka_unit_test(nobody_comes),
                                         cmocka_unit_test(a_rank_is_lost) };
 
     zs_watch();

@@ -302,6 +302,7 @@ static int rank_open(struct zs_world *w, unsigned rank, const struct zs_open *o)
                                     .takeover = o->attach && rank == 0,
                                     .epoch = rank == 0 ? o->epoch : 0,
                                     .early = true,
+                                    .optimizer = o->optimizer,
                                     .grad_ring = zs_rings(),
                                     .ring_limits = zs_limits(),
                                     .host_bytes_max = o->host_bytes > 0

@@ -144,9 +144,10 @@ struct zs_open {
     uint32_t world;
     uint64_t host_bytes; /* in addition to the staging; 0: what is free */
     bool attach;
-    const uint64_t *at; /* the point to resume from */
-    bool unkept;        /* neither kept nor durable; its ranks come back after a restart */
-    uint64_t epoch;     /* with attach: of rank 0 */
+    const uint64_t *at;          /* the point to resume from */
+    bool unkept;                 /* neither kept nor durable; its ranks come back after a restart */
+    uint64_t epoch;              /* with attach: of rank 0 */
+    enum zb_optimizer optimizer; /* 0: AdamW */
 };
 /** All ranks open, define, register and are ready: 0, or the first refusal; then no rank is
  * connected. */
