@@ -104,8 +104,9 @@ static bool load_shard(struct zsd_load_op *op, struct zsd_shard *s)
         op->adopting = load_row(op, s);
         op->adopted = 0;
     }
-    if (op->adopting && !load_adopt(op, s))
-        return false;
+    while (op->adopting && !load_adopt(op, s)) /* the turn is extended at each look at the clock */
+        if (zsd_turn_left(core) == 0)
+            return false;
     for (; op->next_page < s->npages; op->next_page++) {
         if (op->inflight >= max || op->err.code != 0 || zsd_turn_left(core) == 0)
             return false;

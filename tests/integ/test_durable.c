@@ -546,6 +546,39 @@ static void less_room_than_before(void **state)
     zi_stop(&d);
 }
 
+/* More streamed pages than the daemon handles between two looks at its clock: all of them are loaded. */
+static void many_pages(void **state)
+{
+    static const char *const options[] = { "--host-bytes", "32M",          "--nvme-bytes",
+                                           "64M",          "--page-elems", "4096",
+                                           "--ring-bytes", "1M",           NULL };
+    const struct zc_unit *usual = sv_units;
+    struct zc_unit units[SV_UNITS];
+    struct sv_dump was = { 0 };
+    struct zi_daemon d = { 0 };
+    struct zi_rank r;
+
+    (void)state;
+    for (uint32_t u = 0; u < SV_UNITS; u++)
+        units[u] =
+            (struct zc_unit){ u, usual[u].name, 40 * 4096, ZC_BF16, ZC_F32, false, false, NULL, 0 };
+    sv_units = units;
+    zi_start(&d, options);
+    sv_open(&r, 1, &d, 1);
+    sv_step(&r, 1, 1, ZC_COMMIT_STEP);
+    sv_dump_take(&was, &r, 1);
+    zi_kill(&d);
+    sv_hang_up(&r, 1);
+    zi_start_again(&d, options);
+    assert_int_equal(sv_attach(&r, 1, &d, 1, true, NULL), 0);
+    sv_dump_same("after the kill", &was, &r, 1);
+    sv_step(&r, 1, 2, ZC_COMMIT_NO);
+    zi_close(&r, 1);
+    zi_stop(&d);
+    sv_dump_free(&was);
+    sv_units = usual;
+}
+
 /* A job is destroyed while its first commit is in progress: it does not come back. */
 static void destroyed_in_a_commit(void **state)
 {
@@ -778,6 +811,7 @@ int main(void)
         cmocka_unit_test_teardown(taking_turns, zi_teardown),
         cmocka_unit_test_teardown(written_again, zi_teardown),
         cmocka_unit_test_teardown(ended_before_a_step, zi_teardown),
+        cmocka_unit_test_teardown(many_pages, zi_teardown),
         cmocka_unit_test_teardown(less_room_than_before, zi_teardown),
         cmocka_unit_test_teardown(destroyed_in_a_commit, zi_teardown),
         cmocka_unit_test_teardown(one_rank_cannot_rewind, zi_teardown),
