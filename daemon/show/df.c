@@ -3,15 +3,14 @@
  *
  * MODEL. One run at a time; it answers all requests that arrive before it ends:
  *
- *     SIZE ---> WAIT ---> COPY ---> COUNT ---> KEPT     the newest result stays for further pages
- *                                                       of its list
+ *     WAIT ---> COPY ---> COUNT ---> KEPT     the newest result stays for further pages of its list
  *
- *     SIZE    the catalog's thread reads the size of its file
  *     WAIT    limits the loop time that runs take: DF_REST
  *     COPY    the loop copies metadata, over several turns (survey.h)
  *     COUNT   a compute thread counts the copy
  *
- * Runs are not part of the queue of changes.
+ * Runs are not part of the queue of changes. So they do not use the catalog, which a change may be using
+ * on another thread.
  */
 #include "daemon/show/df.h"
 
@@ -44,7 +43,6 @@ struct zsd_df_run {
     struct zsd_timed timed;
     struct zsd_work work; /* the next part of the copy */
     uint64_t took_ns;     /* by the parts so far */
-    struct zn_catalog_size size;
     struct zb_err err;
     struct zsd_survey s; /* after the run: only jobs and sums */
     uint64_t over_ns;    /* when the last run ended */
@@ -97,7 +95,7 @@ static void df_answer(const struct zsd_df_run *d, struct zsd_req *req, uint64_t 
     reply.total = s->total_bytes;
     reply.meta = s->total_bytes - s->map_bytes;
     reply.free = s->free_bytes;
-    reply.catalog_bytes = d->size.file_bytes;
+    reply.catalog_bytes = d->core->store->catalog_bytes;
     reply.rows = list;
     zsd_reply(req, &reply.base, -1);
 }
@@ -167,37 +165,19 @@ static void df_copy(struct zsd_timed *timed)
     d->s.what = ZSD_SURVEY_DF;
     d->took_ns = 0;
     d->core->in_progress++;
-    df_copy_part(&d->work);
-}
-
-static void df_on_size(struct zsd_task *task)
-{
-    struct zsd_df_run *d = zb_container_of(task, struct zsd_df_run, task);
-    uint64_t now_ns = zb_now_ns();
-
-    d->core->in_progress--;
-    if (d->err.code != 0)
-        df_over(d);
-    else if (d->rest_ns < now_ns + DF_REST_MIN || d->core->draining)
-        df_copy(&d->timed);
-    else
-        zsd_timed_arm(d->core, &d->timed, (uint32_t)((d->rest_ns - now_ns) / 1000000), df_copy);
-}
-
-static void df_size(struct zsd_task *task)
-{
-    struct zsd_df_run *d = zb_container_of(task, struct zsd_df_run, task);
-
-    (void)zn_catalog_size(d->core->store->catalog, &d->size, &d->err);
+    zsd_defer(d->core, &d->work);
 }
 
 static void df_begin(struct zsd_df_run *d)
 {
+    uint64_t now_ns = zb_now_ns();
+
     d->runs = true;
-    d->core->in_progress++;
     d->err = (struct zb_err){ 0 };
-    d->task = (struct zsd_task){ .run = df_size, .done = df_on_size };
-    zsd_compute_post(d->core->daemon->catalog_thread, &d->task);
+    if (d->rest_ns < now_ns + DF_REST_MIN || d->core->draining)
+        df_copy(&d->timed);
+    else
+        zsd_timed_arm(d->core, &d->timed, (uint32_t)((d->rest_ns - now_ns) / 1000000), df_copy);
 }
 
 static struct zsd_df_run *df_run(struct zsd_core *core)

@@ -68,11 +68,14 @@ static void change_io(struct zsd_change *c, enum zn_op op)
 static void change_run_task(struct zsd_task *task)
 {
     struct zsd_change *c = zb_container_of(task, struct zsd_change, task);
+    struct zn_catalog *catalog = c->core->store->catalog;
 
-    if (c->fill && c->fill(c, &c->err) < 0)
+    if ((c->fill && c->fill(c, &c->err) < 0) || c->looks)
         return;
-    if (!c->looks && zn_catalog_commit(c->core->store->catalog, c->txn, &c->slot, &c->err) < 0)
+    if (zn_catalog_commit(catalog, c->txn, &c->slot, &c->err) < 0)
         c->poisons = c->doubt = !(c->full = c->err.code == -ENOSPC);
+    else
+        (void)zn_catalog_size(catalog, &c->size, NULL); /* if it fails, df has the previous one */
 }
 
 static void change_on_task(struct zsd_task *task)
@@ -132,6 +135,8 @@ static void change_durable(struct zsd_change *c)
     if (c->err.code == 0 && !c->looks) {
         store->sequence = c->slot.sequence;
         store->drains = c->drains;
+        if (c->size.file_bytes > 0)
+            store->catalog_bytes = c->size.file_bytes;
     } else if (c->err.code != 0 && c->poisons && store->poisoned.code == 0) {
         store->poisoned = c->err;
         zb_log(ZB_LOG_ERROR, "store-poisoned", "why=\"%s\"", c->err.text);
@@ -230,6 +235,7 @@ void zsd_change_start(struct zsd_core *core, struct zsd_change *c)
     c->poisons = c->full = c->doubt = c->settling = false;
     atomic_init(&c->asked, false);
     c->err = (struct zb_err){ 0 };
+    c->size = (struct zn_catalog_size){ 0 };
     c->txn = NULL;
     c->work.run = change_on_work;
     zb_list_init(&c->work.node);

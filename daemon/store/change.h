@@ -53,6 +53,7 @@ struct zsd_change {
     bool doubt;        /* it failed, but may be durable: only the next start finds out */
     bool settling;     /* SETTLE has begun */
     uint64_t drains;   /* disk->drains, as the transaction has it */
+    struct zn_catalog_size size; /* of the catalog after it, if it was committed */
     struct zb_err err;
     struct zn_slot slot;
     struct zsd_pio pio;

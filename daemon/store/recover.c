@@ -482,6 +482,14 @@ bool zsd_store_namesake(const struct zsd_saved *saved)
 
 /* ---- open and close */
 
+static void store_size(struct zsd_store *store)
+{
+    struct zn_catalog_size size = { 0 };
+
+    if (zn_catalog_size(store->catalog, &size, NULL) == 0)
+        store->catalog_bytes = size.file_bytes;
+}
+
 int zsd_store_open(struct zsd_core *core, struct zb_err *err)
 {
     const struct zn_catalog_options options = { .path = core->daemon->catalog_path,
@@ -523,6 +531,8 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
         (void)zb_fail(&store->poisoned, -EROFS, "the store is open read-only");
     } else if (rc == 0)
         rc = zsd_store_boot(store, err);
+    if (rc == 0)
+        store_size(store);
     if (rc == 0)
         zsd_paths_keep(core->daemon);
     if (rc == 0 && core->daemon->measures)

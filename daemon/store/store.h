@@ -30,21 +30,24 @@
 /** The store. Read by fsck, df, scrub; changed in this folder only. */
 struct zsd_store {
     struct zsd_core *core;
-    struct zn_catalog *catalog; /* used by the catalog's thread only, once the loop runs */
-    struct zsd_copies *copies;  /* of the catalog: copies.h; NULL: none */
-    struct zsd_drainer *drain;  /* drain.h; NULL: no drive was drained yet */
-    struct zb_list saved;       /* by number */
-    struct zb_list line;        /* queue of struct zsd_change: the first runs */
-    struct zb_list rows;        /* all rows that have places: rows.h */
-    struct zb_list walks;       /* struct zsd_row_walk, over rows */
-    uint64_t boot;              /* T3 */
-    uint64_t next_id;           /* of rows, versions, snapshots */
-    uint64_t sequence;          /* of the newest durable change */
-    uint64_t namesakes;         /* saved jobs whose name an earlier one of another user has */
-    uint64_t images;            /* in the catalog */
-    uint64_t drains;            /* disk->drains, as the catalog has it: drains.h */
-    uint64_t stamp;             /* of the newest loop over rows or versions */
-    struct zb_err poisoned;     /* code 0: it is not; -EROFS: it is open read-only */
+    struct zn_catalog
+        *catalog;           /* once the loop runs, used by the change that runs only: the pool has
+                                   several threads, and a catalog is used by one at a time */
+    uint64_t catalog_bytes; /* length of its file after the newest change */
+    struct zsd_copies *copies; /* of the catalog: copies.h; NULL: none */
+    struct zsd_drainer *drain; /* drain.h; NULL: no drive was drained yet */
+    struct zb_list saved;      /* by number */
+    struct zb_list line;       /* queue of struct zsd_change: the first runs */
+    struct zb_list rows;       /* all rows that have places: rows.h */
+    struct zb_list walks;      /* struct zsd_row_walk, over rows */
+    uint64_t boot;             /* T3 */
+    uint64_t next_id;          /* of rows, versions, snapshots */
+    uint64_t sequence;         /* of the newest durable change */
+    uint64_t namesakes;        /* saved jobs whose name an earlier one of another user has */
+    uint64_t images;           /* in the catalog */
+    uint64_t drains;           /* disk->drains, as the catalog has it: drains.h */
+    uint64_t stamp;            /* of the newest loop over rows or versions */
+    struct zb_err poisoned;    /* code 0: it is not; -EROFS: it is open read-only */
     struct zb_err full; /* the last change failed because the catalog had no space; code 0: no */
 };
 

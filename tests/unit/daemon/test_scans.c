@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <semaphore.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/show/requests.h"
@@ -171,6 +172,34 @@ static void fsck_is_stopped(void **state)
     saved_close(&s);
 }
 
+/* No df waits for the catalog's threads, nor uses the catalog: a change may be using it. */
+static void df_leaves_the_catalog_alone(void **state)
+{
+    struct keeper keeper = { .task = { .run = keeper_run, .done = keeper_done } };
+    struct saved_world s;
+    struct stat st;
+    Zp__DfReply *r;
+
+    (void)state;
+    scans_open(&s);
+    assert_int_equal(sem_init(&keeper.goes_on, 0, 0), 0);
+    zsd_compute_post(s.w.daemon.catalog_thread, &keeper.task);
+    df_ask(&s, 1, 1, 0);
+    for (int i = 0; i < 20000 && answers[1].rc == NONE; i++) {
+        world_turn(&s.w);
+        (void)usleep(100);
+    }
+    assert_int_equal(sem_post(&keeper.goes_on), 0);
+    assert_int_equal(answers[1].rc, 0);
+    r = zp__df_reply__unpack(NULL, answers[1].len, answers[1].bytes);
+    assert_non_null(r);
+    assert_int_equal(stat(s.catalog, &st), 0);
+    assert_int_equal(r->catalog_bytes, st.st_size);
+    zp__df_reply__free_unpacked(r, NULL);
+    saved_close(&s);
+    assert_int_equal(sem_destroy(&keeper.goes_on), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -178,6 +207,7 @@ int main(void)
         cmocka_unit_test(askers_share_a_run),
         cmocka_unit_test(fsck_gives_way),
         cmocka_unit_test(fsck_is_stopped),
+        cmocka_unit_test(df_leaves_the_catalog_alone),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
