@@ -30,10 +30,10 @@
 /** The store. Read by fsck, df, scrub; changed in this folder only. */
 struct zsd_store {
     struct zsd_core *core;
-    struct zn_catalog
-        *catalog;           /* once the loop runs, used by the change that runs only: the pool has
-                                   several threads, and a catalog is used by one at a time */
-    uint64_t catalog_bytes; /* length of its file after the newest change */
+    /* Once the loop runs, used only by the change that runs: the pool has several threads, and a catalog
+     * is used by one at a time. */
+    struct zn_catalog *catalog;
+    uint64_t catalog_bytes;    /* of its file, after the newest durable change */
     struct zsd_copies *copies; /* of the catalog: copies.h; NULL: none */
     struct zsd_drainer *drain; /* drain.h; NULL: no drive was drained yet */
     struct zb_list saved;      /* by number */
