@@ -236,6 +236,7 @@ static struct zsd_quota *user_of(struct zsd_limits *l, uid_t uid)
     fresh = calloc(1, sizeof(*fresh));
     if (!fresh)
         return NULL;
+    zsd_flow_init(&fresh->changes);
     user = &fresh->quota;
     user->trusted = limits_trusted(l, uid);
     user->parent = &l->node;

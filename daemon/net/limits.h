@@ -44,6 +44,7 @@
 #include "base/err.h"
 #include "base/util.h"
 #include "daemon/run/account.h"
+#include "daemon/run/fair.h"
 #include "daemon/run/quotas.h"
 
 struct zsd;
@@ -97,9 +98,10 @@ struct zsd_quota {
 struct zsd_user {
     struct zsd_quota quota;
     struct zsd_account held[ZSD_HELD_TIERS];
-    uint64_t shared_bytes; /* of held[ZSD_HELD_NVME]: counted more than once */
-    bool shared_known;     /* the start has counted them */
-    gid_t *groups;         /* the user's, if a quota is about a group; as of the last reload */
+    uint64_t shared_bytes;   /* of held[ZSD_HELD_NVME]: counted more than once */
+    bool shared_known;       /* the start has counted them */
+    struct zsd_flow changes; /* of the catalog, of the user's saved jobs: store/change.c */
+    gid_t *groups;           /* the user's, if a quota is about a group; as of the last reload */
     size_t ngroups;
 };
 

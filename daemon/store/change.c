@@ -1,7 +1,7 @@
 /*
  * change.c - the queue of durable changes: see change.h; store.h has the invariants T1 to T3.
  *
- * MODEL. One change runs at a time, the first of the queue. Its steps are those of enum
+ * MODEL. One change runs at a time, store->runs. Its steps are those of enum
  * change_state; the loop resumes each of them. Only the catalog's thread uses the catalog, in
  * CATALOG.
  *
@@ -93,7 +93,7 @@ static bool change_begin(struct zsd_change *c)
         c->err = store->poisoned;
         return true;
     }
-    if (c->looks && !c->holds && c->node.next != &store->line) {
+    if (c->looks && !c->holds && zsd_fair_next(&store->line)) {
         (void)zb_fail(&c->err, -EAGAIN, "a change waits");
         return true;
     }
@@ -154,16 +154,27 @@ static bool change_settle(struct zsd_change *c)
     return !c->settle || c->settle(c, c->err.code != 0 ? &c->err : NULL);
 }
 
+/* Takes the next change out of the queue, and lets it run. */
+static void change_next(struct zsd_core *core)
+{
+    struct zsd_store *store = core->store;
+    struct zsd_turn *turn = zsd_fair_next(&store->line);
+
+    store->runs = NULL;
+    if (!turn)
+        return;
+    zsd_fair_take(&store->line, turn);
+    store->runs = zb_container_of(turn, struct zsd_change, turn);
+    zsd_defer(core, &store->runs->work);
+}
+
 static void change_over(struct zsd_change *c)
 {
     struct zsd_core *core = c->core;
-    struct zsd_store *store = core->store;
     struct zb_err err = c->err;
 
-    zb_list_remove(&c->node);
     core->in_progress--;
-    if (!zb_list_empty(&store->line))
-        zsd_defer(core, &zb_container_of(store->line.next, struct zsd_change, node)->work);
+    change_next(core);
     c->done(c, err.code != 0 ? &err : NULL); /* C2; may free c */
 }
 
@@ -221,15 +232,9 @@ static void change_run(struct zsd_change *c)
 void zsd_change_start(struct zsd_core *core, struct zsd_change *c)
 {
     struct zsd_store *store = core->store;
-    bool first = zb_list_empty(&store->line);
 
-    if (!first) {
-        struct zsd_change *runs = zb_container_of(store->line.next, struct zsd_change, node);
-
-        if (!runs->holds)
-            atomic_store_explicit(&runs->asked, true, memory_order_relaxed);
-    }
-
+    if (store->runs && !store->runs->holds)
+        atomic_store_explicit(&store->runs->asked, true, memory_order_relaxed);
     c->core = core;
     c->state = CHANGE_BEGIN;
     c->poisons = c->full = c->doubt = c->settling = false;
@@ -239,9 +244,9 @@ void zsd_change_start(struct zsd_core *core, struct zsd_change *c)
     c->txn = NULL;
     c->work.run = change_on_work;
     zb_list_init(&c->work.node);
-    zb_list_init(&c->node);
-    zb_list_push_back(&store->line, &c->node);
+    zsd_fair_push(&store->line, c->flow ? c->flow : &store->house, &c->turn, 0, ZSD_SHARE_DEFAULT,
+                  false);
     core->in_progress++;
-    if (first)
-        zsd_defer(core, &c->work);
+    if (!store->runs)
+        change_next(core);
 }

@@ -1,5 +1,7 @@
 /*
- * change.h - the queue of changes: one durable change of the catalog after the other.
+ * change.h - the queue of changes: one durable change of the catalog after the other. Users take turns
+ * (run/fair.h), so a user with many changes delays another one by one change. Those of a user keep
+ * their order.
  *
  *     BEGIN ---> SYNC ---> CATALOG ---> COPIES ---> SLOTS ---> SETTLE ---> over     done() gets the
  *                                                                                   result
@@ -15,7 +17,7 @@
  * Each transaction also has what has changed of the drained drives (drains.h).
  *
  * A change that only reads (`looks`) gives way when another change is queued: it ends with -EAGAIN,
- * and can be started again, at the end of the queue.
+ * and can be started again.
  */
 #ifndef ZSD_CHANGE_H
 #define ZSD_CHANGE_H
@@ -23,6 +25,7 @@
 #include <stdatomic.h>
 
 #include "daemon/disk/disk.h"
+#include "daemon/run/fair.h"
 #include "nvme/zn_catalog.h"
 
 /** One durable change; embedded in the struct of its owner, which keeps it until done. */
@@ -30,6 +33,7 @@ struct zsd_change {
     bool sync;  /* flush the data files first, because pages were written for it */
     bool looks; /* changes nothing: fill() only reads the catalog, even if the store is poisoned */
     bool holds; /* with `looks`: it does not give way */
+    struct zsd_flow *flow; /* of the user for whom it is; NULL: for none */
     /* Loop thread, first in the queue: puts the change into txn. 0; 1: incomplete, call again in
      * the next turn; or a negative errno with a message: the change fails. */
     int (*begin)(struct zsd_change *c, struct zb_err *err);
@@ -59,7 +63,7 @@ struct zsd_change {
     struct zsd_pio pio;
     struct zsd_task task;
     struct zsd_work work;
-    struct zb_list node;
+    struct zsd_turn turn; /* while it waits */
 };
 /** Queues it. */
 void zsd_change_start(struct zsd_core *core, struct zsd_change *c);

@@ -479,6 +479,9 @@ static void delta_done(struct zsd_change *c, const struct zb_err *err)
 
 void zsd_delta_start(struct zsd_delta *d)
 {
+    struct zsd_user *user = zsd_user_of(zsd_saved_quota(d->saved));
+
+    d->change.flow = user ? &user->changes : NULL;
     d->change.begin = delta_begin;
     d->change.fill = delta_fill;
     d->change.settle = delta_settle;

@@ -511,7 +511,8 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
     store->core = core;
     store->next_id = 1;
     zb_list_init(&store->saved);
-    zb_list_init(&store->line);
+    zsd_fair_init(&store->line);
+    zsd_flow_init(&store->house);
     zb_list_init(&store->rows);
     zb_list_init(&store->walks);
     rc = zsd_compute_new(&core->daemon->catalog_thread, zsd_paths(core->daemon),
@@ -560,7 +561,7 @@ void zsd_store_close(struct zsd_core *core)
 
     if (!store)
         return;
-    assert(zb_list_empty(&store->line));
+    assert(!store->runs);
     store_forget(store);
     zsd_leaving_all(core); /* first: the rows are in a list of the store */
     zsd_compute_free(core->daemon->catalog_thread);

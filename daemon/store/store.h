@@ -37,7 +37,9 @@ struct zsd_store {
     struct zsd_copies *copies; /* of the catalog: copies.h; NULL: none */
     struct zsd_drainer *drain; /* drain.h; NULL: no drive was drained yet */
     struct zb_list saved;      /* by number */
-    struct zb_list line;       /* queue of struct zsd_change: the first runs */
+    struct zsd_change *runs;   /* NULL: none, and none waits */
+    struct zsd_fair line;      /* the changes that wait: by user */
+    struct zsd_flow house;     /* changes of no user */
     struct zb_list rows;       /* all rows that have places: rows.h */
     struct zb_list walks;      /* struct zsd_row_walk, over rows */
     uint64_t boot;             /* T3 */

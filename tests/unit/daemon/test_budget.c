@@ -76,6 +76,26 @@ static int unit_with(struct saved_world *s, unsigned c, uint32_t index, uint32_t
     return unit_define(&s->w, c, index, &unit);
 }
 
+/* The job of client 2 has values, and a commit. */
+static void other_is_saved(struct saved_world *s)
+{
+    struct client *c = &s->w.clients[2];
+    Zp__Write m = ZP__WRITE__INIT;
+    Zp__Commit q = ZP__COMMIT__INIT;
+
+    c->count[0] = PAGE;
+    assert_int_equal(shards_register(&s->w, 2, 1), 0);
+    job_ready_ask(&s->w, 2, 2);
+    assert_int_equal(answer(&s->w, 2), 0);
+    zb_close_fd(&answers[2].fd);
+    m.shard = c->shards[0];
+    m.count = PAGE;
+    assert_int_equal(call(&s->w, 2, zsd_write, &m), 0);
+    q.job = c->job;
+    q.what = ZSD_COMMIT;
+    assert_int_equal(call(&s->w, 2, zsd_commit, &q), 0);
+}
+
 /* Descriptions are charged, also while they are being sent; refused or repeated ones are not. */
 static void descriptions_are_charged(void **state)
 {
@@ -395,6 +415,54 @@ static void readers_and_scans_are_charged(void **state)
     budget_close(&s);
 }
 
+static void snapshot_ask(struct saved_world *s, unsigned c, unsigned tag, const char *of)
+{
+    Zp__SnapshotTake q = ZP__SNAPSHOT_TAKE__INIT;
+    char job[2], name[16];
+
+    (void)snprintf(job, sizeof(job), "%s", of);
+    (void)snprintf(name, sizeof(name), "s%u", tag);
+    q.job = job;
+    q.name = name;
+    ask_as(&s->w, c, tag, zsd_snapshot, &q);
+}
+
+/* A user with many changes of the catalog in the queue delays those of another user by one. */
+static void changes_take_turns(void **state)
+{
+    enum { MANY_FROM = 4, MANY_TO = 28 };
+    const struct open_args args = { .name = "k", .keep = true, .durable = true };
+    Zp__JobName name = ZP__JOB_NAME__INIT;
+    struct saved_world s;
+    unsigned before = 0;
+    char k[] = "k";
+
+    (void)state;
+    budget_open(&s);
+    zsd_quota_leave(&s.w.clients[2].conn.quota);
+    s.w.clients[2].conn.uid = 2000;
+    assert_int_equal(zsd_quota_join(&s.w.daemon, &s.w.clients[2].conn.quota, ZSD_LEVEL_CONN, 2000),
+                     0);
+    assert_int_equal(job_open_with(&s.w, 2, &args), 0);
+    assert_int_equal(unit_with(&s, 2, 0, 1), 0);
+    other_is_saved(&s);
+    for (unsigned tag = MANY_FROM; tag < MANY_TO; tag++)
+        snapshot_ask(&s, 1, tag, "j");
+    snapshot_ask(&s, 2, 2, "k");
+    while (answers[2].rc == NONE)
+        world_turn(&s.w);
+    assert_int_equal(answers[2].rc, 0);
+    for (unsigned tag = MANY_FROM; tag < MANY_TO; tag++)
+        before += answers[tag].rc != NONE;
+    assert_in_range(before, 0, 2);
+    for (unsigned tag = MANY_FROM; tag < MANY_TO; tag++)
+        assert_int_equal(answer(&s.w, tag), 0);
+    client_gone(&s.w, 2);
+    name.name = k;
+    assert_int_equal(call(&s.w, 2, zsd_job_destroy, &name), 0);
+    budget_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -406,6 +474,7 @@ int main(void)
         cmocka_unit_test(a_snapshot_in_place_of_another),
         cmocka_unit_test(waiting_leaves_room),
         cmocka_unit_test(readers_and_scans_are_charged),
+        cmocka_unit_test(changes_take_turns),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -387,10 +387,8 @@ static struct zsd_delta *run_until(struct rows *r, bool settles, bool walks)
     struct zsd_store *store = r->w.daemon.core->store;
 
     for (;;) {
-        struct zsd_delta *d =
-            zb_list_empty(&store->line)
-                ? NULL
-                : zb_container_of(store->line.next, struct zsd_delta, change.node);
+        struct zsd_delta *d = store->runs ? zb_container_of(store->runs, struct zsd_delta, change)
+                                          : NULL;
 
         assert_true(answers[0].rc == NONE || answers[1].rc == NONE);
         if (d && d->run.applied == settles && (walks ? d->run.walk.shard > 0 : d->run.row > 0))
