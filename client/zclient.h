@@ -331,7 +331,9 @@ struct zc_job_options {
     /* grad_ring, with tensor_norms: steps have limits (zc_step_tensors()). A step that all ranks call
      * zc_step_begin() for, before its first push and with limits, collects the gradient of a unit in
      * memory for two units; a push waits for that. All ranks push units in the same order: a push that
-     * would wait for its own rank fails (-EDEADLK; nothing is lost, push the named unit first). If the
+     * would wait for its own rank fails (-EDEADLK; nothing is lost, push the named unit first). If other
+     * nodes have shards (zc_step.sums), a unit has its place until zc_unit_sums(), too: do not wait for
+     * a push before the sums of earlier units are sent. If the
      * gradient of a unit is not finite, the step can only be skipped. Any other step holds these
      * gradients on NVMe: more transfers, and room for them */
     bool grad_ring_limits;
@@ -781,7 +783,8 @@ ZC_EXPORT int zc_tensor_norms_wait(struct zc_client *c, uint64_t job, uint64_t s
 /**
  * As zc_tensor_norms(), of trainable tensors [first, first + ntensors) only. Only this rank's shards of
  * their units must have their gradients (-EBUSY). -EOPNOTSUPP: the daemon does not know it
- * (zc_server.sums).
+ * (zc_server.sums). With grad_ring_limits and zc_step.sums also the reason why gradients of the step
+ * are discarded: no node can use their sums.
  */
 ZC_EXPORT int zc_unit_norms(struct zc_client *c, uint64_t job, uint64_t step, uint32_t first,
                             uint32_t ntensors, uint8_t *ret, zc_done_fn *done, void *arg);

@@ -449,8 +449,8 @@ struct zc_zero_options {
      * reduced (-EINVAL). Needs offload_optimizer ZC_ZERO_NVME, ZC_ZERO_EARLY, no global clipping, and one
      * push for each unit and step: micro_steps 1, accumulate_local or vertical (-EINVAL). With
      * ZC_CLIP_TENSOR the daemon has memory for the gradients of two units, and the steps of the warm-up
-     * hold these gradients on NVMe: more transfers, and room for them. All ranks are on one node then
-     * (-ENOTSUP), without a dynamic loss scale (-EINVAL) */
+     * hold these gradients on NVMe: more transfers, and room for them. No dynamic loss scale then
+     * (-EINVAL); on several nodes, all daemons know sums over them (zc_server.sums; -ENOTSUP) */
     bool grad_ring;
     /* grad_ring: percent of the pages whose gradients are held nevertheless, so that they can be stepped
      * under the next forward pass. From 0 to 100 */

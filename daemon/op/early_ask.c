@@ -57,11 +57,6 @@ static int begin_check_ring(const struct zsd_job *job, const Zp__StepBegin *q, s
 
     if (!job->grad_ring)
         return 0;
-    if (q->sums)
-        return zb_fail(err, -EINVAL,
-                       "job '%s' does not hold the gradients of all pages: the limits of its steps "
-                       "need all slices of a unit in this daemon",
-                       job->name);
     if (q->micros > 1 || (q->limits && !job->ring_limits))
         return zb_fail(err, -EINVAL,
                        "job '%s' does not hold the gradients of all pages: a step of it has one "

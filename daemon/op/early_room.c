@@ -5,7 +5,7 @@
  * MODEL. The factors of a unit's tensors follow from its whole gradient. So the gradients of its pages
  * that are not held are collected in a room, which the unit has until these pages are stepped:
  *
- *     first push ---> [order] ---> room ---> all slices came: decided ---> pages stepped ---> free
+ *     first push ---> [order] ---> room ---> all slices, sums came: decided ---> pages stepped ---> free
  *
  * The job has memory for its two largest units (base/place.h). At most two units have a room, one at each
  * end of that memory, so any two fit, and nothing fragments. In the order are units with gradients that
@@ -21,6 +21,11 @@
  * push was refused. It may wait for other ranks in a collective of U or of an earlier unit; these have
  * left it before they pushed U. So U is completed, and so on. A unit whose gradient is not finite has no
  * factors: the step can only be skipped, and all that is pushed from then on is discarded.
+ *
+ * SEVERAL NODES. If other nodes have shards of the units, U also waits until its sums over all nodes came
+ * (unit-sums). Each daemon has the order of its own ranks. Ranks of all nodes push in the same order, so
+ * no two nodes wait for each other. The messages that send sums wait for no push:
+ * docs/decisions/0033-a-ring-on-several-nodes.md.
  *
  * INVARIANTS
  *

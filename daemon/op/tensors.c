@@ -27,6 +27,7 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "daemon/op/early.h"
 #include "daemon/op/requests.h"
 #include "daemon/run/turn.h"
 #include "proto/shard.pb-c.h"
@@ -165,6 +166,15 @@ static int sums_add(struct zsd_job *job, uint32_t rank, uint32_t first, uint32_t
     return 0;
 }
 
+/* Whether gradients of the step were discarded, so that other nodes must not get their sums. If one is
+ * not finite, the step is skipped on all nodes, whatever the sums are. */
+static bool norms_lost(const struct zsd_job *job)
+{
+    const struct zsd_early *e = job->early;
+
+    return e->sums && zsd_rooms_on(job) && e->err.code != 0 && e->err.code != -EDOM;
+}
+
 static int norms_check(const struct zsd_job *job, const Zp__TensorNorms *q, struct zb_err *err)
 {
     if (!job->tensor_norms)
@@ -180,6 +190,8 @@ static int norms_check(const struct zsd_job *job, const Zp__TensorNorms *q, stru
                        "norms of %u tensors from tensor %u on: 1 to %u in one request, and job "
                        "'%s' has %u trainable tensors",
                        q->count, q->first, ZP_NORMS_PART, job->name, job->tensors->n);
+    if (norms_lost(job))
+        return zb_fail(err, job->early->err.code, "%s", job->early->err.text);
     return 0;
 }
 

@@ -1,8 +1,8 @@
 /*
  * A ring of gradients whose steps limit the norms of tensors: gradients that are not held are collected
- * in rooms for whole units. The bytes are those of a job that holds its gradients, in every placement,
- * for any number of ranks, and after deaths at each moment; steps without an announcement are among
- * them. Nothing waits for itself. tests/sim runs such jobs across power cuts and failures of pages.
+ * in rooms for whole units. The bytes are those of a job that holds its gradients, in every placement, for
+ * any number of ranks, with other nodes, and after deaths at each moment; steps without an announcement
+ * are among them. Nothing waits for itself. tests/sim runs it across power cuts and failures of pages.
  */
 #include "tests/integ/zinteg.h"
 
@@ -66,7 +66,7 @@ struct job {
     struct zi_daemon d;
     struct zi_rank r[RANKS];
     unsigned world;
-    bool commits;
+    bool commits, nodes; /* nodes: another node has shards with the same gradients */
 };
 
 static float value(uint64_t element)
@@ -131,10 +131,11 @@ static void job_close(struct job *j)
     zi_stop(&j->d);
 }
 
-static void begin_one(struct zi_rank *r, uint64_t number)
+static void begin_one(struct zi_rank *r, uint64_t number, bool nodes)
 {
     struct zc_step step = step_of(number);
 
+    step.sums = nodes;
     assert_int_equal(zc_step_tensors_wait(r->c, r->job.id, number, true, limits, TENSORS), 0);
     assert_int_equal(zc_step_begin_wait(r->c, r->job.id, &step, 1), 0);
 }
@@ -142,7 +143,7 @@ static void begin_one(struct zi_rank *r, uint64_t number)
 static void begin_all(struct job *j, uint64_t number)
 {
     for (unsigned i = 0; i < j->world; i++)
-        begin_one(&j->r[i], number);
+        begin_one(&j->r[i], number, j->nodes);
 }
 
 /* Unit by unit, as ranks push that reduce together. */
@@ -158,24 +159,43 @@ static uint64_t bytes_of_all(struct job *j)
     return zi_bytes(j->r, j->world, units, UNITS);
 }
 
+/* The sums of tensors [first, first + n) over all ranks, and over the other node. */
+static void sums_of(struct job *j, uint64_t number, uint32_t first, uint32_t n, struct zc_norm *ret)
+{
+    for (unsigned i = 0; i < j->world; i++) {
+        uint8_t sums[TENSORS][ZC_NORM_BYTES];
+
+        assert_int_equal(zc_unit_norms_wait(j->r[i].c, j->r[i].job.id, number, first, n, sums[0]),
+                         0);
+        for (unsigned t = 0; t < n; t++) {
+            struct zc_norm one = { 0 };
+
+            memcpy(one.sum_of_squares, sums[t], sizeof(sums[t]));
+            for (unsigned node = 0; node <= j->nodes; node++)
+                zc_norm_merge(&ret[t], &one);
+        }
+    }
+}
+
+/* Sends the sums of a unit over both nodes, as one rank does when all ranks have pushed their parts. */
+static void sums_send(struct job *j, uint64_t number, unsigned unit)
+{
+    struct zc_norm merged[2] = { 0 };
+    uint8_t sums[2][ZC_NORM_BYTES];
+
+    sums_of(j, number, 2 * unit, 2, merged);
+    for (unsigned t = 0; t < 2; t++)
+        memcpy(sums[t], merged[t].sum_of_squares, sizeof(sums[t]));
+    assert_int_equal(zc_unit_sums_wait(j->r->c, j->r->job.id, number, unit, sums[0], 2), 0);
+}
+
 /* The factors of all tensors, from the sums of all ranks. */
 static void factors_send(struct job *j, uint64_t number)
 {
     struct zc_norm merged[TENSORS] = { 0 };
     double factors[TENSORS];
 
-    for (unsigned i = 0; i < j->world; i++) {
-        uint8_t sums[TENSORS][ZC_NORM_BYTES];
-
-        assert_int_equal(zc_tensor_norms_wait(j->r[i].c, j->r[i].job.id, number, TENSORS, sums[0]),
-                         0);
-        for (unsigned t = 0; t < TENSORS; t++) {
-            struct zc_norm one = { 0 };
-
-            memcpy(one.sum_of_squares, sums[t], sizeof(sums[t]));
-            zc_norm_merge(&merged[t], &one);
-        }
-    }
+    sums_of(j, number, 0, TENSORS, merged);
     for (unsigned t = 0; t < TENSORS; t++)
         factors[t] = zc_limit_factor(limits[t], 0.5 * zc_norm_value(&merged[t]));
     for (unsigned t = 0; t < TENSORS; t++)
@@ -255,6 +275,18 @@ static void it_changes_no_bit(void **state)
 
 /* ---- waiting */
 
+/* Pushes the rest of a unit, of which the first rank pushes page by page. */
+static void push_rest(struct job *j, unsigned unit, uint64_t step)
+{
+    for (uint64_t first = PAGE; first < ELEMS / 2; first += PAGE) {
+        struct zi_call call;
+
+        zi_push_begin(&j->r[0], unit, step, first, PAGE, grad, &call);
+        assert_int_equal(zi_await(j->r, 2, &call), 0);
+    }
+    zi_push_all(&j->r[1], unit, step, grad);
+}
+
 /* Two units have rooms; the push of a third one waits until the other rank has pushed the first. A push
  * that would wait for its own rank is refused, and can be made later. */
 static void it_waits_in_order(void **state)
@@ -276,13 +308,70 @@ static void it_waits_in_order(void **state)
     assert_int_equal(zi_push_try(&j.r[1], 3, 1, grad), -EDEADLK); /* 0, and 2, which waits */
     zi_push_all(&j.r[1], 0, 1, grad);
     assert_int_equal(zi_await(j.r, 2, &call), 0);
-    for (uint64_t first = PAGE; first < ELEMS / 2; first += PAGE) {
-        zi_push_begin(&j.r[0], 2, 1, first, PAGE, grad, &call);
-        assert_int_equal(zi_await(j.r, 2, &call), 0);
-    }
-    zi_push_all(&j.r[1], 2, 1, grad);
+    push_rest(&j, 2, 1);
     push_units(&j, 3, 1);
     step_all(&j, 1, false, true);
+    job_close(&j);
+}
+
+/* Other nodes have shards of the units: a unit has its room until their sums came. Units may get them in any
+ * order, or, the last ones, not at all. */
+static void it_waits_for_other_nodes(void **state)
+{
+    struct job j = { .nodes = true };
+    struct zi_call call;
+    uint64_t want;
+
+    (void)state;
+    job_open(&j, &placements[0], 2, false, options);
+    push_units(&j, 0, 1);
+    step_all(&j, 1, false, true);
+    want = bytes_of_all(&j);
+    job_close(&j);
+    for (unsigned first = 0; first < 2; first++) {
+        job_open(&j, &placements[0], 2, true, first ? narrow : options);
+        begin_all(&j, 1);
+        for (unsigned i = 0; i < 2; i++)
+            for (unsigned u = 0; u < 2; u++)
+                zi_push_all(&j.r[i], u, 1, grad);
+        zi_push_begin(&j.r[0], 2, 1, 0, PAGE, grad, &call);
+        zi_pump(j.r, 2, 50);
+        assert_false(call.over);
+        assert_int_equal(zi_push_try(&j.r[1], 3, 1, grad), -EDEADLK); /* 2 */
+        assert_int_equal(zi_counter(j.r->c, "pages_early"), 0);
+        sums_send(&j, 1, first);
+        assert_int_equal(zi_await(j.r, 2, &call), 0);
+        push_rest(&j, 2, 1);
+        sums_send(&j, 1, 1 - first);
+        sums_send(&j, 1, 2);
+        push_units(&j, 3, 1);
+        step_all(&j, 1, false, true);
+        assert_true(bytes_of_all(&j) == want);
+        job_close(&j);
+    }
+}
+
+/* Gradients were discarded, because a rank has asked to skip the step: other nodes do not get their sums. */
+static void it_has_no_sums_of_what_is_lost(void **state)
+{
+    struct job j = { .nodes = true };
+    uint8_t sums[2][ZC_NORM_BYTES];
+    struct zc_stepped stepped[2];
+    struct zc_step step = step_of(1);
+    struct zi_call calls[2];
+
+    (void)state;
+    job_open(&j, &placements[0], 2, true, options);
+    begin_all(&j, 1);
+    zi_push_all(&j.r[1], 0, 1, grad);
+    assert_int_equal(zc_unit_norms_wait(j.r[1].c, j.r[1].job.id, 1, 0, 2, sums[0]), 0);
+    zi_step_ask(j.r, 1, &step, true, stepped, calls);
+    zi_pump(j.r, 1, 20);
+    zi_push_all(&j.r[1], 1, 1, grad);
+    assert_int_equal(zc_unit_norms_wait(j.r[1].c, j.r[1].job.id, 1, 2, 2, sums[0]), -ECANCELED);
+    zi_step_ask(&j.r[1], 1, &step, true, &stepped[1], &calls[1]);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(zi_await(j.r, 2, &calls[i]), 0);
     job_close(&j);
 }
 
@@ -300,11 +389,11 @@ static void it_begins_first(void **state)
     assert_int_equal(zc_step_tensors_wait(j.r->c, j.r->job.id, 1, true, limits, TENSORS), 0);
     assert_int_equal(zc_step_begin_wait(j.r->c, j.r->job.id, &step, 1), -EINVAL);
     step_all(&j, 1, true, false);
-    begin_one(&j.r[0], 2);
+    begin_one(&j.r[0], 2, false);
     step.step = 2;
     assert_int_equal(zc_step_begin_wait(j.r->c, j.r->job.id, &step, 2), -EINVAL); /* micro-steps */
     assert_int_equal(zi_push_try(&j.r[1], 0, 2, grad), -EINVAL); /* it has not begun the step */
-    begin_one(&j.r[1], 2);
+    begin_one(&j.r[1], 2, false);
     push_units(&j, 0, 2);
     step_all(&j, 2, false, true);
     o.name = "other";
@@ -390,6 +479,7 @@ static void it_ends_while_pushes_wait(void **state)
 enum moment {
     WARM,       /* a step that is not announced: gradients are on NVMe */
     ROOM_WAITS, /* a push waits for a room */
+    SUMS_WAIT,  /* a push waits for a room, whose unit waits for sums of another node */
     HALF_PUSHED,
     ALL_PUSHED,
     MOMENTS
@@ -397,8 +487,12 @@ enum moment {
 
 static void until(struct job *j, enum moment moment, struct zi_call *call)
 {
+    j->nodes = moment == SUMS_WAIT;
     if (moment != WARM)
         begin_all(j, 2);
+    j->nodes = false; /* in the next steps there is none */
+    for (unsigned u = 0; u < 2 && moment == SUMS_WAIT; u++)
+        zi_push_all(&j->r[1], u, 2, grad);
     if (moment == ALL_PUSHED) {
         push_units(j, 0, 2);
         return;
@@ -494,6 +588,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(it_changes_no_bit, zi_teardown),
         cmocka_unit_test_teardown(it_waits_in_order, zi_teardown),
+        cmocka_unit_test_teardown(it_waits_for_other_nodes, zi_teardown),
+        cmocka_unit_test_teardown(it_has_no_sums_of_what_is_lost, zi_teardown),
         cmocka_unit_test_teardown(it_begins_first, zi_teardown),
         cmocka_unit_test_teardown(it_is_not_finite, zi_teardown),
         cmocka_unit_test_teardown(it_ends_while_pushes_wait, zi_teardown),

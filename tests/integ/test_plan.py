@@ -270,6 +270,21 @@ def ring():
     p = agrees("small", host + (1 << 20), "nvme", flags)
     room, ringed = p["tiers"]["host"]["room"], p["tiers"]["host"]["grads_ringed"]
     check(0 < room and 0 < ringed == p["tiers"]["nvme"]["grads"], f"{p}")
+    two_nodes_ring(flags)
+
+
+def two_nodes_ring(flags):
+    """Clipped by tensor over two nodes: each holds a part of each unit, until the sums of the other came. In the least
+    memory, and with a part of the state in memory."""
+    words = [*plan_words("middle", "nvme"), "--ranks", "4", "--nodes", "2", "--early", "--grad-ring", "--clip-mode", "tensor"]
+    least_host = plan(None, *words, *PAGES, "--nvme-bytes", NVME, "--host-bytes", "1M", status=7)["tiers"]["host"]["least"]
+    for host in (least_host, least_host + (8 << 20)):
+        with Daemon("--host-bytes", str(host), "--nvme-bytes", NVME, *PAGES) as a, \
+                Daemon("--host-bytes", str(host), "--nvme-bytes", NVME, *PAGES) as b:
+            p = held(a, f"two nodes, {host} bytes of host memory", words[:-4],
+                     lambda: Training(a, "middle", ["--offload", "nvme", *flags, "--socket", f"{a.socket},{b.socket}"], 4), flags)
+        host_want = p["tiers"]["host"]
+        check(host_want["room"] > 0 and (host_want["state"] == 0) == (host == least_host), f"{p}")
 
 
 def muon():

@@ -16,7 +16,8 @@
  *
  * ORDER. The all-gather takes its place when the next reduction has taken its own, or when there is no
  * next one (zcz_reduce_follow()). So it never delays the exchange of the next gradient, and there is no
- * barrier: what it waits for is that a slice was taken in by a daemon.
+ * barrier: what it waits for is that a slice was taken in by a daemon. With a ring of gradients that may
+ * take until the daemon has stepped an earlier unit, whose sums have their place before.
  */
 #include <errno.h>
 #include <string.h>

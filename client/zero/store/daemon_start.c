@@ -131,11 +131,10 @@ static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
     };
     int rc;
 
-    if (ring_limits(z) && d->base.node_world != z->shards)
-        return zcz_refuse(
-            z, -ENOTSUP,
-            "grad_ring with clipping by tensor needs all slices of a unit in one daemon: "
-            "ranks on one node");
+    if (ring_limits(z) && early_why(d) == ZC_EARLY_OLD)
+        return zcz_refuse(z, -ENOTSUP,
+                          "grad_ring with clipping by tensor on several nodes: the daemon of this "
+                          "node is older than sums of tensors over several nodes");
     for (uint32_t i = 0; i < z->nunits; i++)
         slice_most = zb_max_u64(slice_most, z->units[i].slice);
     d->base.piece_elems = zb_piece_elems(slice_most, d->base.page_elems);

@@ -21,7 +21,10 @@ static struct zc_tensor dense[] = { { "w", 0, 1, { 9000 }, 0, false },
 static struct zc_tensor pair[] = { { "p", 0, 1, { 1500 }, 0, false },
                                    { "q", 1500, 1, { 2500 }, 0, false } };
 static struct zc_tensor many[SMALL];
-struct zc_unit units[UNITS] = {
+static struct zc_tensor wide[] = { { "x", 0, 1, { WIDTH }, 0, false } };
+static const char *const wide_names[WIDE] = { "wide0", "wide1", "wide2", "wide3" };
+uint32_t nunits = UNITS;
+struct zc_unit units[UNITS + WIDE] = {
     { .name = "dense", .elems = 9150, .dtype = ZC_F32, .tensors = dense, .ntensors = 3 },
     { .name = "pair", .index = 1, .elems = 4000, .dtype = ZC_F32, .tensors = pair, .ntensors = 2 },
     { .name = "many",
@@ -80,7 +83,7 @@ static double lr_of(uint64_t step)
 /* ---- plain loops */
 
 struct ref {
-    double p[LEN], m[LEN], v[LEN], g[LEN], average[TRAINED];
+    double p[LEN], m[LEN], v[LEN], g[LEN], average[TRAINED + WIDE];
     uint64_t applied;
     double norm, clip_scale; /* of the last step */
     uint32_t clipped;        /* tensors, in all steps */
@@ -201,12 +204,17 @@ static int rank_step(struct rank *r, struct zc_zero *z, uint64_t step)
 
     for (uint32_t micro = 0; micro < micros && rc == 0; micro++) {
         first = 0;
-        for (uint32_t u = 0; u < UNITS && rc == 0; u++) {
+        for (uint32_t u = 0; u < nunits && rc == 0; u++) {
             rc = unit_reduce(r, z, u, first, step, r->options.comm->rank * micros + micro);
             for (uint32_t t = 0; t < units[u].ntensors; t++)
                 first += units[u].tensors[t].group != ZC_GROUP_FROZEN;
-            if (rc == 0 && u == 1)
+            if (rc == 0 && u == r->after)
                 rc = rank_interrupt(r, step);
+            if (rc == 0 && u == r->after && step == r->plan->abandons && r->abandoned != step) {
+                r->abandoned = step;
+                rc = zc_zero_abandon(z);
+                return rc < 0 ? rc : rank_step(r, z, step);
+            }
         }
     }
     return rc < 0 ? rc : zc_zero_step(z, lr_of(step), &r->stepped);
@@ -235,7 +243,7 @@ static void *rank_run(void *arg)
     uint64_t applied;
     int rc = zc_zero_open(&z, &r->options);
 
-    for (uint32_t u = 0; u < UNITS && rc == 0; u++)
+    for (uint32_t u = 0; u < nunits && rc == 0; u++)
         rc = zc_zero_add_unit(z, &units[u]);
     if (rc == 0)
         rc = zc_zero_start(z, initial, NULL);
@@ -266,6 +274,7 @@ struct party *party_new(uint32_t world, const struct plan *plan)
         p->ranks[r].options.comm = comm_group_rank(p->group, r);
         p->ranks[r].plan = plan;
         p->ranks[r].until = STEPS;
+        p->ranks[r].after = 1;
     }
     return p;
 }
@@ -355,4 +364,11 @@ void clip_model(void)
 {
     for (uint32_t i = 0; i < SMALL; i++)
         many[i] = (struct zc_tensor){ "t", (uint64_t)i * 7, 1, { 7 }, 0, false };
+    for (uint32_t i = UNITS; i < UNITS + WIDE; i++)
+        units[i] = (struct zc_unit){ .name = wide_names[i - UNITS],
+                                     .index = i,
+                                     .elems = WIDTH,
+                                     .dtype = ZC_F32,
+                                     .tensors = wide,
+                                     .ntensors = 1 };
 }

@@ -15,18 +15,21 @@
 #define RANKS   3u
 #define STEPS   10u
 #define WARMUP  3u
-#define SMALL   40u /* tensors of 7 elements each */
-#define TRAINED (4u + SMALL)
-#define LEN     (13100u + SMALL * 7u)
+#define SMALL   40u           /* tensors of 7 elements each */
+#define TRAINED (4u + SMALL)  /* without the wide units */
 #define UNUSED  (TRAINED - 1) /* this tensor's gradient is 0 up to step LATE */
 #define LATE    6u
 #define UNITS   3u
+#define WIDE    4u     /* more units, of WIDTH elements and one tensor each */
+#define WIDTH   86000u /* 21 blocks: a part for each of three ranks */
+#define LEN     (13100u + SMALL * 7u + WIDE * WIDTH)
 
-extern struct zc_unit units[UNITS];
+extern struct zc_unit units[UNITS + WIDE];
+extern uint32_t nunits; /* of the model: without the wide ones unless a test says so */
 
 /* Calls body with the tensor's number, unit, and position of its elements. */
 #define EACH_TENSOR(n, u, t, at)                                                                  \
-    for (uint32_t n = 0, u = 0, at = 0; u < UNITS; u++)                                           \
+    for (uint32_t n = 0, u = 0, at = 0; u < nunits; u++)                                          \
         for (const struct zc_tensor *t = units[u].tensors;                                        \
              t < units[u].tensors + units[u].ntensors; n += t->group != ZC_GROUP_FROZEN,          \
                                     at += t->group != ZC_GROUP_FROZEN ? (uint32_t)t->dims[0] : 0, \
@@ -36,7 +39,8 @@ extern struct zc_unit units[UNITS];
 struct plan {
     uint32_t micro_steps;
     bool announce;
-    uint64_t poison; /* the gradient of this step is not finite; 0: of none */
+    uint64_t poison;   /* the gradient of this step is not finite; 0: of none */
+    uint64_t abandons; /* this step is abandoned in its backward pass, and begins again; 0: none */
     double clip;
 };
 
@@ -50,12 +54,13 @@ struct rank {
      * farewell. NULL: never */
     int (*interrupt)(struct rank *r);
     uint64_t at;
+    uint32_t after; /* the unit before; 1 unless a test says so; also of plan->abandons */
     void *arg;
     /* out */
     int rc;
     char error[512];
     float p[LEN], m[LEN], v[LEN];
-    uint64_t begun;
+    uint64_t begun, abandoned;
     struct zc_zero_stepped stepped;
     pthread_t thread;
 };
