@@ -340,6 +340,7 @@ def _apply(stepper: Stepper, scale: float) -> Any:
             stacklevel=5,
         )
         return None
+    runtime.check_lost()
     runtime.let_go()
     if not stepper.rule.fits(runtime.kind):
         become(runtime, stepper.rule.kind)
