@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -55,3 +56,137 @@ def test_values_of_a_closed_model() -> None:
     again = Net()
     zt.shard(again, offload="none").close(gather=True)
     loss_of(again, batch(0)).backward()
+
+
+class Writer(Net):
+    """Writes its own weights in its forward pass, as a layer that normalizes them in place."""
+
+    write: Callable[[torch.nn.Parameter], object] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        if self.write is not None:
+            with torch.no_grad():
+                self.write(self.head.weight)
+        return out
+
+
+def halve_data(p: torch.nn.Parameter) -> None:
+    p.data = p.data * 0.5
+
+
+WRITES: dict[str, Callable[[torch.nn.Parameter], object]] = {
+    "in place": lambda p: p.mul_(0.5),
+    "operator": lambda p: p.__imul__(0.5),
+    "element": lambda p: p.__setitem__(0, 0.5),
+    "data": lambda p: p.data.mul_(0.5),
+    "view": lambda p: p.view(-1)[:3].zero_(),
+    "other data": halve_data,
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("offload", ["none", "host"])
+def test_weights_written_in_a_pass(name: str, offload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be lost, or end the process where the memory is the daemon's. In fp32 and this process they stay."""
+    if offload == "none":
+        monkeypatch.setenv("ZSHARD_MEMORY", "copy")  # as several ranks: what is written is lost
+    model = Writer()
+    opt = torch.optim.AdamW(model.parameters())
+    with zt.shard(model, opt, offload=offload):
+        model.write = WRITES[name]
+        with pytest.raises(RuntimeError, match="'head.weight' was written inside of a forward or backward pass"):
+            loss_of(model, batch(0))
+        model.write = None
+        loss_of(model, batch(0)).backward()
+        opt.step()
+
+
+@pytest.mark.parametrize("name", ["in place", "other data"])
+def test_weights_written_in_a_later_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes after the first ones are not watched: a write is found when the parameter is released."""
+    monkeypatch.setenv("ZSHARD_MEMORY", "copy")
+    model = Writer()
+    with zt.shard(model, torch.optim.AdamW(model.parameters()), offload="none") as handle:
+        for mode in (True, False):
+            loss_of(model.train(mode), batch(0))
+        assert handle.runtime.on_pass is None
+        model.write = WRITES[name]
+        with pytest.raises(RuntimeError, match="'head.weight' was written inside of a"):
+            loss_of(model, batch(0))
+
+
+def test_weights_of_one_process_that_are_written_in_a_pass() -> None:
+    model = Writer()
+    with zt.shard(model, torch.optim.AdamW(model.parameters()), offload="none"):
+        before = zt.full_state_dict(model)["head.weight"]
+        model.write = WRITES["in place"]
+        loss_of(model, batch(0))
+        model.write = None
+        assert torch.equal(zt.full_state_dict(model)["head.weight"], before * 0.5)
+
+
+def test_other_data_of_a_released_parameter() -> None:
+    """p.data = ... between passes would be overlooked."""
+    model = Net()
+    with zt.shard(model, torch.optim.AdamW(model.parameters()), offload="none"):
+        model.head.weight.data = torch.ones_like(model.head.weight)
+        with pytest.raises(RuntimeError, match="'head.weight' was given other data while released.*write_rank"):
+            loss_of(model, batch(0))
+        assert loss_of(model, batch(0)) > 0
+
+
+def test_gradients_of_autograd_grad() -> None:
+    """The engine has no gradient then, and would step nothing."""
+    model = Net()
+    opt = torch.optim.SGD(model.parameters())
+    with zt.shard(model, opt, offload="none"):
+        params = list(model.parameters())
+        for p, g in zip(params, torch.autograd.grad(loss_of(model, batch(0)), params), strict=True):
+            p.grad = g
+        with pytest.raises(RuntimeError, match="the .grad of parameter 'embed.weight' is not zshard's"):
+            opt.step()
+        opt.zero_grad()
+        with pytest.warns(UserWarning, match="without a backward pass"):
+            opt.step()
+
+
+def test_a_parameter_without_an_optimizer() -> None:
+    model = Net()
+    opt = torch.optim.AdamW(model.head.parameters())
+    with zt.shard(model, opt, offload="none"):
+        with pytest.warns(UserWarning, match="are in no optimizer"):
+            loss_of(model, batch(0)).backward()
+            opt.step()
+        opt.zero_grad()
+        with pytest.raises(RuntimeError, match="no optimizer has it.*freeze it.*model.zero_grad"):
+            loss_of(model, batch(1)).backward()
+        model.zero_grad()
+        loss_of(model, batch(1)).backward()
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, zt.AdamW])
+def test_a_step_that_is_skipped(make: Callable[..., torch.optim.Optimizer]) -> None:
+    """Once: torch's weights would be NaN from here on."""
+    model = Net()
+    opt = make(model.parameters())
+    with zt.shard(model, opt, offload="none") as handle:
+        for step in range(3):
+            (loss_of(model, batch(step)) * (float("inf") if step else 1)).backward()
+            if step == 1:
+                with pytest.warns(UserWarning, match="step 2 was skipped, because a gradient is not finite"):
+                    opt.step()
+            else:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    opt.step()
+            opt.zero_grad()
+        assert handle.step_number == 3
+
+
+def test_a_norm_inside_of_the_backward_pass() -> None:
+    model = Net()
+    with zt.shard(model, torch.optim.AdamW(model.parameters()), offload="none"):
+        model.head.weight.register_post_accumulate_grad_hook(lambda p: p.grad.norm())  # type: ignore[union-attr]
+        with pytest.raises(RuntimeError, match="after the backward pass, not inside of it"):
+            loss_of(model, batch(0)).backward()

@@ -18,6 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ._memory import written_inside
 from ._runtime import Runtime, task_id
 from ._unit_state import Group, UnitState
 
@@ -103,6 +104,8 @@ class Hooks:
                         return None
                     output, changed = self._hooked(group, output)
                     runtime.exit(group)
+                    if runtime.depth == 0:
+                        runtime.check_lost()
                     return output if changed else None
             finally:
                 runtime.busy_ns += perf_counter_ns() - runtime.c_ns - start
@@ -220,6 +223,8 @@ class _Learner(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if args and type(args[0]) in (torch.Tensor, nn.Parameter) and _in_place(func):
+            self._refuse(args[0])
         for item in _flat(args):
             if isinstance(item, nn.Parameter):
                 self._see(item, func)
@@ -227,6 +232,15 @@ class _Learner(TorchFunctionMode):
             if isinstance(item, nn.Parameter):
                 self._see(item, func)
         return func(*args, **(kwargs or {}))
+
+    def _refuse(self, tensor: torch.Tensor) -> None:
+        """A write to gathered memory: lost in this process's memory, and the end of the process in the daemon's."""
+        if tensor.layout is not torch.strided:
+            return
+        for state in self.runtime.units:
+            memory = state.memory
+            if memory.shown and not memory.lasting and memory.owns(tensor):
+                raise written_inside(memory.name_at(tensor))
 
     def _see(self, param: nn.Parameter, func: Any) -> None:
         runtime = self.runtime
@@ -295,6 +309,17 @@ _LOOKS: set[Any] = {
 _DETACHES: set[Any] = {torch.Tensor.detach, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
 for _name in _NAMES:
     _LOOKS.update(getattr(getattr(torch.Tensor, _name, None), how, None) for how in ("__get__", "__set__"))
+
+
+def _in_place(func: Any) -> bool:
+    """Whether a function of torch writes to its first argument, by its name: copy_, __iadd__, __setitem__."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name in _IN_PLACE
+    return name.endswith("_") and func not in _LOOKS
+
+
+_IN_PLACE = {f"__i{n}__" for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")} | {"__setitem__"}
 
 
 def _flat(items: Iterable[Any]) -> Iterable[Any]:

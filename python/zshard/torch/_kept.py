@@ -53,7 +53,7 @@ def drop(runtime: Runtime, states: Iterable[UnitState]) -> None:
             if p._version != state.versions[i]:
                 written = written or state.unit.pieces[i].name
         state.kept = 0
-        runtime.release(state)
+        runtime.release(state, sent=True)
     if written:
         raise RuntimeError(
             f"parameter '{written}' was written outside of zshard.torch.gathered(write_rank=): the engine keeps the "
@@ -89,5 +89,5 @@ def forget(runtime: Runtime) -> None:
         if state.kept:
             state.kept = 0
             with contextlib.suppress(ZshardError):
-                runtime.release(state)
+                runtime.release(state, sent=True)
     runtime.leave()

@@ -9,7 +9,8 @@ ways; the first that works is taken (a self-test, once), ZSHARD_MEMORY=swap|view
     copy   gathered memory is copied into a storage of torch's own
 
 A unit is *shown* (gathered), *hidden* (released, inside a pass) or *outside* (released, outside of
-a pass): there each parameter is a NaN scalar, and `p._version` tells whether somebody wrote to it.
+a pass): there each parameter is a NaN scalar, and `p._version` tells whether somebody wrote to it. While it is shown,
+`written()` does. Where each parameter's data must be tells whether somebody set `p.data`.
 Not thread-safe: the runtime's lock is held.
 """
 
@@ -107,7 +108,10 @@ class UnitMemory:
         self.pieces = [(p.param, p.first, p.shape, contiguous_strides(p.shape)) for p in unit.pieces]
         self.params = [p.param for p in unit.pieces]
         self.scalars = [_guard.scalar(p.shape, unit.dtype, device) for p in unit.pieces]
+        self.places = [s.data_ptr() for s in self.scalars]  # where a scalar is
         self.versions = [0] * len(self.params)
+        # What is written to shown parameters stays: they are this process's own. The runtime knows whether they are.
+        self.lasting = mode != "copy" and device.type == "cpu" and unit.dtype == torch.float32
         self.holders: dict[int, Any] = {}
         self.views: dict[int, list[torch.Tensor]] = {}
         self.storage: Any = None
@@ -158,6 +162,29 @@ class UnitMemory:
         elif self.outside:
             self._set(self.fixed)
         self.outside = False
+        self.remember()
+
+    def name_at(self, tensor: torch.Tensor) -> str:
+        """Which parameter a tensor looks at, which looks at this unit's gathered memory."""
+        base = self.storage.data_ptr() if self.storage is not None else self.shown
+        at = (tensor.data_ptr() - base) // self.unit.dtype.itemsize
+        return next((p.name for p in reversed(self.unit.pieces) if p.first <= at), self.unit.name)
+
+    def remember(self) -> None:
+        """What was written to parameters so far is known."""
+        self.versions = [p._version for p in self.params]
+
+    def written(self) -> str:
+        """The name of a shown parameter whose change is lost with the release; "": there is none."""
+        if not self.shown:
+            return ""
+        base = self.storage.data_ptr() if self.mode == "copy" else self.shown
+        for i, piece in enumerate(self.unit.pieces):
+            param = self.params[i]
+            elsewhere = piece.numel and param.data_ptr() != base + piece.first * self.unit.dtype.itemsize
+            if elsewhere or param._version != self.versions[i] and not self.lasting:
+                return piece.name
+        return ""
 
     def _set(self, tensors: list[torch.Tensor]) -> None:
         for param, tensor in zip(self.params, tensors, strict=True):
@@ -216,6 +243,12 @@ class UnitMemory:
         if not self.outside:
             return
         for i, param in enumerate(self.params):
+            if param.data_ptr() != self.places[i]:
+                param.data = self.scalars[i]
+                raise RuntimeError(
+                    f"parameter '{self.unit.pieces[i].name}' was given other data while released (p.data = ...): the "
+                    "engine keeps its values. Write them in zshard.torch.gathered(p, write_rank=)"
+                )
             if param._version == self.versions[i]:
                 continue
             self.versions[i] = param._version
@@ -225,6 +258,14 @@ class UnitMemory:
                     f"parameter '{self.unit.pieces[i].name}' was written while released; use "
                     "zshard.torch.gathered() around the write"
                 )
+
+
+def written_inside(name: str) -> RuntimeError:
+    """The error of a parameter that is written inside of a pass."""
+    return RuntimeError(
+        f"parameter '{name}' was written inside of a forward or backward pass: the engine keeps its values, so the "
+        "change is lost. Write between passes, in zshard.torch.gathered(p, write_rank=), or compute with a changed copy"
+    )
 
 
 @functools.cache

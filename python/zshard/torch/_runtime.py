@@ -26,7 +26,7 @@ from torch import nn
 from .._engine import Engine
 from ..errors import RolledBack
 from . import _kept
-from ._memory import UnitMemory, saved_hooks, tensor_at
+from ._memory import UnitMemory, saved_hooks, tensor_at, written_inside
 from ._unit_state import Group, UnitState
 from ._units import Plan
 
@@ -51,6 +51,7 @@ class Runtime:
         self.steppers: list[Any] = []  # of the optimizers that are known
         self.waiting: Any = None  # a step of several optimizers, of which some have stepped
         self.warned = False
+        self.tells_skipped = True  # the first step that is skipped is reported
         self.kind = ""  # the engine's optimizer
         self.default_boundary = True
         self.boundary = True  # the next micro-step may be the step's last
@@ -70,6 +71,7 @@ class Runtime:
         self.step_scale = 1.0  # their gradients are multiplied by it
         self.spent = False  # the last step's gradients were not cleared yet
         self.norms: list[Any] | None = None  # of this step's gradient so far
+        self.lost = ""  # a parameter that was written inside of a pass, where that does not last
         self.closed = ""
         self.on_pass: Callable[[bool], None] | None = None
         self.before_forward: Callable[[], None] | None = None
@@ -79,6 +81,8 @@ class Runtime:
         self.exposed: list[Any] = []  # then: (weak reference to a parameter, a NaN scalar)
         self.saved = saved_hooks(self._shown) if any(u.memory.mode == "view" for u in states) else None
         self.watching = False  # `saved` is at work
+        for u in states:
+            u.memory.lasting &= engine.world == 1 and not engine.options.get("socket")
         self.trainable = [(u, i) for u in states if u.trainable for i in range(len(u.params))]
         for number, (state, i) in enumerate(self.trainable):
             if i == 0:
@@ -124,13 +128,21 @@ class Runtime:
             return
         state.holds += 1
 
-    def release(self, state: UnitState) -> None:
-        """Ends one hold."""
+    def release(self, state: UnitState, sent: bool = False) -> None:
+        """Ends one hold. sent: what was written to its parameters is known already."""
         state.holds -= 1
         if state.holds == 0:
+            if not sent:
+                self.lost = self.lost or state.memory.written()
             state.memory.hide()
             self.call(self.engine.release, state.index)
             self.hidden.append(state)
+
+    def check_lost(self) -> None:
+        """RuntimeError: a pass wrote to a parameter, and the change is lost."""
+        if self.lost:
+            name, self.lost = self.lost, ""
+            raise written_inside(name)
 
     def leave(self) -> None:
         """Outside of a pass, released parameters are scalars of their own."""
@@ -503,6 +515,9 @@ class Runtime:
         if not result.skipped:  # a graph from before the step says that it is stale, as torch's does
             moved = [u.params[i] for u, i in self.trainable if u.had[i] and u.params[i].grad is u.handles[i]]
             torch.autograd.graph.increment_version(moved)
+            for state in self.units:
+                if state.memory.shown:
+                    state.memory.remember()
         norms = self.norms
         self.clear()
         self.norms, self.spent = norms, True
@@ -559,12 +574,18 @@ class Runtime:
         return True
 
     def _check_cleared(self) -> None:
-        for state, i in self.trainable:
+        for number, (state, i) in enumerate(self.trainable):
             handle = state.handles[i]
             if state.params[i].grad is handle and not handle.zeroed:
+                name = state.unit.pieces[i].name
+                if not any(s.has(number) for s in self.steppers):
+                    raise RuntimeError(
+                        f"the gradient of '{name}' was dropped with the step, because no optimizer has it, and was not "
+                        "cleared: freeze it (requires_grad_(False)), or call model.zero_grad() after each step"
+                    )
                 raise RuntimeError(
-                    f"the gradient of '{state.unit.pieces[i].name}' was stepped and not cleared: call "
-                    "optimizer.zero_grad() before the next backward pass"
+                    f"the gradient of '{name}' was stepped and not cleared: call optimizer.zero_grad() before the next "
+                    "backward pass"
                 )
         self.spent = False
 

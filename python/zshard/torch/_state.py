@@ -201,7 +201,8 @@ def _hide(entry: _Shown) -> torch.Tensor:
     with runtime.lock:
         entry.p.data = _views(entry.state)[_place(entry.state, entry.p)]
         _kept.seen(runtime, entry.state)
-        runtime.release(entry.state)
+        entry.state.memory.versions[entry.state.places[id(entry.p)]] = entry.p._version
+        runtime.release(entry.state, sent=True)
         runtime.leave()
     return value
 
