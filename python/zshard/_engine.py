@@ -169,12 +169,20 @@ class Engine:
         """Closes the engine, not its comm; may be called again. clean: collective."""
         if self._pid != os.getpid():  # it is the parent's
             self._z = None
+            self._forget()
             return
         with self._life:
             z, self._z = self._z, None
         if z is not None:
             _interrupt.unwatch(self)
             self.lib.zc_zero_close(z, clean)
+        self._forget()
+
+    def _forget(self) -> None:
+        """After close(): calls of the library raise."""
+        gone: Any = _Closed()
+        self.lib = self._gather = self._release = self._grad = self._grad_add = self._gather_into = gone
+        self._reduce = self._reduce_of = gone
 
     def __enter__(self) -> "Engine":
         return self
@@ -534,6 +542,16 @@ class Engine:
         out = _c.zc_zero_stats()
         self._check(self.lib.zc_zero_stats(self.handle, byref(out)))
         return plain(out)
+
+
+class _Closed:
+    """In place of the library once the engine is closed: calls of C would follow a pointer that is gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Refused(-9, "EBADF", "the engine is closed")
+
+    def __call__(self, *args: Any) -> Any:
+        raise Refused(-9, "EBADF", "the engine is closed")
 
 
 def _product(dims: Sequence[int]) -> int:

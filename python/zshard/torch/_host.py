@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from .._interrupt import held_back
+from . import _grads
 from ._optim import Optimizer
 from ._step import GROUP_NONE, Rule
 
@@ -186,7 +187,7 @@ class HostOptimizer(Optimizer):
     def _inner(self, runtime: Runtime) -> tuple[_Slices, torch.optim.Optimizer]:
         """This rank's slices, and torch's optimizer of them, with the hyperparameters of now."""
         made = self._made.get(id(runtime))
-        if made is None or made[0].runtime is not runtime or len(made[1].param_groups) != len(self.param_groups):
+        if made is None or made[0].runtime is not runtime or self._regrouped(*made):
             slices = _Slices(runtime)
             rows: list[list[nn.Parameter]] = [[] for _ in self.param_groups]
             for group, number, param in self._numbers():
@@ -196,16 +197,28 @@ class HostOptimizer(Optimizer):
                     rows[group].append(row.value)
             groups = [{**g, "params": r} for g, r in zip(self.param_groups, rows, strict=True)]
             inner = self._cls(groups, **self._arguments)
-            if made is not None and made[0].runtime is runtime:  # a group was added: state stays
+            if made is not None and made[0].runtime is runtime:  # groups were changed: state stays
                 for key, row in slices.of_param.items():
-                    old = made[0].of_param[key]
-                    if old.value in made[1].state:
+                    old = made[0].of_param.get(key)
+                    if old is not None and old.value in made[1].state:
                         inner.state[row.value] = made[1].state[old.value]
             made = self._made[id(runtime)] = (slices, inner)
         for mine, theirs in zip(self.param_groups, made[1].param_groups, strict=True):
             theirs.update({k: v for k, v in mine.items() if k != "params"})
         self._take_loaded(*made)
         return made
+
+    def _regrouped(self, slices: _Slices, inner: torch.optim.Optimizer) -> bool:
+        """Whether groups have other parameters than those of torch's optimizer."""
+        if len(inner.param_groups) != len(self.param_groups):
+            return True
+        for mine, theirs in zip(self.param_groups, inner.param_groups, strict=True):
+            rows = [row.value for p in mine["params"] if (row := slices.of_param.get(id(p))) is not None]
+            if len(rows) != len(theirs["params"]) or any(
+                a is not b for a, b in zip(rows, theirs["params"], strict=True)
+            ):
+                return True
+        return False
 
     def _take_loaded(self, slices: _Slices, inner: torch.optim.Optimizer) -> None:
         if not self._loaded:
@@ -234,6 +247,7 @@ class HostOptimizer(Optimizer):
         if math.isnan(runtime.call(runtime.engine.norm)):
             yield  # not finite: the engine skips the step on all ranks
             return
+        common *= _clip_factor(runtime, group_of, factors, common)
         made = self._step_slices(slices, inner, group_of, factors, common)
         with held_back():
             if runtime.writing is not None:
@@ -343,3 +357,19 @@ class HostOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_made": {}}
+
+
+def _clip_factor(runtime: Runtime, group_of: Any, factors: Any, common: float) -> float:
+    """What shard(clip=) multiplies the gradient by. Collective. ValueError: a way to clip that there is only in the
+    engine's own steps."""
+    mode = runtime.engine.options.get("clip_mode", "global")
+    if mode == "tensor":
+        raise ValueError("HostOptimizer: clip_mode='tensor' clips the engine's own steps; use clip_mode='global'")
+    if not runtime.step_clip or mode != "global":
+        return 1.0
+    total = 0.0
+    for i, row in enumerate(_grads.norms(runtime)):
+        if group_of[i] != GROUP_NONE:
+            factor = common * (factors[i] if factors is not None else 1.0) / runtime.world
+            total += factor * factor * row.sum_of_squares
+    return min(1.0, runtime.step_clip / (math.sqrt(total) + 1e-6))

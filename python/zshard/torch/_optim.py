@@ -7,7 +7,7 @@ these say more: `overflow`, `skipped`, `grad_norm`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,33 +26,50 @@ def params_by_runtime(optimizer: torch.optim.Optimizer) -> dict[Any, list[torch.
 
 def load_state(optimizer: torch.optim.Optimizer, rule: Rule) -> None:
     """Moments and step counts that load_state_dict() left in `optimizer.state` go to the engine; lazy entries take
-    their place. Collective where there are any."""
+    their place. Parameters without an entry begin at zero, as in torch, unless no optimizer of this process has stepped
+    them: a resumed job has moments of its own. Collective where there are any."""
     for runtime, params in params_by_runtime(optimizer).items():
         if runtime is None:
             continue
         counts: dict[int, list[int]] = {}  # of units
+        keeps = rule.kind != "sgd" or any(g.get("momentum") for g in optimizer.param_groups)
         for param in params:
             entry = optimizer.state.get(param)
-            if entry is None or isinstance(entry, LazyState):
+            if isinstance(entry, LazyState):
+                if keeps or entry.runtime is not runtime:
+                    entry.check(runtime)
                 continue
             found = runtime.plan.find(param)
-            states = rule.states if found is None else rule.states_in(found[0])
-            optimizer.state[param] = LazyState(runtime, param, states)
             if found is None or found[0].frozen:
                 continue
-            values = {n: v for n in states if isinstance(v := entry.get(n), torch.Tensor)}
-            index = found[0].index
-            if index not in counts:
-                counts[index] = runtime.call(runtime.engine.tensor_steps, index)
-            place = runtime.units[index].places[id(param)]
-            # torch's SGD has no count: a momentum says that there was a step.
-            steps = int(float(entry["step"])) if "step" in entry else max(counts[index][place], int(bool(values)))
-            for name, value in values.items():
-                if steps or bool(value.any()):
-                    write_state(runtime, param, name, value)
-            counts[index][place] = steps
+            unit = runtime.units[found[0].index]
+            place = unit.places[id(param)]
+            states = rule.states_in(found[0])
+            if entry is None and (unit.shown[place] is None or not states):
+                continue
+            if entry is not None:
+                optimizer.state[param] = LazyState(runtime, param, states)
+            else:
+                unit.shown[place] = None
+            if unit.index not in counts:
+                counts[unit.index] = runtime.call(runtime.engine.tensor_steps, unit.index)
+            counts[unit.index][place] = _load_one(runtime, param, states, entry or {}, counts[unit.index][place])
         for index, steps_of in counts.items():
             runtime.call(runtime.engine.set_tensor_steps, index, steps_of)
+
+
+def _load_one(runtime: Any, param: torch.Tensor, states: tuple[str, ...], entry: Mapping[str, Any], before: int) -> int:
+    """Writes the moments of one parameter, zeros where there are none. Returns its step count."""
+    values = {n: v for n in states if isinstance(v := entry.get(n), torch.Tensor)}
+    # torch's SGD has no count: a momentum says that there was a step.
+    steps = int(float(entry["step"])) if "step" in entry else max(before, 1) if values else 0
+    for name in states:
+        value = values.get(name)
+        if value is None and before:
+            write_state(runtime, param, name, torch.zeros(param.shape))
+        elif value is not None and (steps or before or bool(value.any())):
+            write_state(runtime, param, name, value)
+    return steps
 
 
 def show_state(optimizer: torch.optim.Optimizer, runtime: Any, rule: Rule) -> None:

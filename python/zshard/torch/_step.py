@@ -23,7 +23,7 @@ from . import _kept
 if TYPE_CHECKING:
     from ._runtime import Runtime
     from ._unit_state import UnitState
-    from ._units import Unit
+    from ._units import Piece, Unit
 
 GROUP_NONE = 65534
 _WHATS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "exp_avg", "sum": "exp_avg"}
@@ -189,7 +189,7 @@ class Stepper:
     def group_of(self) -> Any:
         """[trainable] uint32: the group of each tensor, GROUP_NONE where it is in none. Not to be written."""
         groups = self.optimizer.param_groups
-        key = [(id(g), len(g["params"])) for g in groups]
+        key = [[id(p) for p in g["params"]] for g in groups]
         if key == self._key:
             return self._group_of
         runtime = self.runtime
@@ -446,29 +446,67 @@ def tell_skipped(runtime: Runtime, stepped: Any) -> None:
 
 
 class LazyState(dict[str, Any]):
-    """`optimizer.state[p]`: its entries are read from the engine when they are asked for.
+    """`optimizer.state[p]`: its entries are read from the engine when they are asked for, and written when they are
+    set.
 
-    Keys are "step" and the moments' names. Reads are collective where ranks are several.
+    Keys are "step" and the moments' names. Reads and writes are collective where ranks are several. The engine keeps
+    one state of a parameter: that of the LazyState that was made last (UnitState.shown).
     """
 
     def __init__(self, runtime: Runtime, param: torch.Tensor, states: tuple[str, ...]) -> None:
         super().__init__(dict.fromkeys(("step", *states)))
         self.runtime, self.param = runtime, param
+        found = runtime.plan.find(param)
+        if found is not None:
+            unit = runtime.units[found[0].index]
+            unit.shown[unit.places[id(param)]] = self
+
+    def check(self, runtime: Runtime) -> None:
+        """RuntimeError: the engine of `runtime` does not keep this state."""
+        unit, piece = _found(self.runtime, self.param)
+        if self.runtime is not runtime or runtime.closed:
+            raise RuntimeError(
+                f"the optimizer's state of parameter '{piece.name}' was in the engine of a model that was closed: take "
+                "copy.deepcopy(optimizer.state_dict()) before handle.close(), and load it afterwards, or make a new "
+                "optimizer"
+            )
+        state = runtime.units[unit.index]
+        if state.shown[state.places[id(self.param)]] is not self:
+            raise RuntimeError(
+                f"another optimizer has stepped parameter '{piece.name}': the engine keeps one state of a parameter, "
+                "and this optimizer's is gone. Load it (optimizer.load_state_dict()), or clear it (optimizer.state)"
+            )
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self:
+            name = _found(self.runtime, self.param)[1].name
+            raise KeyError(f"the state of parameter '{name}' has {', '.join(self)}, and no '{key}'")
+        self.check(self.runtime)
+        if key == "step":
+            write_steps(self.runtime, self.param, int(float(value)))
+            return
+        write_state(self.runtime, self.param, key, torch.zeros(self.param.shape) if value is None else value)
+        if value is None:  # torch's SGD before its first step
+            write_steps(self.runtime, self.param, 0)
 
     def __getitem__(self, key: str) -> Any:
         if key not in self:
             raise KeyError(key)
-        value = super().__getitem__(key)
-        return value if value is not None else read_state(self.runtime, self.param, key)
+        with torch.inference_mode():  # a write to what was read would be lost: torch refuses it
+            return self._read(key)
+
+    def _read(self, key: str) -> Any:
+        self.check(self.runtime)
+        return read_state(self.runtime, self.param, key)
 
     def get(self, key: str, default: Any = None) -> Any:
         return self[key] if key in self else default
 
     def items(self) -> Any:
-        return [(k, self[k]) for k in self]
+        return [(k, self._read(k)) for k in self]
 
     def values(self) -> Any:
-        return [self[k] for k in self]
+        return [self._read(k) for k in self]
 
     def __reduce__(self) -> Any:
         # An OrderedDict: torch.load(weights_only=True) builds it, and refuses a dict that is called.
@@ -484,9 +522,7 @@ class LazyState(dict[str, Any]):
 
 def read_state(runtime: Runtime, param: torch.Tensor, name: str) -> torch.Tensor:
     """ "step" (scalar), or a moment (fp32, the parameter's shape, on its device), on every rank. Collective."""
-    found = runtime.plan.find(param)
-    assert found is not None
-    unit, piece = found
+    unit, piece = _found(runtime, param)
     if name == "step":
         place = runtime.units[unit.index].places[id(param)]
         return torch.tensor(float(runtime.call(runtime.engine.tensor_steps, unit.index)[place]))
@@ -495,9 +531,21 @@ def read_state(runtime: Runtime, param: torch.Tensor, name: str) -> torch.Tensor
 
 def write_state(runtime: Runtime, param: torch.Tensor, name: str, value: torch.Tensor) -> None:
     """Writes a moment, the same on every rank. Collective. ValueError: another shape."""
-    found = runtime.plan.find(param)
-    assert found is not None
-    unit, piece = found
+    unit, piece = _found(runtime, param)
     if value.shape != piece.shape:
         raise ValueError(f"'{name}' of '{piece.name}' has shape {tuple(value.shape)}, not {tuple(piece.shape)}")
     runtime.write(unit.index, _WHATS[name], piece.first, value.detach().float().contiguous().view(-1))
+
+
+def write_steps(runtime: Runtime, param: torch.Tensor, steps: int) -> None:
+    """Sets a parameter's step count. Collective."""
+    unit = _found(runtime, param)[0]
+    counts = runtime.call(runtime.engine.tensor_steps, unit.index)
+    counts[runtime.units[unit.index].places[id(param)]] = steps
+    runtime.call(runtime.engine.set_tensor_steps, unit.index, counts)
+
+
+def _found(runtime: Runtime, param: torch.Tensor) -> tuple[Unit, Piece]:
+    found = runtime.plan.find(param)
+    assert found is not None
+    return found

@@ -49,6 +49,7 @@ class UnitState:
         self.views: dict[int, list[torch.Tensor]] = {}
         self.nodes: list[Any] = []
         self.handles: list[_grads.Gradient] = []
+        self.shown: list[Any] = [None] * n  # the entry of an optimizer's `state` that the engine has (LazyState)
         self.direct = False  # AccumulateGrad adds into the engine's buffer
 
     def prepare(self, runtime: Runtime) -> None:
