@@ -258,6 +258,7 @@ uint32_t zcz_digest(const struct zc_zero *z)
                            o->muon_scale,
                            o->grad_ring,
                            o->grad_ring_keep,
+                           o->announces,
                            o->muon_engine };
     double scalars[] = { o->clip,
                          o->beta1,

@@ -332,7 +332,7 @@ struct zc_zero_options {
      * ZC_ZERO_NVME, and zc_zero_stats() says why. */
     enum zc_zero_offload offload_param, offload_optimizer;
     /* micro-steps whose gradients make one step. 0: any number, each between zc_zero_micro() and
-     * zc_zero_micro_end(); not with `vertical`, and no step is announced then */
+     * zc_zero_micro_end(); not with `vertical`. Steps are announced only with `announces` */
     uint32_t micro_steps;
     double clip; /* limit of the global norm; 0: off */
     enum zc_optimizer optimizer;
@@ -446,8 +446,9 @@ struct zc_zero_options {
     enum zc_muon_scale muon_scale; /* ZC_MUON: as in struct zc_group */
     /* The daemon does not hold gradients of pages whose state is on NVMe, and has that memory for state
      * (docs/OVERLAP.md). Every step is announced (zc_zero_announce()) before its first gradient is
-     * reduced (-EINVAL). Needs offload_optimizer ZC_ZERO_NVME, ZC_ZERO_EARLY, no global clipping, and one
-     * push for each unit and step: micro_steps 1, accumulate_local or vertical (-EINVAL). With
+     * exchanged (-EINVAL). Needs offload_optimizer ZC_ZERO_NVME, ZC_ZERO_EARLY, no global clipping, and one
+     * push for each unit and step: micro_steps 1, accumulate_local or vertical (-EINVAL), or
+     * `announces`, and then only announced micro-steps are exchanged. With
      * ZC_CLIP_TENSOR the daemon has memory for the gradients of two units, and the steps of the warm-up
      * hold these gradients on NVMe: more transfers, and room for them. No dynamic loss scale then
      * (-EINVAL); on several nodes, all daemons know sums over them (zc_server.sums; -ENOTSUP) */
@@ -458,6 +459,9 @@ struct zc_zero_options {
     /* ZC_MUON, offloaded: what orthogonalizes the matrices, for the whole life of the job (struct
      * zc_job_options) */
     enum zc_muon_engine muon_engine;
+    /* micro_steps 0: steps may be announced by zc_zero_announce_by(), each before its last micro-step.
+     * With ZC_ZERO_EARLY the job then needs the room that early steps need */
+    bool announces;
 };
 
 /**
@@ -652,7 +656,9 @@ ZC_EXPORT int zc_zero_micro_end(struct zc_zero *z);
 /** Result of a step. */
 struct zc_zero_stepped {
     uint64_t iterations, applied;
-    double grad_norm; /* of the averaged gradient, before clipping; NaN if skipped */
+    /* of the averaged gradient, before clipping; NaN if skipped. Of what is stepped; if the step was
+     * announced and clips nothing, of all gradients, without factors: they are used up */
+    double grad_norm;
     /* 1: not clipped. Global clipping: its factor. By tensor: the norm after clipping over that before */
     double clip_scale;
     /* a gradient was not finite on some rank: nothing changed on any rank */
@@ -690,7 +696,7 @@ ZC_EXPORT int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped 
  * a unit that no rank reduced) keeps its weight, its moments and its own step count, as in torch.
  * Bias correction uses that count. Exceptions are options.step_unused, and a step that was
  * announced, which begins before missing gradients are known: then the tensor is stepped with a
- * gradient of zero. Trainable tensors are numbered over all units in order, within each unit in
+ * gradient of zero (with micro_steps 0 the step is refused). Trainable tensors are numbered over all units in order, within each unit in
  * order of declaration. Frozen units and tensors of ZC_GROUP_FROZEN are not counted.
  */
 struct zc_zero_step_how {
@@ -807,6 +813,19 @@ ZC_EXPORT int zc_zero_abandon(struct zc_zero *z);
  * changed.
  */
 ZC_EXPORT int zc_zero_announce(struct zc_zero *z, double lr);
+
+/**
+ * Announces the next step with these values, as zc_zero_announce() does with a learning rate.
+ * zc_zero_step_by() must then have the same ones (-EINVAL). They are copied.
+ *
+ * With micro_steps 0 this needs options.announces and how->divide (-EINVAL), between two micro-steps
+ * (-EBUSY). It says that the next micro-step, or, if gradients are held here, the exchange that the
+ * step makes, is the step's last: another zc_zero_micro() is refused (-EBUSY). All ranks announce the
+ * same steps. If a tensor of the step has no gradient on any rank, the step is refused (-EINVAL), unless
+ * options.step_unused is set. Nothing has changed then but that gradients are used up: zc_zero_abandon()
+ * begins the step again, also without an announcement.
+ */
+ZC_EXPORT int zc_zero_announce_by(struct zc_zero *z, const struct zc_zero_step_how *how);
 
 /**
  * Finishes the step in progress, and makes the newest step durable if it is not; waits for both. On

@@ -220,7 +220,7 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_void_p, "stream"), (c_uint32, "reconnect_ms"), (c_int, "node_gather clip_mode"),
                          (c_double, "clip_tensor_ratio clip_tensor_beta"), (c_uint64, "clip_tensor_warmup"),
                          (c_int, "muon_scale"), (c_bool, "grad_ring"), (c_uint32, "grad_ring_keep"),
-                         (c_int, "muon_engine"))
+                         (c_int, "muon_engine"), (c_bool, "announces"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))
@@ -375,6 +375,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_zero_step": (c_int, (HANDLE, c_double, P(zc_zero_stepped))),
     "zc_zero_loss_scale": (c_double, (HANDLE,)),
     "zc_zero_announce": (c_int, (HANDLE, c_double)),
+    "zc_zero_announce_by": (c_int, (HANDLE, P(zc_zero_step_how))),
     "zc_zero_commit": (c_int, (HANDLE,)),
     "zc_zero_note_put": (c_int, (HANDLE, c_bool, c_void_p, c_size_t)),
     "zc_zero_note_get": (c_int, (HANDLE, c_bool, c_void_p, P(c_size_t))),

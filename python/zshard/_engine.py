@@ -404,6 +404,32 @@ class Engine:
             clip: of the global norm; 0: off.
             group_of and factors may be ctypes arrays of uint32 and float, which are not copied.
         """
+        how = self._how(groups, group_of, factors, divide, clip)
+        self._check(self.lib.zc_zero_step_by(self._z, byref(how), byref(self._stepped)))
+        return self._result()
+
+    def announce_by(
+        self,
+        groups: Sequence[Mapping[str, Any]],
+        *,
+        group_of: Sequence[int] | None = None,
+        factors: Sequence[float] | None = None,
+        divide: float = 0.0,
+        clip: float = 0.0,
+    ) -> None:
+        """Says the arguments of the next step_by() ahead; with micro_steps 0 before its last micro-step. Collective."""
+        how = self._how(groups, group_of, factors, divide, clip)
+        self._check(self.lib.zc_zero_announce_by(self._z, byref(how)))
+
+    def _how(
+        self,
+        groups: Sequence[Mapping[str, Any]],
+        group_of: Sequence[int] | None,
+        factors: Sequence[float] | None,
+        divide: float,
+        clip: float,
+    ) -> Any:
+        """struct zc_zero_step_how, valid until the next one."""
         n = len(groups)
         if self._groups is None or len(self._groups) != n:
             self._groups = (_c.zc_group * n)()
@@ -413,7 +439,7 @@ class Engine:
             ctypes.memset(byref(c), 0, ctypes.sizeof(c))
             for name, value in g.items():
                 setattr(c, name, _number(MUON_SCALE, value) if name == "muon_scale" else value)
-        how = _c.zc_zero_step_how(
+        return _c.zc_zero_step_how(
             groups=self._groups,
             ngroups=n,
             group_of=self._array(c_uint32, group_of),
@@ -421,8 +447,6 @@ class Engine:
             divide=divide,
             clip=clip,
         )
-        self._check(self.lib.zc_zero_step_by(self._z, byref(how), byref(self._stepped)))
-        return self._result()
 
     def _array(self, kind: Any, values: Sequence[float] | None) -> Any:
         if values is None or isinstance(values, ctypes.Array):

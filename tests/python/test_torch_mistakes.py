@@ -36,12 +36,6 @@ def test_shard(name: str) -> None:
     zt.shard(model, torch.optim.AdamW(model.parameters()), offload="none").close()
 
 
-def test_a_ring_of_gradients() -> None:
-    model = Net()
-    with pytest.raises(ValueError, match="grad_ring: .* leave it out"):
-        zt.shard(model, torch.optim.AdamW(model.parameters()), offload="none", grad_ring=True)
-
-
 def test_values_of_a_closed_model() -> None:
     """They are not there: a file of NaN would be found out much later."""
     model = Net()

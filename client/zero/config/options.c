@@ -169,18 +169,20 @@ static int check_engine(const struct zc_zero_options *o, struct zb_err *err)
 /* Gradients that are not held cannot be scaled later, or added to. */
 static int check_ring(const struct zc_zero_options *o, struct zb_err *err)
 {
-    const char *why =
-        o->offload_optimizer != ZC_ZERO_NVME ? "the optimizer state is not offloaded to nvme"
-        : !(o->overlap & ZC_ZERO_EARLY)      ? "steps do not begin early"
-        : o->optimizer == ZC_MUON            ? "steps with Muon do not begin early"
-        : o->clip_mode == ZC_CLIP_GLOBAL && o->clip > 0
-            ? "global clipping needs gradients that are held"
-        : o->clip_mode == ZC_CLIP_TENSOR && o->loss_scale.dynamic
-            ? "steps that clip by tensor do not begin early with a dynamic loss scale"
-        : o->micro_steps == 0 || (o->micro_steps > 1 && !o->accumulate_local && !o->vertical)
-            ? "micro-steps are added up in the daemon, not by the trainer"
-        : o->grad_ring_keep > 100 ? "grad_ring_keep is at most 100 percent"
-                                  : NULL;
+    const char *why = o->offload_optimizer != ZC_ZERO_NVME
+                          ? "the optimizer state is not offloaded to nvme"
+                      : !(o->overlap & ZC_ZERO_EARLY) ? "steps do not begin early"
+                      : o->optimizer == ZC_MUON       ? "steps with Muon do not begin early"
+                      : o->clip_mode == ZC_CLIP_GLOBAL && o->clip > 0
+                          ? "global clipping needs gradients that are held"
+                      : o->clip_mode == ZC_CLIP_TENSOR && o->loss_scale.dynamic
+                          ? "steps that clip by tensor do not begin early with a dynamic loss scale"
+                      : o->micro_steps == 0 && !o->announces
+                          ? "steps of as many micro-steps as come are not announced"
+                      : o->micro_steps > 1 && !o->accumulate_local && !o->vertical
+                          ? "micro-steps are added up in the daemon, not by the trainer"
+                      : o->grad_ring_keep > 100 ? "grad_ring_keep is at most 100 percent"
+                                                : NULL;
 
     return o->grad_ring && why ? zb_fail(err, -EINVAL, "grad_ring: %s", why) : 0;
 }

@@ -152,7 +152,10 @@ struct zc_zero {
     uint64_t iterations, applied; /* including the step in progress */
     bool stepping;                /* a step is in progress in the store */
     bool committing;              /* a commit is in progress, which may take any time */
-    enum zcz_said said;           /* the announcement of the next step */
+    enum zcz_said said;           /* the announcement of the next step, */
+    /* with micro_steps 0: how many micro-steps the announced step has, and how often each unit is
+     * pushed in it; 0: not announced */
+    uint32_t said_micros, said_pushes;
 
     /* ---- ./: engine.c, at open; each struct belongs to its room */
     struct zcz_pass *pass;   /* pass/pass.h */
@@ -207,10 +210,12 @@ static inline uint32_t zcz_micro_steps(const struct zc_zero *z)
     return z->options.vertical ? 1 : z->options.micro_steps;
 }
 
-/** How often each unit is pushed in a step; 0: not known in advance (micro_steps 0). */
+/** How often each unit is pushed in a step; 0: not known (micro_steps 0, and no announcement). */
 static inline uint32_t zcz_pushes(const struct zc_zero *z)
 {
-    return z->options.accumulate_local && z->options.micro_steps > 0 ? 1 : zcz_micro_steps(z);
+    if (z->options.micro_steps == 0)
+        return z->said_pushes;
+    return z->options.accumulate_local ? 1 : zcz_micro_steps(z);
 }
 
 /** fp32 elements of a unit's gradient, in the buffer that the trainer gets. */

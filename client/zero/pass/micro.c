@@ -169,17 +169,39 @@ bool zcz_micro_between(const struct zc_zero *z)
     return between;
 }
 
+/* Gradients that no daemon holds leave after the announcement of their step. */
+static int micro_ring(struct zc_zero *z, bool leaves)
+{
+    if (!leaves || !z->store->rings || zcz_announced(z))
+        return 0;
+    return zcz_refuse(z, -EINVAL,
+                      "gradients are exchanged before their step is announced: with grad_ring, "
+                      "zc_zero_announce_by() comes first");
+}
+
+/* Whether gradients are held here that the step exchanges. */
+static bool micro_holds(const struct zc_zero *z)
+{
+    return z->pass->open ? !z->pass->leaves || z->pass->held : z->pass->held;
+}
+
 int zcz_micro_check(struct zc_zero *z)
 {
-    return !zcz_micro_any(z) || z->pass->open || z->pass->micro > 0
-               ? 0
-               : zcz_refuse(z, -EBUSY, "a step, and no micro-step was made: zc_zero_micro()");
+    if (!zcz_micro_any(z))
+        return 0;
+    if (!z->pass->open && z->pass->micro == 0)
+        return zcz_refuse(z, -EBUSY, "a step, and no micro-step was made: zc_zero_micro()");
+    if (z->said_pushes > z->pass->rounds && !z->pass->open && !z->pass->held)
+        return zcz_refuse(z, -EBUSY, "a step, and the last micro-step was announced and not made");
+    return micro_ring(z, micro_holds(z));
 }
 
 int zcz_micro_settle(struct zc_zero *z)
 {
-    int rc = z->pass->open ? micro_close(z) : 0;
+    int rc = micro_ring(z, micro_holds(z));
 
+    if (rc == 0 && z->pass->open)
+        rc = micro_close(z);
     if (rc < 0 || !z->pass->held)
         return rc;
     z->pass->next = z->nunits;
@@ -311,6 +333,13 @@ int zc_zero_micro(struct zc_zero *z, bool last)
     ZCZ_GUARD(z);
     int rc = micro_enter(z);
 
+    if (rc == 0 && z->said_micros > 0 && z->pass->micro + z->pass->open >= z->said_micros)
+        rc = zcz_refuse(
+            z, -EBUSY,
+            "micro-step %u, and the step was announced with %u: zc_zero_step_by() comes next",
+            z->said_micros, z->said_micros);
+    if (rc == 0)
+        rc = micro_ring(z, last || !z->options.accumulate_local);
     if (rc == 0 && z->pass->open)
         rc = micro_close(z);
     if (rc < 0)

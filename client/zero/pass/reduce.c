@@ -189,7 +189,7 @@ static void reduce_queue_first(struct zc_zero *z, struct zcz_reduce *r)
 
 uint32_t zcz_reduce_local(const struct zc_zero *z)
 {
-    return zcz_micro_steps(z) - zcz_pushes(z);
+    return zcz_micro_any(z) ? 0 : zcz_micro_steps(z) - zcz_pushes(z);
 }
 
 /* Begins the reduction of the unit's gradient. */

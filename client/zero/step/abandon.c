@@ -9,6 +9,7 @@
 #include <errno.h>
 
 #include "client/zero/pass/pass.h"
+#include "client/zero/step/announce.h"
 #include "client/zero/step/step.h"
 
 static int abandon_settle(struct zc_zero *z)
@@ -54,7 +55,7 @@ int zc_zero_abandon(struct zc_zero *z)
         rc = zcz_vote(z, abandon_store(z), 0, ZCZ_CALL_ABANDON);
     if (rc < 0)
         return rc;
-    z->said = ZCZ_SAID_NO;
+    zcz_announce_forget(z);
     zcz_reduce_drop(z);
     zcz_pass_rewind(z);
     return zcz_turn(z, 0);

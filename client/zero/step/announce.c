@@ -4,6 +4,7 @@
 #include "client/zero/step/announce.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/zero/config/options.h"
@@ -28,20 +29,149 @@ double zcz_step_average(const struct zc_zero *z, double divide)
     return 1.0 / ((double)z->world * by * z->steps->scaler.scale);
 }
 
+/* The learning rate of the first group whose rate differs, and `said`: what was announced. */
+static bool lr_differs(const struct zc_zero_step_how *how, const struct zc_zero_step_how *said,
+                       double *ret, double *ret_said)
+{
+    for (uint32_t g = 0; g < how->ngroups && g < said->ngroups; g++) {
+        *ret = how->groups[g].lr;
+        *ret_said = said->groups[g].lr;
+        if (*ret != *ret_said)
+            return true;
+    }
+    return false;
+}
+
 int zcz_announced_check(struct zc_zero *z, const struct zc_zero_step_how *how)
 {
-    struct zc_group groups[ZCZ_GROUPS_MAX];
-    struct zc_zero_step_how said;
+    const struct zc_zero_step_how *said = &z->steps->announced;
+    double lr, lr_said;
 
     if (!zcz_announced(z))
         return 0;
-    said = zcz_step_how(z, z->steps->announced_lr, groups);
-    if (how->groups[0].lr != groups[0].lr)
-        return zcz_refuse(z, -EINVAL, "a step with learning rate %g, and %g was announced",
-                          how->groups[0].lr, groups[0].lr);
-    if (zcz_how_hash(z, how) != zcz_how_hash(z, &said))
+    if (lr_differs(how, said, &lr, &lr_said))
+        return zcz_refuse(z, -EINVAL, "a step with learning rate %g, and %g was announced", lr,
+                          lr_said);
+    if (zcz_how_hash(z, how) != zcz_how_hash(z, said))
         return zcz_refuse(z, -EINVAL, "a step with other values than it was announced with");
     return 0;
+}
+
+int zcz_announced_used(struct zc_zero *z, const struct zc_zero_step_how *how,
+                       const unsigned char *used)
+{
+    uint32_t all = 0, n = 0;
+
+    if (z->said_pushes == 0 || z->options.step_unused)
+        return 0;
+    for (uint32_t i = 0; i < z->nunits; i++)
+        for (uint32_t t = 0; t < z->units[i].def.ntensors; t++, all++) {
+            const struct zcz_unit *u = &z->units[i];
+            bool stepped = zcz_tensor_trained(u, t) &&
+                           !(how->group_of && how->group_of[n] == ZC_GROUP_NONE);
+
+            n += zcz_tensor_trained(u, t);
+            if (stepped && !u->frozen_now && !(used[all / 8] & (1u << all % 8)))
+                return zcz_refuse(z, -EINVAL,
+                                  "step %llu was announced, and tensor '%s' of unit '%s' has no "
+                                  "gradient: freeze it, leave it out of the step (ZC_GROUP_NONE), "
+                                  "or set step_unused. zc_zero_abandon() drops the step",
+                                  (unsigned long long)z->iterations + 1, u->def.tensors[t].name,
+                                  u->def.name);
+        }
+    return 0;
+}
+
+/* ---- what is announced */
+
+static void *copy_of(const void *from, size_t bytes)
+{
+    void *made = from ? malloc(bytes + 1) : NULL;
+
+    if (made)
+        memcpy(made, from, bytes);
+    return made;
+}
+
+void zcz_announce_close(struct zc_zero *z)
+{
+    struct zc_zero_step_how *a = &z->steps->announced;
+
+    free((void *)(uintptr_t)a->groups);
+    free((void *)(uintptr_t)a->group_of);
+    free((void *)(uintptr_t)a->factors);
+    *a = (struct zc_zero_step_how){ 0 };
+}
+
+void zcz_announce_forget(struct zc_zero *z)
+{
+    z->said = ZCZ_SAID_NO;
+    z->said_micros = z->said_pushes = 0;
+    z->steps->announced_classes = z->steps->announced_limits = false;
+}
+
+static int announce_keep(struct zc_zero *z, const struct zc_zero_step_how *how)
+{
+    struct zc_zero_step_how *a = &z->steps->announced;
+    size_t n = z->steps->ntrained;
+
+    zcz_announce_close(z);
+    *a = *how;
+    a->groups = copy_of(how->groups, how->ngroups * sizeof(*how->groups));
+    a->group_of = copy_of(how->group_of, n * sizeof(*how->group_of));
+    a->factors = copy_of(how->factors, n * sizeof(*how->factors));
+    if (a->groups && (a->group_of || !how->group_of) && (a->factors || !how->factors))
+        return 0;
+    zcz_announce_close(z);
+    return zcz_refuse(z, -ENOMEM, "no memory to announce a step of %u groups", how->ngroups);
+}
+
+/* With micro_steps 0, the announcement says that the next micro-step is the step's last. */
+static int announce_last(struct zc_zero *z, const struct zc_zero_step_how *how)
+{
+    if (z->options.micro_steps > 0)
+        return 0;
+    if (!z->options.announces)
+        return zcz_refuse(z, -EINVAL,
+                          "a step of as many micro-steps as come is announced: options.announces");
+    if (!(how->divide > 0))
+        return zcz_refuse(z, -EINVAL,
+                          "a step of as many micro-steps as come is announced without `divide`");
+    if (z->pass->open)
+        return zcz_refuse(z, -EBUSY, "a step is announced inside of its micro-step %u",
+                          z->pass->micro);
+    return 0;
+}
+
+static int announce(struct zc_zero *z, const struct zc_zero_step_how *how)
+{
+    int rc = zcz_how_check(z, how);
+
+    if (rc == 0)
+        rc = announce_last(z, how);
+    if (rc == 0)
+        rc = zcz_announced_check(z, how);
+    if (rc == 0 && !zcz_announced(z)) {
+        rc = announce_keep(z, how);
+        if (rc < 0)
+            return rc;
+        z->steps->announcing = z->store->early && z->store->ops->step_begin &&
+                               zcz_clip_early(z, how->clip);
+        z->said = z->steps->announcing ? ZCZ_SAID_ENGINE : ZCZ_SAID_STORE;
+        if (z->options.micro_steps == 0) {
+            z->said_micros = z->pass->micro + 1;
+            z->said_pushes = z->pass->rounds + 1;
+        }
+    }
+    return rc < 0 ? rc : zcz_turn(z, 0);
+}
+
+int zc_zero_announce_by(struct zc_zero *z, const struct zc_zero_step_how *how)
+{
+    ZCZ_GUARD(z);
+    int rc = zcz_enter(z, true);
+
+    return rc < 0 ? rc : announce(z, how);
 }
 
 int zc_zero_announce(struct zc_zero *z, double lr)
@@ -54,27 +184,13 @@ int zc_zero_announce(struct zc_zero *z, double lr)
     if (rc < 0)
         return rc;
     how = zcz_step_how(z, lr, groups);
-    rc = zcz_how_check(z, &how);
-    if (rc < 0)
-        return rc;
-    if (zcz_announced(z) && memcmp(&lr, &z->steps->announced_lr, sizeof(lr)) != 0)
-        return zcz_refuse(z, -EINVAL, "learning rate %g is announced, and %g was", lr,
-                          z->steps->announced_lr);
-    if (z->options.micro_steps == 0)
-        return zcz_refuse(z, -EINVAL, "a step of as many micro-steps as come is announced");
-    if (!zcz_announced(z)) {
-        z->steps->announcing = z->store->early && z->store->ops->step_begin && zcz_clip_early(z);
-        z->said = z->steps->announcing ? ZCZ_SAID_ENGINE : ZCZ_SAID_STORE;
-    }
-    z->steps->announced_lr = lr;
-    return zcz_turn(z, 0);
+    return announce(z, &how);
 }
 
 int zcz_announce_turn(struct zc_zero *z)
 {
-    struct zc_group groups[ZCZ_GROUPS_MAX];
-    struct zc_zero_step_how how;
-    struct zc_step step = { .step = z->iterations + 1, .scale = zcz_step_average(z, 0) };
+    const struct zc_zero_step_how *how = &z->steps->announced;
+    struct zc_step step = { .step = z->iterations + 1 };
     const struct zc_classes *classes;
     uint32_t alone;
     int rc;
@@ -82,8 +198,8 @@ int zcz_announce_turn(struct zc_zero *z)
     if (!z->steps->announcing || z->stepping || z->steps->announce.pending > 0 ||
         z->steps->announce.rc < 0)
         return 0;
-    how = zcz_step_how(z, z->steps->announced_lr, groups);
-    rc = zcz_classes_make(z, &how, NULL, &classes, &alone);
+    step.scale = zcz_step_average(z, how->divide);
+    rc = zcz_classes_make(z, how, NULL, &classes, &alone);
     if (rc < 0)
         return zcz_fail(z, rc, "%s", z->error.text);
     if (classes && !z->steps->announced_classes) {
@@ -99,7 +215,7 @@ int zcz_announce_turn(struct zc_zero *z)
         return rc == -EAGAIN ? 0 : rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
     }
     if (!classes) {
-        step.groups = groups;
+        step.groups = how->groups;
         step.ngroups = z->options.groups;
     }
     rc = z->store->ops->step_begin(z->store, &z->steps->announce, &step, zcz_pushes(z));

@@ -109,9 +109,9 @@ bool zcz_clip_nodes(const struct zc_zero *z)
     return z->steps->clip_nodes && !zcz_clip_warm(z);
 }
 
-bool zcz_clip_early(const struct zc_zero *z)
+bool zcz_clip_early(const struct zc_zero *z, double clip)
 {
-    return zcz_clip_global(z, z->options.clip) == 0 && zcz_clip_agreed(z);
+    return zcz_clip_global(z, clip) == 0 && zcz_clip_agreed(z);
 }
 
 /* ---- sums */

@@ -24,8 +24,9 @@ bool zcz_clip_agreed(const struct zc_zero *z);
 bool zcz_clip_nodes(const struct zc_zero *z);
 /** Whether the next step belongs to the warm-up, and is clipped globally. */
 bool zcz_clip_warm(const struct zc_zero *z);
-/** Whether the values of the next step are known before its gradients, so that it may begin early. */
-bool zcz_clip_early(const struct zc_zero *z);
+/** Whether the values of the next step are known before its gradients, so that it may begin early. `clip`: as given
+ * to it. */
+bool zcz_clip_early(const struct zc_zero *z, double clip);
 /** The limit of the global norm in the next step; 0: none. clip: as the trainer gave it. */
 double zcz_clip_global(const struct zc_zero *z, double clip);
 

@@ -50,8 +50,8 @@ void zcz_steps_again(struct zc_zero *z)
 {
     struct zcz_steps *s = z->steps;
 
-    s->announcing = s->announced_classes = s->announced_limits = false;
-    z->said = ZCZ_SAID_NO;
+    s->announcing = false;
+    zcz_announce_forget(z);
     s->announce = s->step = s->resolve = s->notes = (struct zcz_op){ 0 };
     s->unsettled = ZC_COMMIT_NO;
     s->dropping = false;
@@ -67,6 +67,7 @@ void zcz_steps_close(struct zc_zero *z)
     zcz_clip_close(z);
     zcz_classes_close(z);
     zcz_norms_close(z);
+    zcz_announce_close(z);
 }
 
 static int step_check(struct zc_zero *z, const struct zc_zero_step_how *how)
@@ -79,8 +80,9 @@ static int step_check(struct zc_zero *z, const struct zc_zero_step_how *how)
         return rc;
     if (zcz_trained(z) == 0)
         return zcz_refuse(z, -EINVAL, "a step, and every unit is frozen");
-    if (zcz_micro_check(z) < 0)
-        return -EBUSY;
+    rc = zcz_micro_check(z);
+    if (rc < 0)
+        return rc;
     for (uint32_t i = 0; i < z->nunits; i++) {
         const struct zcz_unit *u = &z->units[i];
 
@@ -226,7 +228,7 @@ static int step_share(struct zc_zero *z, const struct zc_zero_step_how *how,
                       struct step_shared *ret)
 {
     struct step_share mine = { .lr = how->groups[0].lr,
-                               .hash = zcz_how_hash(z, how),
+                               .hash = zcz_how_hash(z, how) + (z->said_pushes > 0),
                                .note_bytes = zcz_note_bytes(z),
                                .micros = how->divide > 0 ? 0 : zcz_micro_made(z),
                                .scaler = z->steps->scaler };
@@ -311,8 +313,7 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step,
     zcz_commit_begun(z, step->commit);
     z->iterations++;
     z->applied += step->groups || classes;
-    z->steps->announced_classes = z->steps->announced_limits = false;
-    z->said = ZCZ_SAID_NO;
+    zcz_announce_forget(z);
     zcz_sums_use(z, zcz_clip_nodes(z));
     zcz_pass_rewind(z);
     rc = zcz_turn(z, 0);
@@ -365,8 +366,10 @@ static int step_plan(struct zc_zero *z, const struct zc_zero_step_how *how,
 {
     bool all = z->options.step_unused || zcz_announced(z);
     size_t counts;
-    int rc = zcz_classes_make(z, how, all ? NULL : shared->used, ret, ret_alone);
+    int rc = zcz_announced_used(z, how, shared->used);
 
+    if (rc == 0)
+        rc = zcz_classes_make(z, how, all ? NULL : shared->used, ret, ret_alone);
     if (rc < 0)
         return rc;
     counts = zcz_counts_bytes(z, *ret ? (*ret)->class_of : NULL);
@@ -415,7 +418,8 @@ static int step_make(struct zc_zero *z, const struct zc_zero_step_how *how,
         rc = zcz_clip_sums(z);
     if (rc == 0 && by_tensor && zcz_how_by_tensor(z, how))
         out->grad_norm = zcz_clip_norm(z, how);
-    else if (rc == 0 && !out->skipped && zcz_how_by_tensor(z, how))
+    else if (rc == 0 && !out->skipped && zcz_how_by_tensor(z, how) &&
+             !(zcz_announced(z) && clip == 0))
         rc = step_norm_by_tensor(z, how, &out->grad_norm);
     if (rc == 0 && !out->skipped)
         rc = step_plan(z, how, shared, &classes, &out->left_alone);

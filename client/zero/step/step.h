@@ -10,7 +10,7 @@
 struct zcz_steps {
     /* announce.c */
     bool announcing; /* the store has yet to be told of the announced step (zc_zero.said) */
-    double announced_lr;
+    struct zc_zero_step_how announced; /* its arguments; the arrays belong to the engine */
     struct zcz_op announce;
     bool announced_classes; /* the store has been told of the announced step's classes, */
     bool announced_limits;  /* and of its limits */

@@ -40,7 +40,7 @@ int zcz_daemon_open(struct zcz_store *s)
 }
 
 /* Whether steps may begin early, apart from room. With global clipping, the scale of a step is not known
- * in advance; with micro_steps 0, its end is not. Clipping by tensor needs all slices of a unit in this
+ * in advance; with micro_steps 0, its end is not unless the trainer announces it. Clipping by tensor needs all slices of a unit in this
  * daemon, or the sums of all, and with a dynamic loss scale an overflow is known too late. */
 static enum zc_early early_why(const struct zcz_daemon *d)
 {
@@ -48,12 +48,18 @@ static enum zc_early early_why(const struct zcz_daemon *d)
     bool tensor = o->clip_mode == ZC_CLIP_TENSOR;
 
     return !(o->overlap & ZC_ZERO_EARLY)                   ? ZC_EARLY_OFF
-           : o->micro_steps == 0                           ? ZC_EARLY_MICROS
+           : o->micro_steps == 0 && !o->announces          ? ZC_EARLY_MICROS
            : o->clip_mode == ZC_CLIP_GLOBAL && o->clip > 0 ? ZC_EARLY_GLOBAL
            : tensor && o->loss_scale.dynamic               ? ZC_EARLY_SCALE
            : tensor && d->base.node_world != d->base.z->shards && !d->base.knows_sums
                ? ZC_EARLY_OLD
                : ZC_EARLY_YES;
+}
+
+/* Whether units are pushed more than once in a step. With micro_steps 0, each step says so itself. */
+static bool pushes_differ(const struct zc_zero *z)
+{
+    return z->options.micro_steps > 0 ? zcz_pushes(z) != 1 : !z->options.announces;
 }
 
 static bool early_wanted(const struct zcz_daemon *d)
@@ -321,7 +327,7 @@ int zcz_daemon_place(struct zcz_store *s)
         if (s->early_why == ZC_EARLY_YES && !s->early)
             s->early_why = s->z->options.optimizer == ZC_MUON ? ZC_EARLY_MUON : ZC_EARLY_ROOM;
         s->rings = d->placement.grads_ringed > 0;
-        if (s->rings && (!s->early || zcz_pushes(s->z) != 1 ||
+        if (s->rings && (!s->early || pushes_differ(s->z) ||
                          (s->z->options.clip_mode == ZC_CLIP_TENSOR && /* it has no rooms */
                           d->placement.grads_on_nvme == 0)))
             return zcz_refuse(s->z, -EINVAL,

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import _announce
+
 if TYPE_CHECKING:
     from ._runtime import Runtime
     from ._unit_state import UnitState
@@ -122,6 +124,7 @@ def index_of(runtime: Runtime, gradient: Gradient) -> int:
 def norms(runtime: Runtime) -> list[Any]:
     """The engine's rows of this step's gradient, asked for once until another gradient comes."""
     if runtime.norms is None:
+        _announce.refuse(runtime, _announce.CLIP)
         if runtime.micro_open or runtime.in_backward:
             raise RuntimeError("norms of gradients can be read after the backward pass, not inside of it")
         if runtime.micros == 0:
@@ -204,6 +207,7 @@ def _unscale(func: Any, args: Sequence[Any], kwargs: Any) -> None:
         if not isinstance(gradient, Gradient):
             torch._amp_foreach_non_finite_check_and_unscale_([gradient], found_inf, inv_scale)
             continue
+        _announce.refuse(gradient.runtime, _announce.SCALER)
         row = norms(gradient.runtime)[index_of(gradient.runtime, gradient)]
         bad = bad or bool(row.nonfinite)
         gradient.factor *= inverse

@@ -19,7 +19,7 @@ from .. import _c
 from .._client import Client
 from .._engine import Engine
 from ..errors import Refused, ZshardError, error
-from . import _cuda, _kept, _meta, _muon, _notes, _plain, _sources, _state, _step
+from . import _announce, _cuda, _kept, _meta, _muon, _notes, _plain, _sources, _state, _step
 from ._groups import build
 from ._hooks import Hooks
 from ._init import context
@@ -145,8 +145,8 @@ class Handle:
             if skip:
                 if passes and runtime.begun == 0:
                     runtime.freeze()  # as the others did, as their first pass began
-                for _ in range(runtime.begun, passes or 0):
-                    runtime.call(self.engine.micro, runtime.boundary)
+                for number in range(runtime.begun, passes or 0):
+                    _announce.begin(runtime, number + 1)
                     runtime.call(self.engine.micro_end)
                 runtime.call(self.engine.abandon)
             for state, i in runtime.trainable:
@@ -254,6 +254,7 @@ def shard(
     device: str | torch.device | None = None,
     prefetch: int = 1,
     accumulate: str = "reduce",
+    gradient_accumulation_steps: int | str | None = None,
     external: dict[nn.Module, list[nn.Parameter]] | None = None,
     leaf: Leaf = (),
     compile: bool | dict[str, Any] | None = None,
@@ -278,6 +279,9 @@ def shard(
         prefetch: units gathered ahead.
         accumulate: "reduce" exchanges gradients in each backward pass, "local" once per step (see `no_sync`,
         `set_boundary`).
+        gradient_accumulation_steps: how many backward passes make a step. With clip_mode="tensor" or "none" the step
+            then begins during the last of them (docs/pytorch/HOWTO.md says what that asks of the loop). "no_sync": each
+            backward pass outside of no_sync() is its step's last. None: steps begin in optimizer.step().
         external: parameters that a module uses outside of their own module's forward.
         leaf: modules, classes or names that are gathered as a whole when they are called, whatever `units` chooses
             inside them. Needed for experts that differ between ranks if gathers are collective (offload="none", or
@@ -290,8 +294,9 @@ def shard(
             every 256, and computed with in their own dtype. They cannot be unfrozen.
         engine_options: fields of struct zc_zero_options. clip=1.0: each step limits the norm of its gradient, without
             a call of clip_grad_norm_(). clip_mode="tensor" (with clip, clip_tensor_ratio, clip_tensor_beta and
-            clip_tensor_warmup): each tensor is clipped against an average of its own norms. node_gather="auto": how
-            the ranks of a node gather parameters.
+            clip_tensor_warmup): each tensor is clipped against an average of its own norms. grad_ring=True: with
+            offload="nvme" and steps that begin during the backward pass, most gradients are not held.
+            node_gather="auto": how the ranks of a node gather parameters.
 
     Raises:
         ValueError, TypeError: the model or optimizer cannot be sharded; the message has the reason. Nothing is changed.
@@ -301,6 +306,7 @@ def shard(
     optimizers = _optimizers(optimizer)
     rules = [_plain.check(o) for o in optimizers]
     kind = _kind(rules)
+    passes = _announce.passes_of(gradient_accumulation_steps, engine_options, accumulate, optimizers)
     planned = plan(model, units, leaf=leaf, muon=_muon.chosen(optimizers, rules))
     if not planned.units:
         raise ValueError("the model has no parameters")
@@ -324,7 +330,7 @@ def shard(
         prefetch,
         accumulate,
         quantize_frozen,
-        _muon.engine_of(optimizers) | engine_options,
+        _muon.engine_of(optimizers) | engine_options | {"announces": passes is not None},
     )
     runtime = _take(model, planned, place, engine)
     runtime.kind = kind
@@ -334,7 +340,9 @@ def shard(
     for state in runtime.units:
         hooks.install_gradients(state)
     _learn(model, runtime, hooks)
-    if accumulate == "local":
+    if passes is not None:
+        runtime.announcer = _announce.Announcer(runtime, passes)
+    elif accumulate == "local":
         runtime.boundary = runtime.default_boundary = False
     handle = Handle(model, runtime, hooks)
     _guard_module(model, handle)
@@ -414,11 +422,6 @@ def _start(
     there is none yet."""
     if accumulate not in ("reduce", "local"):
         raise ValueError(f'accumulate=\'{accumulate}\': "reduce" or "local"')
-    if more.get("grad_ring"):
-        raise ValueError(
-            "grad_ring: gradients that are not held are stepped during the backward pass, and the optimizer's step is "
-            "known only afterwards: leave it out"
-        )
     options: dict[str, Any] = {
         "stage": stage,
         "prefetch_units": prefetch,

@@ -25,7 +25,7 @@ from torch import nn
 
 from .._engine import Engine
 from ..errors import RolledBack
-from . import _kept
+from . import _announce, _kept
 from ._memory import UnitMemory, saved_hooks, tensor_at, written_inside
 from ._unit_state import Group, UnitState
 from ._units import Plan
@@ -53,6 +53,7 @@ class Runtime:
         self.warned = False
         self.tells_skipped = True  # the first step that is skipped is reported
         self.kind = ""  # the engine's optimizer
+        self.announcer: _announce.Announcer | None = None  # None: steps are not announced
         self.default_boundary = True
         self.boundary = True  # the next micro-step may be the step's last
         self.micros = 0  # made since the last step
@@ -410,7 +411,7 @@ class Runtime:
         self.norms = None
         if self.micros == 0:
             self.freeze()
-        self.call(self.engine.micro, self.boundary)
+        _announce.begin(self, self.micros + 1)
         self.micro_open = True
         self.begun += 1
 
@@ -505,6 +506,8 @@ class Runtime:
     def clear(self) -> None:
         """The step's gradients are gone: stepped, or dropped."""
         self.micros, self.begun, self.norms, self.broken = 0, 0, None, ""
+        if self.announcer is not None:
+            self.announcer.forget()
         for state in self.units:
             if state.trainable:
                 state.had = [False] * len(state.params)

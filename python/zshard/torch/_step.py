@@ -345,6 +345,10 @@ def _apply(stepper: Stepper, scale: float) -> Any:
         return None
     runtime.check_lost()
     runtime.let_go()
+    if runtime.announcer is not None:
+        runtime.announcer.late()
+        if runtime.announcer.said is not None:
+            return runtime.announcer.apply(stepper, scale)
     if not stepper.rule.fits(runtime.kind):
         become(runtime, stepper.rule.kind)
     if stepper not in runtime.steppers:

@@ -26,6 +26,7 @@ struct way {
     bool shuffled;   /* each rank has its own order */
     bool last_said;  /* zc_zero_micro(last) is called */
     bool open_end;   /* the step ends the last micro-step */
+    bool announces;  /* the last micro-step is announced */
     bool abandons;   /* each step is begun and abandoned twice first */
     uint32_t more;   /* additional micro-steps of rank 1 in each step */
     double divide;   /* 0: by the number of micro-steps */
@@ -111,13 +112,18 @@ static int micro_step(struct trainer *t, struct zc_zero *z, uint32_t step, uint3
 }
 
 /* Begins another step and drops it: with an open micro-step, and between two. */
-static int begin_in_vain(struct trainer *t, struct zc_zero *z, uint32_t step)
+static int begin_in_vain(struct trainer *t, struct zc_zero *z, uint32_t step,
+                         const struct zc_zero_step_how *how)
 {
     uint64_t before, after, applied;
     int rc = zc_zero_progress(z, &before, &applied);
 
-    for (uint32_t m = 0; m < 2 && rc == 0; m++)
-        rc = micro_step(t, z, step + 50, m);
+    for (uint32_t m = 0; m < 2 && rc == 0; m++) {
+        if (m == 1 && t->way.announces)
+            rc = zc_zero_announce_by(z, how);
+        if (rc == 0)
+            rc = micro_step(t, z, step + 50, m);
+    }
     if (rc == 0)
         rc = zc_zero_abandon(z);
     if (rc == 0 && t->way.any) {
@@ -140,10 +146,16 @@ static int step_once(struct trainer *t, struct zc_zero *z, uint32_t step)
                           groups[] = { group, group };
     const struct zc_zero_step_how how = { .groups = groups, .ngroups = 2, .divide = t->way.divide };
     struct zc_zero_stepped stepped = { .grad_norm = 0 };
-    int rc = t->way.abandons ? begin_in_vain(t, z, step) : 0;
+    int rc = t->way.abandons ? begin_in_vain(t, z, step, &how) : 0;
 
-    for (uint32_t m = 0; m < micros && rc == 0; m++)
-        rc = micro_step(t, z, step, m);
+    for (uint32_t m = 0; m < micros && rc == 0; m++) {
+        if (t->way.announces && m + 1 == micros)
+            rc = zc_zero_announce_by(z, &how);
+        if (rc == 0)
+            rc = micro_step(t, z, step, m);
+    }
+    if (rc == 0 && t->way.announces && zc_zero_micro(z, true) != -EBUSY)
+        return -EILSEQ; /* that was the last one */
     for (uint32_t u = 0; u < MODEL_UNITS && rc == 0; u++)
         for (uint32_t i = 0; i < model_units[u].ntensors && !model_units[u].frozen; i++)
             if (!zcz_reduced_has(z, u, i)) /* in the first one, at least */
@@ -214,6 +226,7 @@ static void run_ranks(struct trainer *ts, uint32_t world, const struct way *way,
         o->stage = place->stage;
         o->accumulate_local = place->local;
         o->gather_alone = place->alone;
+        o->announces = way->announces;
         memset(&ts[r], 0, sizeof(ts[r]));
         ts[r].options = *o;
         ts[r].way = *way;
@@ -318,6 +331,32 @@ static void as_many_as_come(void **state)
         }
 }
 
+/* With another divisor in each step, and each step abandoned after it was announced. */
+static void steps_that_are_announced(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(places); i++)
+        for (uint32_t world = 1; world <= 3; world += 2)
+            for (int abandons = 0; abandons < 2; abandons++) {
+                struct way plain = { .name = "as they come", .any = true, .divide = 2 };
+                struct way said = { .name = "announced",
+                                    .any = true,
+                                    .divide = 2,
+                                    .last_said = world == 3,
+                                    .open_end = world == 1 && !abandons,
+                                    .announces = true,
+                                    .abandons = abandons };
+                struct trainer a[PARTY_MAX], b[PARTY_MAX];
+
+                run(a, world, &plain, &places[i]);
+                run(b, world, &said, &places[i]);
+                for (uint32_t r = 0; r < world; r++)
+                    assert_same(&a[r], &b[r]);
+                done(a, world);
+                done(b, world);
+            }
+}
+
 /* An abandoned step leaves nothing behind, wherever slices are. */
 static void abandoned_steps_leave_nothing(void **state)
 {
@@ -407,6 +446,60 @@ static void calls_at_the_wrong_time(void **state)
     party_done(&p);
 }
 
+static void refused(struct zc_zero *z, int rc, int want, const char *words)
+{
+    if (rc != want || !strstr(zc_zero_error(z), words))
+        fail_msg("%d, not %d: %s", rc, want, zc_zero_error(z));
+    assert_false(zc_zero_failed(z));
+}
+
+/* What is wrong with an announcement, and with a step after it, changes nothing. */
+static void announcements_that_are_wrong(void **state)
+{
+    struct zc_group group = { .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 },
+                    groups[] = { group, group };
+    struct zc_zero_step_how how = { .groups = groups, .ngroups = 2 };
+    struct zc_zero_stepped stepped;
+    struct zc_zero *z;
+    struct party p;
+    float *grad;
+
+    (void)state;
+    party_new(&p, 1, ZC_F32, 1, 2);
+    p.runs[0].options.micro_steps = 0;
+    p.runs[0].options.announces = true;
+    p.runs[0].options.offload_optimizer = p.runs[0].options.offload_param = ZC_ZERO_NONE;
+    assert_int_equal(zc_zero_open(&z, &p.runs[0].options), 0);
+    assert_int_equal(model_declare(z, ZC_F32, false), 0);
+    assert_int_equal(zc_zero_start(z, model_init_fn, NULL), 0);
+    refused(z, zc_zero_announce(z, 0.1), -EINVAL, "without `divide`");
+    refused(z, zc_zero_announce_by(z, &how), -EINVAL, "without `divide`");
+    how.divide = 1;
+    assert_int_equal(zc_zero_micro(z, true), 0);
+    refused(z, zc_zero_announce_by(z, &how), -EBUSY, "inside of its micro-step 0");
+    assert_int_equal(zc_zero_micro_end(z), 0);
+    assert_int_equal(zc_zero_announce_by(z, &how), 0);
+    assert_int_equal(zc_zero_announce_by(z, &how), 0);
+    refused(z, zc_zero_step_by(z, &how, &stepped), -EBUSY, "announced and not made");
+    assert_int_equal(zc_zero_micro(z, true), 0);
+    assert_int_equal(zc_zero_grad(z, 0, &grad), 0);
+    assert_int_equal(zc_zero_reduce(z, 0), 0);
+    refused(z, zc_zero_micro(z, true), -EBUSY, "the step was announced with 2");
+    groups[1].lr = 0.5;
+    refused(z, zc_zero_step_by(z, &how, &stepped), -EINVAL, "rate 0.5, and 0.01 was announced");
+    groups[1].lr = 0.01;
+    groups[1].eps = 0.5;
+    refused(z, zc_zero_step_by(z, &how, &stepped), -EINVAL, "with other values");
+    groups[1].eps = group.eps;
+    refused(z, zc_zero_step_by(z, &how, &stepped), -EINVAL, "has no gradient: freeze it");
+    assert_int_equal(zc_zero_abandon(z), 0);
+    assert_int_equal(zc_zero_micro(z, true), 0);
+    assert_int_equal(zc_zero_step_by(z, &how, &stepped), 0); /* nothing has one, which is right */
+    assert_true(stepped.left_alone > 0);
+    zc_zero_close(z, true);
+    party_done(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -415,6 +508,8 @@ int main(void)
         cmocka_unit_test(as_many_as_come),
         cmocka_unit_test(ranks_that_make_other_numbers),
         cmocka_unit_test(calls_at_the_wrong_time),
+        cmocka_unit_test(steps_that_are_announced),
+        cmocka_unit_test(announcements_that_are_wrong),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
