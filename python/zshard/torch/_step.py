@@ -443,8 +443,8 @@ def tell_skipped(runtime: Runtime, stepped: Any) -> None:
     if stepped.skipped and runtime.tells_skipped and runtime.engine.rank == 0:
         runtime.tells_skipped = False
         warnings.warn(
-            f"step {stepped.iterations} was skipped, because a gradient is not finite: weights and moments stay as they "
-            "were. Later ones are not reported; handle.grad_norm is NaN after each of them",
+            f"step {stepped.iterations} was skipped, because a gradient is not finite: weights and moments stay as "
+            "they were. Later ones are not reported; handle.grad_norm is NaN after each of them",
             stacklevel=4,
         )
 
