@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -133,3 +134,59 @@ def test_other_data_of_a_released_parameter() -> None:
         with pytest.raises(RuntimeError, match="'head.weight' was given other data while released.*write_rank"):
             loss_of(model, batch(0))
         assert loss_of(model, batch(0)) > 0
+
+
+def test_gradients_of_autograd_grad() -> None:
+    """The engine has no gradient then, and would step nothing."""
+    model = Net()
+    opt = torch.optim.SGD(model.parameters())
+    with zt.shard(model, opt, offload="none"):
+        params = list(model.parameters())
+        for p, g in zip(params, torch.autograd.grad(loss_of(model, batch(0)), params), strict=True):
+            p.grad = g
+        with pytest.raises(RuntimeError, match="the .grad of parameter 'embed.weight' is not zshard's"):
+            opt.step()
+        opt.zero_grad()
+        with pytest.warns(UserWarning, match="without a backward pass"):
+            opt.step()
+
+
+def test_a_parameter_without_an_optimizer() -> None:
+    model = Net()
+    opt = torch.optim.AdamW(model.head.parameters())
+    with zt.shard(model, opt, offload="none"):
+        with pytest.warns(UserWarning, match="are in no optimizer"):
+            loss_of(model, batch(0)).backward()
+            opt.step()
+        opt.zero_grad()
+        with pytest.raises(RuntimeError, match="no optimizer has it.*freeze it.*model.zero_grad"):
+            loss_of(model, batch(1)).backward()
+        model.zero_grad()
+        loss_of(model, batch(1)).backward()
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, zt.AdamW])
+def test_a_step_that_is_skipped(make: Callable[..., torch.optim.Optimizer]) -> None:
+    """Once: torch's weights would be NaN from here on."""
+    model = Net()
+    opt = make(model.parameters())
+    with zt.shard(model, opt, offload="none") as handle:
+        for step in range(3):
+            (loss_of(model, batch(step)) * (float("inf") if step else 1)).backward()
+            if step == 1:
+                with pytest.warns(UserWarning, match="step 2 was skipped, because a gradient is not finite"):
+                    opt.step()
+            else:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    opt.step()
+            opt.zero_grad()
+        assert handle.step_number == 3
+
+
+def test_a_norm_inside_of_the_backward_pass() -> None:
+    model = Net()
+    with zt.shard(model, torch.optim.AdamW(model.parameters()), offload="none"):
+        model.head.weight.register_post_accumulate_grad_hook(lambda p: p.grad.norm())  # type: ignore[union-attr]
+        with pytest.raises(RuntimeError, match="after the backward pass, not inside of it"):
+            loss_of(model, batch(0)).backward()

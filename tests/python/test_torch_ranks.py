@@ -66,6 +66,15 @@ def test_two_ranks(tmp_path: Path, case: str) -> None:
     assert run(tmp_path, case, "none")["losses"] == pytest.approx(plain(case), rel=1e-6)
 
 
+def test_a_parameter_that_is_not_sharded(tmp_path: Path) -> None:
+    """Added to the optimizer later: ranks step it by different gradients, which is reported once."""
+    done = run(tmp_path, "added", "none")
+    assert done["losses"] == pytest.approx(plain("plain"), rel=1e-6)
+    assert (
+        [w for w in done["warnings"] if "1 parameters of the optimizer are not sharded" in w] == done["warnings"] != []
+    )  # type: ignore[attr-defined]
+
+
 def test_leaf(tmp_path: Path) -> None:
     """Gathers are collective, and experts differ between ranks: a mixture is gathered whole."""
     assert run(tmp_path, "leaf", "none")["losses"] == pytest.approx(plain("leaf"), rel=1e-6)

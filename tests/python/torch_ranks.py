@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 
 import torch
 from torch import nn
@@ -56,7 +57,11 @@ def main(out: str, case: str, offload: str) -> None:
     model = mixture() if case == "leaf" else (Experts if case == "experts" else Net)()
     opt = zt.HostOptimizer(torch.optim.RAdam, model.parameters()) if case == "host" else adamw(model.parameters())
     handle = zt.shard(model, opt, offload=offload, **how)
-    losses = []
+    losses, told = [], []
+    alone = nn.Parameter(torch.ones(3))
+    if case == "added":
+        opt.add_param_group({"params": [alone]})
+        warnings.showwarning = lambda message, *_: told.append(str(message))  # type: ignore[assignment]
     for i in range(4):
         if case == "freeze":
             model.blocks[1].requires_grad_(i not in (1, 2))
@@ -78,6 +83,7 @@ def main(out: str, case: str, offload: str) -> None:
                 pass
             else:
                 raise AssertionError("it slept in the middle of a step")
+        alone.grad = torch.full((3,), float(rank))
         if case == "clip":
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         opt.step()
@@ -88,7 +94,7 @@ def main(out: str, case: str, offload: str) -> None:
     made = {n: v.double().sum().item() for n, v in values(model).items()}
     if rank == 0:
         with open(out, "w", encoding="utf-8") as file:
-            json.dump({"losses": losses, "sums": made}, file)
+            json.dump({"losses": losses, "sums": made, "warnings": told}, file)
 
     handle.close()
 

@@ -198,6 +198,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, settings: _
         quantize_frozen=settings.quantize_frozen,
         **options,
     )
+    handle.runtime.tells_skipped = False  # the engine counts them, as DeepSpeed does
     if settings.stage < 3:
         _kept.keep(handle.runtime)
     for p in model.parameters():

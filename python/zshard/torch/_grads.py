@@ -122,10 +122,10 @@ def index_of(runtime: Runtime, gradient: Gradient) -> int:
 def norms(runtime: Runtime) -> list[Any]:
     """The engine's rows of this step's gradient, asked for once until another gradient comes."""
     if runtime.norms is None:
-        if runtime.micros == 0:
-            raise RuntimeError("the gradient was stepped or dropped: it has no norm any more")
         if runtime.micro_open or runtime.in_backward:
             raise RuntimeError("norms of gradients can be read after the backward pass, not inside of it")
+        if runtime.micros == 0:
+            raise RuntimeError("the gradient was stepped or dropped: it has no norm any more")
         runtime.norms = runtime.call(runtime.engine.norms)
     return runtime.norms
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ._step import LION, RULES, LazyState, Rule, Stepper, apply, runtime_of, write_state
+from ._step import LION, RULES, LazyState, Rule, Stepper, apply, runtime_of, tell_skipped, write_state
 
 
 def params_by_runtime(optimizer: torch.optim.Optimizer) -> dict[Any, list[torch.Tensor]]:
@@ -110,6 +110,7 @@ class Optimizer(torch.optim.Optimizer):
                 self.overflow |= stepped.skipped
                 self.skipped += int(stepped.skipped)
                 self.grad_norm = stepped.grad_norm
+                tell_skipped(runtime, stepped)
                 show_state(self, runtime, self.zshard_rule)
         return loss
 

@@ -7,6 +7,7 @@ optimizer that are not sharded are stepped by torch as ever. A class without a c
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from ._optim import Optimizer, _scale_of, load_state, params_by_runtime, show_state
-from ._step import Rule, Stepper, apply, rule_of
+from ._step import Rule, Stepper, apply, rule_of, tell_skipped
 
 _installed = False
 
@@ -30,6 +31,7 @@ class _Attached:
         self.steppers: dict[int, Stepper] = {}
         self.hidden: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self.runtimes: list[Any] = []
+        self.warned = False
 
     def restore(self) -> None:
         """Hidden gradients come back."""
@@ -56,7 +58,8 @@ def check(optimizer: torch.optim.Optimizer) -> Rule:
     if rule is None:
         raise TypeError(
             f"{type(optimizer).__name__} has no counterpart in the engine, which has AdamW, Adam, SGD, Adagrad, Muon "
-            "(torch.optim's or zshard.torch's) and zshard.torch.Lion; zshard.torch.HostOptimizer runs others"
+            "(torch.optim's or zshard.torch's) and zshard.torch.Lion; zshard.torch.HostOptimizer runs other "
+            "elementwise ones"
         )
     for group in optimizer.param_groups:
         rule.group(group)
@@ -86,6 +89,7 @@ def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dic
     attached.restore()
     load_state(optimizer, rule)
     attached.runtimes = runtimes
+    _tell_alone(attached, runtimes, by_runtime.get(None, []))
     params = [p for r in runtimes for p in by_runtime[r]]
 
     def hide() -> None:
@@ -110,6 +114,18 @@ def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dic
     return None
 
 
+def _tell_alone(attached: _Attached, runtimes: list[Any], others: list[torch.Tensor]) -> None:
+    """Warns of parameters that each rank of several steps by itself."""
+    alone = [p for p in others if p.grad is not None]
+    if alone and not attached.warned and any(r.world > 1 for r in runtimes):
+        attached.warned = True
+        warnings.warn(
+            f"{len(alone)} parameters of the optimizer are not sharded (one has shape {list(alone[0].shape)}): torch "
+            "steps them, on each rank by that rank's own gradient. Make them before shard(), or average them",
+            stacklevel=4,
+        )
+
+
 def _after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     attached = _attached.get(optimizer)
     if isinstance(optimizer, Optimizer) or attached is None or not attached.runtimes:
@@ -121,5 +137,7 @@ def _after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict
         return
     for runtime in runtimes:
         stepper = stepper_of(optimizer, runtime)
-        if apply(stepper, scale) is not None:
+        stepped = apply(stepper, scale)
+        if stepped is not None:
+            tell_skipped(runtime, stepped)
             show_state(optimizer, runtime, stepper.rule)

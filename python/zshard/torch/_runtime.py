@@ -51,6 +51,7 @@ class Runtime:
         self.steppers: list[Any] = []  # of the optimizers that are known
         self.waiting: Any = None  # a step of several optimizers, of which some have stepped
         self.warned = False
+        self.tells_skipped = True  # the first step that is skipped is reported
         self.kind = ""  # the engine's optimizer
         self.default_boundary = True
         self.boundary = True  # the next micro-step may be the step's last
@@ -573,12 +574,18 @@ class Runtime:
         return True
 
     def _check_cleared(self) -> None:
-        for state, i in self.trainable:
+        for number, (state, i) in enumerate(self.trainable):
             handle = state.handles[i]
             if state.params[i].grad is handle and not handle.zeroed:
+                name = state.unit.pieces[i].name
+                if not any(s.has(number) for s in self.steppers):
+                    raise RuntimeError(
+                        f"the gradient of '{name}' was dropped with the step, because no optimizer has it, and was not "
+                        "cleared: freeze it (requires_grad_(False)), or call model.zero_grad() after each step"
+                    )
                 raise RuntimeError(
-                    f"the gradient of '{state.unit.pieces[i].name}' was stepped and not cleared: call "
-                    "optimizer.zero_grad() before the next backward pass"
+                    f"the gradient of '{name}' was stepped and not cleared: call optimizer.zero_grad() before the next "
+                    "backward pass"
                 )
         self.spent = False
 

@@ -22,6 +22,7 @@ from . import _kept
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
+    from ._unit_state import UnitState
     from ._units import Unit
 
 GROUP_NONE = 65534
@@ -217,6 +218,10 @@ class Stepper:
                 "with the groups that it is to have"
             )
 
+    def has(self, number: int) -> bool:
+        """Whether the optimizer steps the trainable tensor of that number."""
+        return self.alive and self.group_of()[number] != GROUP_NONE
+
     def groups(self) -> list[dict[str, Any]]:
         """struct zc_group of each param_group, now."""
         return [self.rule.group(g) for g in self.optimizer.param_groups]
@@ -245,10 +250,7 @@ def collect(runtime: Runtime, group_of: Any) -> tuple[Any, Any, float]:
         if factors is not None:
             factors.append(1.0)
         if grad is not None:
-            raise RuntimeError(
-                f"the .grad of parameter '{state.unit.pieces[i].name}' is not zshard's: gradients are "
-                "accumulated in the engine, and another tensor there would be ignored"
-            )
+            raise _foreign(state, i)
         if state.had[i]:
             dropped.append(number)
     if dropped:
@@ -334,6 +336,7 @@ def _apply(stepper: Stepper, scale: float) -> Any:
             "handle's reset(skip=True)"
         )
     if runtime.micros == 0:
+        _check_foreign(runtime)
         warnings.warn(
             "optimizer.step() of a sharded model without a backward pass since the last one: nothing is stepped "
             "(torch.autograd.grad trains nothing)",
@@ -367,6 +370,20 @@ def _apply(stepper: Stepper, scale: float) -> Any:
     return _make(runtime, stepper.groups(), group_of, factors, 1.0 / common, runtime.step_clip)
 
 
+def _check_foreign(runtime: Runtime) -> None:
+    """RuntimeError: a `.grad` was set by other code, and there was no backward pass: it would be ignored."""
+    for state, i in runtime.trainable:
+        if state.params[i].grad is not None and state.params[i].grad is not state.handles[i]:
+            raise _foreign(state, i)
+
+
+def _foreign(state: UnitState, i: int) -> RuntimeError:
+    return RuntimeError(
+        f"the .grad of parameter '{state.unit.pieces[i].name}' is not zshard's: gradients are accumulated in the "
+        "engine, and another tensor there would be ignored"
+    )
+
+
 def become(runtime: Runtime, kind: str) -> None:
     """The engine's optimizer is of that kind. Collective. ValueError: it is another one, and has stepped."""
     if runtime.steps > 0:
@@ -390,7 +407,7 @@ def _together(stepper: Stepper, group_of: Any, factors: Any, common: float) -> A
     merged.add(stepper, group_of, factors, common)
     left = merged.left()
     for other in runtime.steppers:
-        if other not in merged.steppers and other.alive and any(other.group_of()[n] != GROUP_NONE for n in left):
+        if other not in merged.steppers and any(other.has(n) for n in left):
             runtime.waiting = merged
             return None
     if left and not runtime.warned:
@@ -415,6 +432,17 @@ def _make(runtime: Runtime, groups: Any, group_of: Any, factors: Any, divide: fl
 
 def _call(runtime: Runtime, groups: Any, group_of: Any, factors: Any, divide: float, clip: float) -> Any:
     return runtime.engine.step_by(groups, group_of=group_of, factors=factors, divide=divide, clip=clip)
+
+
+def tell_skipped(runtime: Runtime, stepped: Any) -> None:
+    """Warns of the first step that was skipped. Without it a run could train nothing, with finite losses."""
+    if stepped.skipped and runtime.tells_skipped and runtime.engine.rank == 0:
+        runtime.tells_skipped = False
+        warnings.warn(
+            f"step {stepped.iterations} was skipped, because a gradient is not finite: weights and moments stay as "
+            "they were. Later ones are not reported; handle.grad_norm is NaN after each of them",
+            stacklevel=4,
+        )
 
 
 class LazyState(dict[str, Any]):
