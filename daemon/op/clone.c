@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "daemon/job/job.h"
+#include "daemon/op/new.h"
 #include "daemon/op/requests.h"
 #include "daemon/run/turn.h"
 #include "daemon/store/delta.h"
@@ -123,7 +124,7 @@ ZSD_REQUEST(zsd_clone, Clone)
         (void)zsd_snap_version(from, q->snapshot, &err);
     if (err.code == 0) {
         op = calloc(1, sizeof(*op));
-        saved = op ? zsd_saved_like(from, q->name, req->conn->uid) : NULL;
+        saved = op ? zsd_saved_like(from, zsd_job_number(core), q->name, req->conn->uid) : NULL;
         if (!saved)
             (void)zb_fail(&err, -ENOMEM, "job '%s': %m", q->name);
     }

@@ -20,6 +20,7 @@
 #include "daemon/op/tensors.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/replan.h"
+#include "daemon/store/store.h"
 #include "proto/shard.pb-c.h"
 
 #define JOB_NOW 64u /* shards and units that are freed at once */
@@ -100,13 +101,40 @@ static int job_book(struct zsd_job *job)
     return zsd_limit_take(&job->quota, ZSD_LIMIT_JOBS, 1, &err);
 }
 
+static bool number_used(const struct zsd_core *core, uint32_t number)
+{
+    zb_list_each(pos, &core->jobs->list)
+    {
+        if (zb_container_of(pos, struct zsd_job, node)->number == number)
+            return true;
+    }
+    if (core->store)
+        zb_list_each(pos, &core->store->saved)
+        {
+            if (zb_container_of(pos, struct zsd_saved, node)->number == number)
+                return true;
+        }
+    return false;
+}
+
+uint32_t zsd_job_number(struct zsd_core *core)
+{
+    uint32_t number;
+
+    do {
+        number = core->next_job;
+        core->next_job = number == UINT32_MAX ? 1 : number + 1;
+    } while (number_used(core, number));
+    return number;
+}
+
 struct zsd_job *zsd_job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t uid)
 {
     struct zsd_job *job = job_alloc(core, q);
 
     if (!job)
         return NULL;
-    job->number = core->next_job++;
+    job->number = zsd_job_number(core);
     (void)snprintf(job->name, sizeof(job->name), "%s", q->name);
     job->uid = uid;
     job->groups = q->groups;

@@ -41,6 +41,8 @@ static inline bool zsd_open_sees(const struct zsd_job *job, const Zp__JobOpen *q
            (zsd_open_asks_gpu(q) && zsd_params_seen(job, q->rank, q->device));
 }
 
+/** The number of a new job: the next one that no job has. After the last one they begin anew. */
+uint32_t zsd_job_number(struct zsd_core *core);
 /** A new job, as this rank opens it. NULL: no memory. */
 struct zsd_job *zsd_job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t uid);
 /** An incarnation of a saved job: it is DEFINING like a new one, but its units are known. NULL: no

@@ -49,7 +49,7 @@ struct zsd_wheel {
 struct zsd_core {
     struct zsd *daemon;
     uint32_t page_elems;
-    uint32_t next_job;      /* number of the next new job */
+    uint32_t next_job;      /* number of the next new job, unless a job has it */
     bool leaving;           /* the daemon waits for ranks that attach again after its restart */
     bool draining;          /* the daemon is ending: nothing new begins */
     struct zb_list works;   /* deferred */

@@ -146,7 +146,6 @@ static void take_numbers(const struct zsd_core *core, struct zsd_survey *s)
         s->absent |= (unsigned)zsd_place_lost(core->daemon, ZN_AT(i, 0)) << i;
     s->boot = store->boot;
     s->next_id = store->next_id;
-    s->next_job = core->next_job;
     s->sequence = store->sequence;
 }
 

@@ -96,7 +96,7 @@ struct zsd_survey {
     struct zsd_account readers_held, nvme;
     unsigned absent;                             /* a bit for each data file that is absent */
     uint64_t total_bytes, map_bytes, free_bytes; /* of all data files; for pages; in no class */
-    uint64_t boot, next_id, next_job, sequence;
+    uint64_t boot, next_id, sequence;
     /* columns of df for places of no job */
     uint64_t other_working, other_reserved;
 };

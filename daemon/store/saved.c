@@ -440,7 +440,8 @@ struct zsd_saved *zsd_saved_new(struct zsd_store *store, struct zsd_unit *const 
     return s;
 }
 
-struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, const char *name, uid_t uid)
+struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, uint32_t number, const char *name,
+                                 uid_t uid)
 {
     struct zsd_saved *s = zsd_saved_alloc(saved->store, saved->nunits);
 
@@ -450,7 +451,7 @@ struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, const char *name
         zsd_saved_free(s);
         return NULL;
     }
-    s->number = saved->store->core->next_job++;
+    s->number = number;
     (void)snprintf(s->name, sizeof(s->name), "%s", name);
     s->uid = uid;
     zsd_saved_own(s);

@@ -128,7 +128,8 @@ struct zsd_snap *zsd_snap_by_name(const struct zsd_saved *saved, const char *nam
 struct zsd_saved *zsd_saved_new(struct zsd_store *store, struct zsd_unit *const *units,
                                 uint32_t nunits);
 /** A saved job with the manifest of another, and nothing else: for a clone. NULL: no memory. */
-struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, const char *name, uid_t uid);
+struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, uint32_t number, const char *name,
+                                 uid_t uid);
 /** Keeps the struct while an operation or a change of it is in progress. */
 void zsd_saved_hold(struct zsd_saved *saved);
 /** The last call frees a job that was destroyed, or that never committed and has no incarnation. */

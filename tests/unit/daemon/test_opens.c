@@ -269,6 +269,39 @@ static void tensors_of_a_saved_job_count(void **state)
     job_destroyed(&s);
 }
 
+/* Numbers of jobs are given out again when they have all been used; not 0, and not one that a job has. */
+static void numbers_wrap(void **state)
+{
+    struct open_args args = { .name = "k" };
+    Zp__Clone clone = ZP__CLONE__INIT;
+    Zp__JobName name = ZP__JOB_NAME__INIT;
+    char j[] = "j", c[] = "c", newest[] = "";
+    struct saved_world s;
+    struct zsd_core *core;
+
+    (void)state;
+    saved_open(&s, SAVED_HOST, ZB_F32, 3);
+    core = s.w.daemon.core;
+    assert_int_equal(job_of(&s.w, 0)->number, 1);
+    core->next_job = UINT32_MAX;
+    assert_int_equal(job_open_with(&s.w, 1, &args), 0);
+    assert_int_equal(job_of(&s.w, 1)->number, UINT32_MAX);
+    saved_commit(&s, 2);
+    assert_in_range(zsd_store_record(core->store, 0, 0).next_job, 1, UINT32_MAX);
+    args.name = "l";
+    assert_int_equal(job_open_with(&s.w, 2, &args), 0);
+    assert_int_equal(job_of(&s.w, 2)->number, 2);
+    core->next_job = 1;
+    clone.job = j;
+    clone.snapshot = newest;
+    clone.name = c;
+    assert_int_equal(call(&s.w, 0, zsd_clone, &clone), 0);
+    assert_int_equal(zsd_saved_by_name(core, 1000, c)->number, 3);
+    name.name = c;
+    assert_int_equal(call(&s.w, 0, zsd_job_destroy, &name), 0);
+    saved_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -279,6 +312,7 @@ int main(void)
         cmocka_unit_test(names_of_others_cannot_be_probed),
         cmocka_unit_test(tensors_count_once),
         cmocka_unit_test(tensors_of_a_saved_job_count),
+        cmocka_unit_test(numbers_wrap),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
