@@ -22,6 +22,7 @@ struct clone {
     struct zsd_saved *from; /* held */
     struct zsd_version *fresh;
     uint32_t nrows;             /* in `fresh` so far */
+    uint64_t note_bytes;        /* charged for its notes, until it is made */
     char name[ZP_NAME_MAX + 1]; /* of the snapshot */
 };
 
@@ -69,6 +70,8 @@ static int clone_plan(struct zsd_delta *d, struct zb_err *err)
     from = zsd_snap_version(op->from, op->name, err);
     if (!from)
         return err->code;
+    if (!op->fresh && zsd_clone_charge_notes(d->saved, from, &op->note_bytes, err) < 0)
+        return err->code;
     if (!op->fresh)
         op->fresh = clone_version(d->saved, from);
     rc = op->fresh ? clone_rows(op, from) : -ENOMEM;
@@ -85,6 +88,7 @@ static void clone_done(struct zsd_delta *d, const struct zb_err *err)
     struct zsd_core *core = d->saved->store->core;
 
     d->saved->coming = false;
+    zsd_limit_give(&d->saved->quota, ZSD_LIMIT_NOTE_BYTES, op->note_bytes);
     if (err) {
         zsd_reply_err(op->req, err);
     } else {
@@ -127,6 +131,10 @@ ZSD_REQUEST(zsd_clone, Clone)
         saved = op ? zsd_saved_like(from, zsd_job_number(core), q->name, req->conn->uid) : NULL;
         if (!saved)
             (void)zb_fail(&err, -ENOMEM, "job '%s': %m", q->name);
+    }
+    if (saved && zsd_clone_charge(saved, &err) < 0) {
+        zsd_saved_hold(saved);
+        zsd_saved_unhold(saved); /* frees it */
     }
     if (err.code != 0) {
         free(op);

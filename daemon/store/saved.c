@@ -353,6 +353,25 @@ int zsd_snap_charge(struct zsd_saved *saved, struct zsd_snap *snap, struct zb_er
     return 0;
 }
 
+int zsd_clone_charge(struct zsd_saved *saved, struct zb_err *err)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < saved->nunits; i++)
+        bytes += zsd_unit_bytes(saved->units[i]);
+    return zsd_limit_take(zsd_saved_quota(saved), ZSD_LIMIT_DEFINITION_BYTES, bytes, err);
+}
+
+int zsd_clone_charge_notes(struct zsd_saved *saved, const struct zsd_version *from, uint64_t *ret,
+                           struct zb_err *err)
+{
+    uint64_t bytes = version_note_bytes(from);
+    int rc = zsd_limit_take(zsd_saved_quota(saved), ZSD_LIMIT_NOTE_BYTES, bytes, err);
+
+    *ret = rc == 0 ? bytes : 0;
+    return rc;
+}
+
 void zsd_snap_discharge(struct zsd_saved *saved, struct zsd_snap *snap)
 {
     struct zsd_version *v = snap->version;

@@ -118,6 +118,12 @@ void zsd_snap_discharge(struct zsd_saved *saved, struct zsd_snap *snap);
 /** At the start: charges all snapshots, regardless of limits, because they were allowed before. */
 void zsd_snaps_recovered(struct zsd_saved *saved);
 
+/** Charges a clone for its manifest, until it is destroyed or the daemon ends; and for the notes that it
+ * copies from a version, until zsd_limit_give(). *ret: these bytes. 0; -ENOSPC or -EDQUOT. */
+int zsd_clone_charge(struct zsd_saved *saved, struct zb_err *err);
+int zsd_clone_charge_notes(struct zsd_saved *saved, const struct zsd_version *from, uint64_t *ret,
+                           struct zb_err *err);
+
 /** Finds a saved job in the catalog. NULL: none. An image is not found. */
 struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, uid_t uid, const char *name);
 /** Finds an image. NULL: none. */

@@ -133,6 +133,40 @@ static void descriptions_are_charged(void **state)
     budget_close(&s);
 }
 
+/* A clone has a manifest of its own. */
+static void clones_are_charged(void **state)
+{
+    char j[] = "j", c[] = "c", newest[] = "";
+    Zp__Clone clone = ZP__CLONE__INIT;
+    Zp__JobName name = ZP__JOB_NAME__INIT;
+    uint64_t used, one = 0, notes, taken;
+    struct saved_world s;
+
+    (void)state;
+    budget_open(&s);
+    for (uint32_t u = 0; u < UNITS; u++)
+        one += zsd_unit_bytes(saved_job(&s)->units[u]);
+    clone.job = j;
+    clone.name = name.name = c;
+    clone.snapshot = newest;
+    taken = leave_room(&s, ZSD_LIMIT_DEFINITION_BYTES, one - 1);
+    used = node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES];
+    notes = node(&s)->used[ZSD_LIMIT_NOTE_BYTES];
+    assert_int_equal(call(&s.w, 1, zsd_clone, &clone), -ENOSPC);
+    assert_non_null(strstr(answers[1].text, "bytes of definitions and snapshots already"));
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES], used);
+    assert_null(zsd_saved_by_name(s.w.daemon.core, 1000, c));
+    taken += leave_room(&s, ZSD_LIMIT_DEFINITION_BYTES, one);
+    used = node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES];
+    assert_int_equal(call(&s.w, 1, zsd_clone, &clone), 0);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES], used + one);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], notes);
+    assert_int_equal(call(&s.w, 1, zsd_job_destroy, &name), 0);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES], used);
+    node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES] -= taken;
+    budget_close(&s);
+}
+
 static int note_put(struct saved_world *s, unsigned c, size_t len)
 {
     static uint8_t bytes[1024];
@@ -467,6 +501,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(descriptions_are_charged),
+        cmocka_unit_test(clones_are_charged),
         cmocka_unit_test(notes_are_charged),
         cmocka_unit_test(snapshots_are_charged),
         cmocka_unit_test(notes_of_snapshots),
