@@ -54,8 +54,10 @@ def main(out: str, case: str, offload: str) -> None:
     Mixture.turn = rank
     how = {"leaf": {"units": [Block], "leaf": [Mixture]}}.get(case, {})
     model = mixture() if case == "leaf" else (Experts if case == "experts" else Net)()
+    model.codes = nn.Parameter(torch.randint(0, 99, (5,)), requires_grad=False)
     opt = zt.HostOptimizer(torch.optim.RAdam, model.parameters()) if case == "host" else adamw(model.parameters())
     handle = zt.shard(model, opt, offload=offload, **how)
+    assert len(set(handle.engine.comm.all_gather(str(model.codes.tolist()).encode()))) == 1
     losses = []
     for i in range(4):
         if case == "freeze":

@@ -284,6 +284,7 @@ _LOOKS: set[Any] = {
     torch.Tensor.stride,
     torch.Tensor.is_floating_point,
     torch.Tensor.is_contiguous,
+    torch.Tensor.is_set_to,
     torch.Tensor.element_size,
     torch.Tensor.data_ptr,
     torch.Tensor.requires_grad_,

@@ -69,6 +69,7 @@ def seen(runtime: Runtime, state: UnitState) -> None:
     if runtime.world == 1 and state.memory.device.type == "cpu" and runtime.engine.options.get("socket"):
         for p in state.params:  # the memory is the daemon's, and a write would end the process
             p.data = p.detach().clone()
+        state.memory.loose = True
     state.versions = [p._version for p in state.params]
 
 

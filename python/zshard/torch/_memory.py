@@ -15,6 +15,7 @@ Not thread-safe: the runtime's lock is held.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
@@ -108,6 +109,12 @@ class UnitMemory:
         self.params = [p.param for p in unit.pieces]
         self.scalars = [_guard.scalar(p.shape, unit.dtype, device) for p in unit.pieces]
         self.versions = [0] * len(self.params)
+        cells = {4: ctypes.c_uint32, 2: ctypes.c_uint16}[unit.dtype.itemsize]
+        self.cells = [cells.from_address(s.data_ptr()) for s in self.scalars] if device.type == "cpu" else []
+        self.nan = self.cells[0].value if self.cells else 0
+        self.doubted = False  # on a device: scalars were not looked at since the last step
+        self.loose = False  # parameters are copies (_kept.py)
+        self.replaced = ""  # a parameter whose data became another tensor while it was shown
         self.holders: dict[int, Any] = {}
         self.views: dict[int, list[torch.Tensor]] = {}
         self.storage: Any = None
@@ -185,6 +192,7 @@ class UnitMemory:
 
     def hide(self) -> None:
         """Parameters are NaN: the gathered memory is going away."""
+        self._look_for_replaced()
         self.shown = 0
         if self.mode == "swap":
             self.storage._swap_data_ptr_(self.held)
@@ -210,21 +218,67 @@ class UnitMemory:
             return
         self.outside = True
         self._set(self.scalars)
-        self.versions = [p._version for p in self.params]
+        self.seen()
+
+    def seen(self) -> None:
+        """What has changed versions of released parameters so far was no write."""
+        if self.outside:
+            self.versions = [p._version for p in self.params]
+            self.doubted = True
 
     def _check_unwritten(self) -> None:
-        if not self.outside:
+        replaced, self.replaced = self.replaced, ""
+        written = self._written() if self.outside else ""
+        if written:
+            for scalar in self.scalars:
+                scalar.as_strided((), ()).fill_(float("nan"))
+            self._set(self.scalars)
+            self.seen()
+            raise RuntimeError(
+                f"parameter '{written}' was written while released; use zshard.torch.gathered() around the write"
+            )
+        if replaced:
+            raise RuntimeError(
+                f"the data of parameter '{replaced}' was replaced by another tensor in a forward or backward pass: the "
+                "engine keeps parameters, so the change is lost. Write it outside of passes, in "
+                "zshard.torch.gathered(write_rank=)"
+            )
+
+    def _written(self) -> str:
+        """The name of a parameter that was written while it was released: by an operation, by `p.data = x`, which does
+        not change its version, or through `p.data`, which has a version of its own. On a device the last is looked for
+        once a step."""
+        for i, (param, scalar) in enumerate(zip(self.params, self.scalars, strict=True)):
+            if param._version != self.versions[i] or not param.is_set_to(scalar):
+                return self.unit.pieces[i].name
+        for i, cell in enumerate(self.cells):
+            if cell.value != self.nan:
+                return self.unit.pieces[i].name
+        if not self.cells and self.doubted:
+            self.doubted = False
+            whole = torch.stack([s.as_strided((), ()) for s in self.scalars]).isnan()
+            if not whole.all():
+                return self.unit.pieces[int(whole.int().argmin())].name
+        return ""
+
+    def _look_for_replaced(self) -> None:
+        """Remembers a parameter that shows another tensor with other values than its unit's. (RNNs on a device move
+        their weights, and keep the values.)"""
+        if self.loose or self.mode == "view":
+            self.loose = False
             return
-        for i, param in enumerate(self.params):
-            if param._version == self.versions[i]:
-                continue
-            self.versions[i] = param._version
-            if not torch.isnan(self.scalars[i].as_strided((), ())):
-                self.scalars[i].as_strided((), ()).fill_(float("nan"))
-                raise RuntimeError(
-                    f"parameter '{self.unit.pieces[i].name}' was written while released; use "
-                    "zshard.torch.gathered() around the write"
-                )
+        for i, (param, tensor) in enumerate(zip(self.params, self.fixed, strict=True)):
+            if not param.is_set_to(tensor) and not self.replaced:
+                with torch._C.DisableTorchFunction():
+                    if not same_bits(param.detach(), tensor):
+                        self.replaced = self.unit.pieces[i].name
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same."""
+    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+        return False
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 @functools.cache

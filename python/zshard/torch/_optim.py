@@ -7,6 +7,7 @@ these say more: `overflow`, `skipped`, `grad_norm`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -81,6 +82,19 @@ def show_state(optimizer: torch.optim.Optimizer, runtime: Any, rule: Rule) -> No
                 optimizer.state[param] = LazyState(runtime, param, rule.states_in(found[0]))
 
 
+def warn_skipped(runtime: Any, stepped: Any) -> None:
+    """Says that steps are skipped: torch's loops show it by weights of NaN, ours would by nothing."""
+    runtime.skips = runtime.skips + 1 if stepped.skipped else 0
+    scaled = runtime.step_scale != 1.0  # a loss scale is found by such steps
+    if runtime.skips in (1, 10, 100, 1000) and not scaled:
+        warnings.warn(
+            f"optimizer.step(): step {stepped.iterations} was skipped, because a gradient is not finite"
+            + (f": {runtime.skips} in a row" if runtime.skips > 1 else "")
+            + ". No weight has changed. (Parameters that are used outside of the model's forward read as NaN.)",
+            stacklevel=4,
+        )
+
+
 class Optimizer(torch.optim.Optimizer):
     """Base of zshard's optimizers.
 
@@ -114,9 +128,10 @@ class Optimizer(torch.optim.Optimizer):
         if scale is None:
             return loss
         by_runtime = params_by_runtime(self)
-        if None in by_runtime:
+        loose = [p for p in by_runtime.pop(None, ()) if p.numel()]  # what has no elements is in no unit
+        if loose:
             raise RuntimeError(
-                f"{type(self).__name__}.step(): {len(by_runtime[None])} parameters are not of a sharded "
+                f"{type(self).__name__}.step(): {len(loose)} parameters are not of a sharded "
                 "model; call zshard.torch.shard(model, optimizer) first"
             )
         load_state(self, self.zshard_rule)
@@ -127,6 +142,7 @@ class Optimizer(torch.optim.Optimizer):
                 self.overflow |= stepped.skipped
                 self.skipped += int(stepped.skipped)
                 self.grad_norm = stepped.grad_norm
+                warn_skipped(runtime, stepped)
                 show_state(self, runtime, self.zshard_rule)
         return loss
 

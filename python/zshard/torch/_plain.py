@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ._optim import Optimizer, _scale_of, load_state, params_by_runtime, show_state
+from ._optim import Optimizer, _scale_of, load_state, params_by_runtime, show_state, warn_skipped
 from ._step import Rule, Stepper, apply, rule_of
 
 _installed = False
@@ -121,5 +121,7 @@ def _after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict
         return
     for runtime in runtimes:
         stepper = stepper_of(optimizer, runtime)
-        if apply(stepper, scale) is not None:
+        stepped = apply(stepper, scale)
+        if stepped is not None:
+            warn_skipped(runtime, stepped)
             show_state(optimizer, runtime, stepper.rule)

@@ -68,6 +68,7 @@ class Runtime:
         # limit of the gradient's norm for the steps that begin now; 0: none
         self.step_clip = float(engine.options.get("clip", 0.0))
         self.step_scale = 1.0  # their gradients are multiplied by it
+        self.skips = 0  # steps that were skipped in a row
         self.spent = False  # the last step's gradients were not cleared yet
         self.norms: list[Any] | None = None  # of this step's gradient so far
         self.closed = ""
@@ -305,10 +306,15 @@ class Runtime:
         if not state.armed[i]:
             self._late_arm(state, i)
         grad = param.grad
+        if grad is None:
+            raise RuntimeError(
+                f"a hook of parameter '{state.unit.pieces[i].name}' set its .grad to None: zshard has the gradient "
+                "already, and would step it. Use requires_grad_(False), or clear gradients after the backward pass"
+            )
         if state.direct:
-            if grad is not state.grads[i] and grad is not None:  # create_graph: autograd made a sum of its own
+            if grad is not state.grads[i]:  # create_graph: autograd made a sum of its own
                 state.grads[i].copy_(grad.detach())
-        elif grad is not None:
+        else:
             dense = grad.detach().contiguous()
             piece = state.unit.pieces[i]
             state.grads[i].view(-1).add_(dense.view(-1)) if dense.device.type == "cpu" else self.call(
@@ -503,6 +509,8 @@ class Runtime:
         if not result.skipped:  # a graph from before the step says that it is stale, as torch's does
             moved = [u.params[i] for u, i in self.trainable if u.had[i] and u.params[i].grad is u.handles[i]]
             torch.autograd.graph.increment_version(moved)
+            for state in self.units:
+                state.memory.seen()
         norms = self.norms
         self.clear()
         self.norms, self.spent = norms, True

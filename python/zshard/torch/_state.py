@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from . import _kept, _step
+from ._memory import same_bits
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
@@ -162,13 +163,7 @@ class _Shown:
             return False
         if self.steps != self.runtime.steps:  # the unit's memory is of another step
             return self.p._version != self.version
-        return not _same_bits(self.p.detach(), _views(self.state)[_place(self.state, self.p)])
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
-        return False
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+        return not same_bits(self.p.detach(), _views(self.state)[_place(self.state, self.p)])
 
 
 _shown: dict[int, _Shown] = {}
