@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import gc
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -137,16 +138,36 @@ def test_writes_below_stage_3(ds: Any, device: str) -> None:
     equal(engine.module, want)
     step(engine, engine)
     step(want)
-    with torch.no_grad():
-        weight.mul_(2)
-    with pytest.raises(RuntimeError, match="'first.weight' was written"):
-        step(engine, engine)
-    engine.handle.reset()
+    for other_data in (False, True):
+        with torch.no_grad():
+            if other_data:
+                weight.data = weight * 2
+            else:
+                weight.mul_(2)
+        with pytest.raises(RuntimeError, match="'first.weight' was written"):
+            step(engine, engine)
+        engine.handle.reset()
     ds.utils.safe_set_full_fp32_param(weight, want.first.weight)
     equal(engine.module, want)
     step(engine, engine)
     step(want)
     equal(engine.module, want)
+    engine.destroy()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_that_is_skipped(ds: Any, scaled: bool) -> None:
+    """Is reported where there is no loss scale: DeepSpeed's weights would be NaN. A scale is found by such steps."""
+    engine = engine_of(ds, 2, fp16={"enabled": True, "initial_scale_power": 4} if scaled else {"enabled": False})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            engine.backward(engine.module(X.to(engine.module.first.weight.dtype)).sum() * float("inf"))
+            engine.step()
+    assert engine.skipped_steps == 2
+    assert ["step 1 was skipped" in str(w.message) for w in told if "skipped" in str(w.message)] == [True] * (
+        not scaled
+    )
     engine.destroy()
 
 

@@ -608,6 +608,70 @@ def test_outside_of_a_pass() -> None:
         model(batch(0))
 
 
+def clamped(p: Any) -> None:
+    with torch.no_grad():
+        p.clamp_(0, 1)
+
+
+def replaced(p: Any) -> None:
+    p.data = p.data.clamp(0, 1)
+
+
+WRITES: list[tuple[Callable[[Any], Any], str]] = [
+    (clamped, "scale"),  # one element has no second place in memory at which torch refuses the write
+    (lambda p: p.data.fill_(0.5), "scale"),
+    (lambda p: p.data.zero_(), "head.weight"),
+    (replaced, "scale"),
+    (replaced, "head.weight"),
+]
+
+
+@pytest.mark.parametrize("step", [False, True])
+@pytest.mark.parametrize(("write", "name"), WRITES)
+def test_writes_outside_of_a_pass(write: Callable[[Any], Any], name: str, step: bool) -> None:
+    """They would be lost: the next pass refuses them, and the one after it is as if they had not been."""
+    model = Net()
+    model.scale = nn.Parameter(torch.tensor(2.0))
+    model.register_forward_hook(lambda m, args, out: out * m.scale)
+    opt = adamw(model.parameters())
+    handle = zt.shard(model, opt, offload="none")
+    if step:
+        plain_step(model, opt, 0)
+    want = model(batch(0)).detach()
+    write(model.get_parameter(name))
+    with pytest.raises(RuntimeError, match=f"'{name}' was written while released"):
+        model(batch(0))
+    assert torch.equal(model(batch(0)), want)
+    plain_step(model, opt, 1)
+    handle.close()
+
+
+@pytest.mark.parametrize("mode", ["", "view", "copy"])
+@pytest.mark.parametrize("own", [False, True])
+def test_data_replaced_in_a_pass(own: bool, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`p.data = x` in a forward pass: torch keeps it, and the engine would not. The same values are no change."""
+    if mode:
+        monkeypatch.setenv("ZSHARD_MEMORY", mode)
+
+    class Clipping(nn.Linear):
+        by = 0.01
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.weight.data = self.weight.data.clamp(-self.by, self.by)
+            return super().forward(x)
+
+    model = nn.Sequential(Clipping(8, 8), nn.Linear(8, 8))
+    handle = zt.shard(model, adamw(model.parameters()), offload="none", units=[Clipping] if own else "auto")
+    x = torch.ones(2, 8)
+    Clipping.by = math.inf
+    model(x).sum().backward()
+    model(x)
+    Clipping.by = 0.01
+    with pytest.raises(RuntimeError, match="'0.weight' was written inside of a forward"):
+        model(x)
+    handle.close()
+
+
 def test_close_gathers() -> None:
     model = Net()
     handle = zt.shard(model, adamw(model.parameters()), offload="none")
@@ -710,6 +774,42 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="'blocks' is not one of global, tensor, none"):
         zt.shard(model, adamw(model.parameters()), clip_mode="blocks")
     assert not torch.isnan(model.head.weight).any()
+
+
+def test_two_tensors_in_one_memory() -> None:
+    """torch trains them as one."""
+    for buffer in (False, True):
+        model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Linear(4, 8, bias=False))
+        if buffer:
+            model.register_buffer("rows", model[0].weight.detach()[:2])
+        else:
+            model[1].weight = nn.Parameter(model[0].weight.t())
+        with pytest.raises(ValueError, match="0.weight' .*are two tensors in the same memory"):
+            zt.shard(model, offload="none")
+        model.requires_grad_(False)
+        zt.shard(model, offload="none").close()
+    halves = torch.randn(2, 8)
+    one = nn.ParameterList(nn.Parameter(half) for half in halves)
+    zt.shard(one, offload="none").close()
+
+
+def test_a_hook_that_drops_the_gradient() -> None:
+    def drop(p: torch.Tensor) -> None:
+        p.grad = None
+
+    model = Net()
+    model.head.weight.register_post_accumulate_grad_hook(drop)
+    opt = adamw(model.parameters())
+    handle = zt.shard(model, opt, offload="none")
+    with pytest.raises(RuntimeError, match="a hook of parameter 'head.weight' set its .grad to None"):
+        plain_step(model, opt, 0)
+    handle.close()
+
+
+def test_a_parameter_without_elements() -> None:
+    model = Net()
+    model.none = nn.Parameter(torch.zeros(0))
+    compare(model, lambda m: zt.AdamW(m.parameters()) if m is model else torch.optim.AdamW(m.parameters()), steps=2)
 
 
 def test_bf16_close_to_torch() -> None:

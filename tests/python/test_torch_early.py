@@ -265,6 +265,34 @@ def test_changed_too_late(socket: str, name: str) -> None:
     assert_same(trained(1, None, **MODES["none"]), got)
 
 
+def test_a_state_that_is_loaded(socket: str) -> None:
+    """Before the forward pass, or cleared: the step has it. Later it is too late."""
+    made = []
+    for said in (None, 1):
+        torch.manual_seed(0)
+        model = net()
+        handle, opt = sharded(model, said, **MODES["none"])
+        step(model, opt, 0)
+        saved = copy.deepcopy(opt.state_dict())
+        step(model, opt, 1)
+        opt.load_state_dict(saved)
+        step(model, opt, 2)
+        opt.state.clear()
+        step(model, opt, 3)
+        if said:
+            loss_of(model, batch(99)).backward()
+            opt.load_state_dict(saved)
+            with pytest.raises(RuntimeError, match="its state was loaded or cleared after its last forward pass"):
+                opt.step()
+            opt.zero_grad()
+        else:
+            opt.load_state_dict(saved)
+        step(model, opt, 4)
+        made.append(values(model))
+        handle.close()
+    assert_same(*made)
+
+
 def test_a_rate_that_is_set_back(socket: str) -> None:
     """The step is still there."""
     torch.manual_seed(0)

@@ -80,12 +80,23 @@ WRITES: dict[str, Callable[[torch.nn.Parameter], object]] = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-@pytest.mark.parametrize("offload", ["none", "host"])
-def test_weights_written_in_a_pass(name: str, offload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("offload", "mode", "dtype"),
+    [
+        ("none", "copy", torch.float32),  # as several ranks: what is written is lost
+        ("none", "", torch.bfloat16),
+        ("none", "view", torch.bfloat16),
+        ("host", "", torch.float32),
+        ("host", "view", torch.float32),
+    ],
+)
+def test_weights_written_in_a_pass(
+    name: str, offload: str, mode: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They would be lost, or end the process where the memory is the daemon's. In fp32 and this process they stay."""
-    if offload == "none":
-        monkeypatch.setenv("ZSHARD_MEMORY", "copy")  # as several ranks: what is written is lost
-    model = Writer()
+    if mode:
+        monkeypatch.setenv("ZSHARD_MEMORY", mode)
+    model = Writer().to(dtype)
     opt = torch.optim.AdamW(model.parameters())
     with zt.shard(model, opt, offload=offload):
         model.write = WRITES[name]
@@ -120,12 +131,91 @@ def test_weights_of_one_process_that_are_written_in_a_pass() -> None:
         assert torch.equal(zt.full_state_dict(model)["head.weight"], before * 0.5)
 
 
+@pytest.mark.parametrize("mode", ["", "view", "copy"])
+@pytest.mark.parametrize("when", ["before", "after", "between"])
+def test_other_data_of_a_hidden_parameter(when: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside of a pass, where the unit's own module is not called: before it, after it, and between two calls of it."""
+    if mode:
+        monkeypatch.setenv("ZSHARD_MEMORY", mode)
+
+    class Outer(torch.nn.Module):
+        on = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if when == "before":
+                self.write()
+            x = self.inner(x)
+            if when != "before":
+                self.write()
+            return self.inner(x) if when == "between" else x
+
+        def write(self) -> None:
+            if self.on:
+                self.inner.weight.data = torch.zeros(8, 8)
+
+    model = Outer()
+    with zt.shard(model, torch.optim.AdamW(model.parameters()), offload="none", units=[torch.nn.Linear]):
+        for train in (True, False):
+            model.train(train)(torch.ones(2, 8))
+        want = model(torch.ones(2, 8))
+        model.on = True
+        with pytest.raises(RuntimeError, match="'inner.weight' was written"):
+            for _ in range(2):
+                model(torch.ones(2, 8))
+        model.on = False
+        assert torch.equal(model(torch.ones(2, 8)), want)
+
+
+@pytest.mark.parametrize("offload", ["none", "host"])
+def test_a_write_to_a_hidden_parameter(offload: str) -> None:
+    """Its memory is read-only, and the process would end."""
+
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.inner(x)
+            self.inner.weight.data.mul_(0.5)
+            return x
+
+    model = Outer()
+    with zt.shard(model, torch.optim.AdamW(model.parameters()), offload=offload, units=[torch.nn.Linear]):
+        with pytest.raises(RuntimeError, match="'inner.weight' was written inside of a"):
+            model(torch.ones(2, 8))
+
+
+@pytest.mark.parametrize("offload", ["none", "host"])
+def test_a_write_between_backward_pass_and_step(offload: str) -> None:
+    """The step changes versions of parameters, too."""
+    model = Net()
+    model.scale = torch.nn.Parameter(torch.tensor(2.0))
+    model.register_forward_hook(lambda m, args, out: out * m.scale)
+    opt = torch.optim.AdamW(model.parameters())
+    with zt.shard(model, opt, offload=offload):
+        loss_of(model, batch(0)).backward()
+        with torch.no_grad():
+            model.scale.clamp_(0, 1)
+        opt.step()
+        opt.zero_grad()
+        with pytest.raises(RuntimeError, match="'scale' was written while released"):
+            loss_of(model, batch(0))
+        loss_of(model, batch(0)).backward()
+        opt.step()
+        loss_of(model, batch(0))
+
+
 def test_other_data_of_a_released_parameter() -> None:
     """p.data = ... between passes would be overlooked."""
     model = Net()
     with zt.shard(model, torch.optim.AdamW(model.parameters()), offload="none"):
         model.head.weight.data = torch.ones_like(model.head.weight)
-        with pytest.raises(RuntimeError, match="'head.weight' was given other data while released.*write_rank"):
+        with pytest.raises(RuntimeError, match="'head.weight' was written while released.*write_rank"):
             loss_of(model, batch(0))
         assert loss_of(model, batch(0)) > 0
 

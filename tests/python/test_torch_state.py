@@ -191,3 +191,49 @@ def test_state_of_a_closed_model() -> None:
     for call in (lambda: engine.read(0, "param", 0, 1), lambda: engine.gather(0), engine.stats):
         with pytest.raises(zshard.ZshardError, match="the engine is closed"):
             call()
+
+
+def test_decoupled_weight_decay_of_some() -> None:
+    """The engine's optimizer is one for all groups."""
+    model = Net()
+    groups = grouped(model, 1e-2)
+    groups[0]["decoupled_weight_decay"] = True
+    with pytest.raises(ValueError, match="decoupled_weight_decay=False has no counterpart in the engine's adamw"):
+        zt.shard(model, torch.optim.Adam(groups, weight_decay=0.1), offload="none")
+    opt = torch.optim.Adam(model.parameters(), weight_decay=0.1)
+    with zt.shard(model, opt, offload="none"):
+        opt.param_groups[0]["decoupled_weight_decay"] = True
+        with pytest.raises(ValueError, match="decoupled_weight_decay=True has no counterpart in the engine's adam"):
+            plain_step(model, opt, 0)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_clipped_by_a_norm_that_is_not_finite(apart: bool) -> None:
+    """Of two models one has a gradient of NaN, and both are clipped together. torch has NaN in both; here neither is
+    stepped: not by zeros either, which would move weights by moments."""
+    models, opts, handles = [Net(), Net()], [], []
+    for model in models:
+        some = [g["params"] for g in grouped(model, 1.0)] if apart else [model.parameters()]
+        opts += [sgd_of(params) for params in some]
+        handles.append(zt.shard(model, opts[-len(some) :], offload="none"))
+
+    def step(by: float) -> None:
+        for model, factor in zip(models, (by, 1.0), strict=True):
+            (loss_of(model, batch(0)) * factor).backward()
+        nn.utils.clip_grad_norm_([p for m in models for p in m.parameters()], 1.0)
+        for opt in opts:
+            opt.step()
+        for opt in opts:
+            opt.zero_grad()
+
+    step(1.0)
+    before = [zt.full_state_dict(m) for m in models]
+    with pytest.warns(UserWarning, match="step 2 was skipped, because a gradient is not finite"):
+        step(float("nan"))
+    for model, old in zip(models, before, strict=True):
+        assert all(torch.equal(v, old[n]) for n, v in zt.full_state_dict(model).items())
+    step(1.0)
+    for model, old, handle in zip(models, before, handles, strict=True):
+        assert not all(torch.equal(v, old[n]) for n, v in zt.full_state_dict(model).items())
+        assert handle.step_number == 3
+        handle.close()

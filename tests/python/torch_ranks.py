@@ -55,8 +55,10 @@ def main(out: str, case: str, offload: str) -> None:
     Mixture.turn = rank
     how = {"leaf": {"units": [Block], "leaf": [Mixture]}}.get(case, {})
     model = mixture() if case == "leaf" else (Experts if case == "experts" else Net)()
+    model.codes = nn.Parameter(torch.randint(0, 99, (5,)), requires_grad=False)
     opt = zt.HostOptimizer(torch.optim.RAdam, model.parameters()) if case == "host" else adamw(model.parameters())
     handle = zt.shard(model, opt, offload=offload, **how)
+    assert len(set(handle.engine.comm.all_gather(str(model.codes.tolist()).encode()))) == 1
     losses, told = [], []
     alone = nn.Parameter(torch.ones(3))
     if case == "added":
@@ -68,7 +70,7 @@ def main(out: str, case: str, offload: str) -> None:
         if case == "written" and i == 2:
             with zt.gathered(model, write_rank=1):
                 for p in model.parameters() if rank == 1 else ():
-                    p.data.mul_(0.5)
+                    p.data.mul_(0.5 if p.is_floating_point() else 1)
         if case == "uneven" and rank == 1:
             with torch.no_grad():
                 loss_of(model, batch(i))

@@ -198,7 +198,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, settings: _
         quantize_frozen=settings.quantize_frozen,
         **options,
     )
-    handle.runtime.tells_skipped = False  # the engine counts them, as DeepSpeed does
+    handle.runtime.tells_skipped = not settings.loss_scale  # a loss scale is found by such steps
     if settings.stage < 3:
         _kept.keep(handle.runtime)
     for p in model.parameters():

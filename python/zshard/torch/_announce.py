@@ -18,6 +18,7 @@ import torch
 
 from .. import _c
 from ..errors import Refused
+from . import _kept
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
@@ -134,6 +135,19 @@ class Announcer:
         self.runtime, self.passes = runtime, passes
         self.said: Said | None = None
 
+    def load(self) -> None:
+        """Before a forward pass: states that load_state_dict() left, or that were cleared, go to the engine. With the
+        step it would be too late."""
+        from ._optim import has_new_state, load_state
+
+        runtime = self.runtime
+        if self.said is not None:
+            return
+        for stepper in runtime.steppers:
+            if stepper.alive and has_new_state(stepper.optimizer, runtime):
+                load_state(stepper.optimizer, stepper.rule)
+                _kept.show(runtime)
+
     def begins(self, number: int) -> bool:
         """Backward pass `number` of the step begins, from 1. Announces the step before its last one; returns whether it
         is that. RuntimeError: the last one was made."""
@@ -194,10 +208,7 @@ class Announcer:
         assert said is not None
         part = next((p for p in said.parts if p.stepper is stepper), None)
         if part is None:
-            raise RuntimeError(
-                f"{type(stepper.optimizer).__name__}.step(): the step was announced before this optimizer was known; "
-                "give all optimizers to shard(model, [one, other])"
-            )
+            raise RuntimeError(_unknown(stepper.optimizer))
         if scale != 1.0:
             raise RuntimeError(SCALER)
         self._check_groups(part)
@@ -290,6 +301,26 @@ def begin(runtime: Runtime, number: int) -> None:
         if announcer is not None and announcer.said is not None:
             runtime.broken = "the backward pass failed"
         raise
+
+
+def check_state(runtime: Runtime, optimizer: torch.optim.Optimizer) -> None:
+    """RuntimeError where the next step is announced: an optimizer's state would be written before it."""
+    said = runtime.announcer.said if runtime.announcer is not None else None
+    if said is None:
+        return
+    if all(p.stepper.optimizer is not optimizer for p in said.parts):
+        raise RuntimeError(_unknown(optimizer))
+    raise RuntimeError(
+        f"{type(optimizer).__name__}.step(): its state was loaded or cleared after its last forward pass, and the step "
+        "was announced: do that before the forward pass, or call zero_grad() to drop the step"
+    )
+
+
+def _unknown(optimizer: torch.optim.Optimizer) -> str:
+    return (
+        f"{type(optimizer).__name__}.step(): the step was announced before this optimizer was known; give all "
+        "optimizers to shard(model, [one, other])"
+    )
 
 
 def refuse(runtime: Runtime, text: str) -> None:

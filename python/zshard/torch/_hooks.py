@@ -223,14 +223,14 @@ class _Learner(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if args and type(args[0]) in (torch.Tensor, nn.Parameter) and _in_place(func):
-            self._refuse(args[0])
         for item in _flat(args):
             if isinstance(item, nn.Parameter):
                 self._see(item, func)
         for item in _flat((kwargs or {}).values()):
             if isinstance(item, nn.Parameter):
                 self._see(item, func)
+        if args and type(args[0]) in (torch.Tensor, nn.Parameter) and _in_place(func):
+            self._refuse(args[0])
         return func(*args, **(kwargs or {}))
 
     def _refuse(self, tensor: torch.Tensor) -> None:
@@ -239,7 +239,7 @@ class _Learner(TorchFunctionMode):
             return
         for state in self.runtime.units:
             memory = state.memory
-            if memory.shown and not memory.lasting and memory.owns(tensor):
+            if memory.loses(tensor):
                 raise written_inside(memory.name_at(tensor))
 
     def _see(self, param: nn.Parameter, func: Any) -> None:
@@ -298,6 +298,7 @@ _LOOKS: set[Any] = {
     torch.Tensor.stride,
     torch.Tensor.is_floating_point,
     torch.Tensor.is_contiguous,
+    torch.Tensor.is_set_to,
     torch.Tensor.element_size,
     torch.Tensor.data_ptr,
     torch.Tensor.requires_grad_,

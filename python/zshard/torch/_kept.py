@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 def keep(runtime: Runtime) -> None:
     """From now on parameters have their values. Collective."""
     runtime.kept = True
+    for state in runtime.units:
+        state.memory.lasting = False
     runtime.exposed[:] = [
         (weakref.ref(p), scalar) for u in runtime.units for p, scalar in zip(u.params, u.memory.scalars, strict=True)
     ]
@@ -39,7 +41,7 @@ def show(runtime: Runtime) -> None:
             if not state.kept:
                 runtime.acquire(state)
                 state.kept = 1
-                seen(runtime, state)
+                seen(runtime, state, range(len(state.params)))
         runtime.leave()
 
 
@@ -49,9 +51,7 @@ def drop(runtime: Runtime, states: Iterable[UnitState]) -> None:
     for state in states:
         if not state.kept:
             continue
-        for i, p in enumerate(state.params):
-            if p._version != state.versions[i]:
-                written = written or state.unit.pieces[i].name
+        written = written or state.memory.written_shown()
         state.kept = 0
         runtime.release(state, sent=True)
     if written:
@@ -62,14 +62,14 @@ def drop(runtime: Runtime, states: Iterable[UnitState]) -> None:
         )
 
 
-def seen(runtime: Runtime, state: UnitState) -> None:
-    """The unit's parameters look at its memory again; writes to them so far are known, and sent."""
-    if not state.kept:
-        return
-    if runtime.world == 1 and state.memory.device.type == "cpu" and runtime.engine.options.get("socket"):
-        for p in state.params:  # the memory is the daemon's, and a write would end the process
+def seen(runtime: Runtime, state: UnitState, places: Iterable[int]) -> None:
+    """Parameters of the unit look at its memory again; writes to them so far are known, and sent."""
+    in_socket = runtime.world == 1 and state.memory.device.type == "cpu" and runtime.engine.options.get("socket")
+    for i in places:
+        p = state.params[i]
+        if state.kept and in_socket:  # the memory is the daemon's, and a write would end the process
             p.data = p.detach().clone()
-    state.versions = [p._version for p in state.params]
+        state.memory.remember(i)
 
 
 def own(runtime: Runtime) -> None:

@@ -9,13 +9,14 @@ ways; the first that works is taken (a self-test, once), ZSHARD_MEMORY=swap|view
     copy   gathered memory is copied into a storage of torch's own
 
 A unit is *shown* (gathered), *hidden* (released, inside a pass) or *outside* (released, outside of
-a pass): there each parameter is a NaN scalar, and `p._version` tells whether somebody wrote to it. While it is shown,
-`written()` does. Where each parameter's data must be tells whether somebody set `p.data`.
+a pass): there each parameter is a NaN scalar. A write that would be lost is found: `_written_outside()` looks when the
+unit is shown, `written_shown()` when it is released, and `written_hidden()` when the pass is over.
 Not thread-safe: the runtime's lock is held.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
@@ -109,9 +110,15 @@ class UnitMemory:
         self.params = [p.param for p in unit.pieces]
         self.scalars = [_guard.scalar(p.shape, unit.dtype, device) for p in unit.pieces]
         self.places = [s.data_ptr() for s in self.scalars]  # where a scalar is
+        # Of each parameter, what it had when it was last as the engine has it:
         self.versions = [0] * len(self.params)
+        self.places = [0] * len(self.params)  # data_ptr()
         # What is written to shown parameters stays: they are this process's own. The runtime knows whether they are.
         self.lasting = mode != "copy" and device.type == "cpu" and unit.dtype == torch.float32
+        cells = {4: ctypes.c_uint32, 2: ctypes.c_uint16}[unit.dtype.itemsize]
+        self.cells = [cells.from_address(s.data_ptr()) for s in self.scalars] if device.type == "cpu" else []
+        self.nan = self.cells[0].value if self.cells else 0
+        self.doubted = True  # on a device: scalars were not looked at since the last step
         self.holders: dict[int, Any] = {}
         self.views: dict[int, list[torch.Tensor]] = {}
         self.storage: Any = None
@@ -162,7 +169,13 @@ class UnitMemory:
         elif self.outside:
             self._set(self.fixed)
         self.outside = False
-        self.remember()
+        base = self.storage.data_ptr() if self.mode == "copy" else address
+        for i, (param, first, _, _) in enumerate(self.pieces):
+            self.versions[i], self.places[i] = param._version, base + first * self.unit.dtype.itemsize
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What parameters are inside of a pass; view: while they are shown."""
+        return self.views[self.shown] if self.mode == "view" else self.fixed
 
     def name_at(self, tensor: torch.Tensor) -> str:
         """Which parameter a tensor looks at, which looks at this unit's gathered memory."""
@@ -170,20 +183,36 @@ class UnitMemory:
         at = (tensor.data_ptr() - base) // self.unit.dtype.itemsize
         return next((p.name for p in reversed(self.unit.pieces) if p.first <= at), self.unit.name)
 
-    def remember(self) -> None:
-        """What was written to parameters so far is known."""
-        self.versions = [p._version for p in self.params]
+    def loses(self, tensor: torch.Tensor) -> bool:
+        """Whether a write to a tensor inside of a pass is lost, or ends the process."""
+        stays = self.lasting if self.shown else self.mode != "swap"
+        return not stays and self.owns(tensor)
 
-    def written(self) -> str:
-        """The name of a shown parameter whose change is lost with the release; "": there is none."""
+    def remember(self, i: int) -> None:
+        """What was written to parameter i so far is known."""
+        self.versions[i], self.places[i] = self.params[i]._version, self.params[i].data_ptr()
+
+    def written_shown(self) -> str:
+        """The name of a shown parameter whose change is lost with the release; "": there is none. Other data with the
+        same values are no change: RNNs on a device move their weights."""
         if not self.shown:
             return ""
-        base = self.storage.data_ptr() if self.mode == "copy" else self.shown
-        for i, piece in enumerate(self.unit.pieces):
-            param = self.params[i]
-            elsewhere = piece.numel and param.data_ptr() != base + piece.first * self.unit.dtype.itemsize
-            if elsewhere or param._version != self.versions[i] and not self.lasting:
-                return piece.name
+        for i, param in enumerate(self.params):
+            if param._version != self.versions[i] and not self.lasting:
+                return self.unit.pieces[i].name
+            if param.data_ptr() != self.places[i]:
+                with torch._C.DisableTorchFunction():
+                    if not same_bits(param.detach(), self.tensors()[i]):
+                        return self.unit.pieces[i].name
+        return ""
+
+    def written_hidden(self) -> str:
+        """swap: the name of a parameter that was given other data inside of a pass while it was hidden; "": there is
+        none. (In other modes it is a scalar then, as outside of a pass.)"""
+        if self.mode == "swap" and not self.shown and not self.outside:
+            for param, tensor, piece in zip(self.params, self.fixed, self.unit.pieces, strict=True):
+                if param.data_ptr() != tensor.data_ptr():
+                    return piece.name
         return ""
 
     def _set(self, tensors: list[torch.Tensor]) -> None:
@@ -214,6 +243,9 @@ class UnitMemory:
         """Parameters are NaN: the gathered memory is going away."""
         self.shown = 0
         if self.mode == "swap":
+            for param, tensor in zip(self.params, self.fixed, strict=True):
+                if param.data_ptr() != tensor.data_ptr():
+                    param.data = tensor
             self.storage._swap_data_ptr_(self.held)
             self.held = None
         else:
@@ -237,27 +269,45 @@ class UnitMemory:
             return
         self.outside = True
         self._set(self.scalars)
-        self.versions = [p._version for p in self.params]
+        for i in range(len(self.params)):
+            self.remember(i)
 
     def _check_unwritten(self) -> None:
-        if not self.outside:
+        written = self._written_outside() if self.outside else ""
+        if not written:
             return
-        for i, param in enumerate(self.params):
-            if param.data_ptr() != self.places[i]:
-                param.data = self.scalars[i]
-                raise RuntimeError(
-                    f"parameter '{self.unit.pieces[i].name}' was given other data while released (p.data = ...): the "
-                    "engine keeps its values. Write them in zshard.torch.gathered(p, write_rank=)"
-                )
-            if param._version == self.versions[i]:
-                continue
-            self.versions[i] = param._version
-            if not torch.isnan(self.scalars[i].as_strided((), ())):
-                self.scalars[i].as_strided((), ()).fill_(float("nan"))
-                raise RuntimeError(
-                    f"parameter '{self.unit.pieces[i].name}' was written while released; use "
-                    "zshard.torch.gathered() around the write"
-                )
+        for i, scalar in enumerate(self.scalars):
+            scalar.as_strided((), ()).fill_(float("nan"))
+            self.params[i].data = scalar
+            self.remember(i)
+        raise RuntimeError(
+            f"parameter '{written}' was written while released: the engine keeps its values, so the change is lost. "
+            "Write it in zshard.torch.gathered(p, write_rank=)"
+        )
+
+    def _written_outside(self) -> str:
+        """The name of a parameter that was written while it was released: by an operation, by `p.data = x`, which does
+        not change its version, or through `p.data`, which has a version of its own. On a device the last is looked for
+        once a step."""
+        for i, (param, scalar) in enumerate(zip(self.params, self.scalars, strict=True)):
+            if param._version != self.versions[i] or not param.is_set_to(scalar):
+                return self.unit.pieces[i].name
+        for i, cell in enumerate(self.cells):
+            if cell.value != self.nan:
+                return self.unit.pieces[i].name
+        if not self.cells and self.doubted:
+            self.doubted = False
+            whole = torch.stack([s.as_strided((), ()) for s in self.scalars]).isnan()
+            if not whole.all():
+                return self.unit.pieces[int(whole.int().argmin())].name
+        return ""
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same."""
+    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+        return False
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def written_inside(name: str) -> RuntimeError:

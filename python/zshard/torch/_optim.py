@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import _announce
 from ._step import LION, RULES, LazyState, Rule, Stepper, apply, runtime_of, tell_skipped, write_state
 
 
@@ -47,6 +48,7 @@ def load_state(optimizer: torch.optim.Optimizer, rule: Rule) -> None:
             states = rule.states_in(found[0])
             if entry is None and (unit.shown[place] is None or not states):
                 continue
+            _announce.check_state(runtime, optimizer)
             if entry is not None:
                 optimizer.state[param] = LazyState(runtime, param, states)
             else:
@@ -56,6 +58,16 @@ def load_state(optimizer: torch.optim.Optimizer, rule: Rule) -> None:
             counts[unit.index][place] = _load_one(runtime, param, states, entry or {}, counts[unit.index][place])
         for index, steps_of in counts.items():
             runtime.call(runtime.engine.set_tensor_steps, index, steps_of)
+
+
+def has_new_state(optimizer: torch.optim.Optimizer, runtime: Any) -> bool:
+    """Whether load_state() has to look: a parameter that the engine trains has no lazy entry."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            found = runtime.plan.find(param)
+            if found is not None and not found[0].frozen and not isinstance(optimizer.state.get(param), LazyState):
+                return True
+    return False
 
 
 def _load_one(runtime: Any, param: torch.Tensor, states: tuple[str, ...], entry: Mapping[str, Any], before: int) -> int:
@@ -114,9 +126,10 @@ class Optimizer(torch.optim.Optimizer):
         if scale is None:
             return loss
         by_runtime = params_by_runtime(self)
-        if None in by_runtime:
+        loose = [p for p in by_runtime.pop(None, ()) if p.requires_grad and p.numel()]  # others are not stepped
+        if loose:
             raise RuntimeError(
-                f"{type(self).__name__}.step(): {len(by_runtime[None])} parameters are not of a sharded "
+                f"{type(self).__name__}.step(): {len(loose)} parameters are not of a sharded "
                 "model; call zshard.torch.shard(model, optimizer) first"
             )
         load_state(self, self.zshard_rule)

@@ -9,7 +9,7 @@ from torch import nn
 
 from .._engine import Engine
 from ._sources import attached
-from ._units import Plan, Unit
+from ._units import DTYPES, Plan, Unit
 
 CHUNK = 4096  # numbers in one sum
 BYTES = 6  # of a buffer in one number: exact in a double
@@ -52,8 +52,9 @@ def same_parameters(engine: Engine, planned: Plan) -> None:
 
 
 def same_buffers(engine: Engine, model: nn.Module) -> None:
-    """Buffers become rank 0's. Collective."""
-    buffers = [b for b in model.buffers() if b is not None and b.layout is torch.strided and b.numel()]
+    """Buffers become rank 0's, and parameters that no unit has, such as packed integers. Collective."""
+    loose = [p.detach() for p in model.parameters() if p.dtype not in DTYPES and p.device.type != "meta"]
+    buffers = [b for b in (*model.buffers(), *loose) if b is not None and b.layout is torch.strided and b.numel()]
     for buffer, differs in zip(buffers, differing(engine, [fingerprint(b) for b in buffers]), strict=True):
         if differs:
             buffer.copy_(_from_first(engine, buffer))

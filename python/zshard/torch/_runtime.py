@@ -134,7 +134,7 @@ class Runtime:
         state.holds -= 1
         if state.holds == 0:
             if not sent:
-                self.lost = self.lost or state.memory.written()
+                self.lost = self.lost or state.memory.written_shown()
             state.memory.hide()
             self.call(self.engine.release, state.index)
             self.hidden.append(state)
@@ -151,6 +151,7 @@ class Runtime:
             return
         for state in self.hidden:
             if state.holds == 0:
+                self.lost = self.lost or state.memory.written_hidden()
                 state.memory.leave()
         self.hidden.clear()
 
@@ -177,6 +178,8 @@ class Runtime:
             if self.depth == 0 and (self.micros or self.broken) and self._cleared():
                 self.call(self.engine.abandon)
                 self.clear()
+            if self.depth == 0 and self.announcer is not None:
+                self.announcer.load()
             if self.depth == 0 and self.before_forward is not None:
                 self.before_forward()
         if group.owner is not None and group.owner.stack:
@@ -318,10 +321,15 @@ class Runtime:
         if not state.armed[i]:
             self._late_arm(state, i)
         grad = param.grad
+        if grad is None:
+            raise RuntimeError(
+                f"a hook of parameter '{state.unit.pieces[i].name}' set its .grad to None: zshard has the gradient "
+                "already, and would step it. Use requires_grad_(False), or clear gradients after the backward pass"
+            )
         if state.direct:
-            if grad is not state.grads[i] and grad is not None:  # create_graph: autograd made a sum of its own
+            if grad is not state.grads[i]:  # create_graph: autograd made a sum of its own
                 state.grads[i].copy_(grad.detach())
-        elif grad is not None:
+        else:
             dense = grad.detach().contiguous()
             piece = state.unit.pieces[i]
             state.grads[i].view(-1).add_(dense.view(-1)) if dense.device.type == "cpu" else self.call(
@@ -516,11 +524,12 @@ class Runtime:
         """The engine has begun a step."""
         self.steps, self.last = result.iterations, result
         if not result.skipped:  # a graph from before the step says that it is stale, as torch's does
-            moved = [u.params[i] for u, i in self.trainable if u.had[i] and u.params[i].grad is u.handles[i]]
-            torch.autograd.graph.increment_version(moved)
+            moved = [(u, i) for u, i in self.trainable if u.had[i] and u.params[i].grad is u.handles[i]]
+            torch.autograd.graph.increment_version([u.params[i] for u, i in moved])
+            for state, i in moved:
+                state.memory.versions[i] += 1
             for state in self.units:
-                if state.memory.shown:
-                    state.memory.remember()
+                state.memory.doubted = True
         norms = self.norms
         self.clear()
         self.norms, self.spent = norms, True

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from . import _kept, _step
+from ._memory import same_bits
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
@@ -65,8 +66,7 @@ def _check_whole(runtime: Runtime) -> None:
 
 def _views(state: UnitState) -> list[torch.Tensor]:
     """A gathered unit's parameters, in the engine's memory."""
-    memory = state.memory
-    return memory.views[memory.shown] if memory.mode == "view" else memory.fixed
+    return state.memory.tensors()
 
 
 def _place(state: UnitState, p: torch.Tensor) -> int:
@@ -162,13 +162,7 @@ class _Shown:
             return False
         if self.steps != self.runtime.steps:  # the unit's memory is of another step
             return self.p._version != self.version
-        return not _same_bits(self.p.detach(), _views(self.state)[_place(self.state, self.p)])
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
-        return False
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+        return not same_bits(self.p.detach(), _views(self.state)[_place(self.state, self.p)])
 
 
 _shown: dict[int, _Shown] = {}
@@ -199,10 +193,10 @@ def _hide(entry: _Shown) -> torch.Tensor:
     if runtime.closed:
         return value
     with runtime.lock:
-        entry.p.data = _views(entry.state)[_place(entry.state, entry.p)]
-        _kept.seen(runtime, entry.state)
-        entry.state.memory.versions[entry.state.places[id(entry.p)]] = entry.p._version
-        runtime.release(entry.state, sent=True)
+        place = entry.state.places[id(entry.p)]
+        entry.p.data = _views(entry.state)[place]
+        _kept.seen(runtime, entry.state, [place])
+        runtime.release(entry.state)
         runtime.leave()
     return value
 

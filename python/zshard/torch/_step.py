@@ -146,14 +146,16 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Rule | None:
 
 
 _NO_AMSGRAD = {"amsgrad": False, "maximize": False, "differentiable": False}
+_DECOUPLED = {**_NO_AMSGRAD, "decoupled_weight_decay": True}
+_COUPLED = {**_NO_AMSGRAD, "decoupled_weight_decay": False}
 _PLAIN = {"maximize": False, "differentiable": False}
 ADAM_STATES, MUON_STATES = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
 _NEWTON_SCHULZ = {"ns_coefficients": (3.4445, -4.775, 2.0315), "ns_steps": 5}
 _TORCH_MUON_EPS = 1e-7
 MUON = Rule("muon", MUON_STATES, _NEWTON_SCHULZ)
 RULES: dict[type, Rule] = {
-    torch.optim.AdamW: Rule("adamw", ("exp_avg", "exp_avg_sq"), _NO_AMSGRAD),
-    torch.optim.Adam: Rule("adam", ("exp_avg", "exp_avg_sq"), _NO_AMSGRAD),
+    torch.optim.AdamW: Rule("adamw", ("exp_avg", "exp_avg_sq"), _DECOUPLED),
+    torch.optim.Adam: Rule("adam", ("exp_avg", "exp_avg_sq"), _COUPLED),
     torch.optim.SGD: Rule("sgd", ("momentum_buffer",), _PLAIN),
     torch.optim.Adagrad: Rule("adagrad", ("sum",), {**_PLAIN, "initial_accumulator_value": 0}),
 }
@@ -228,18 +230,23 @@ class Stepper:
 
 
 def collect(runtime: Runtime, group_of: Any) -> tuple[Any, Any, float]:
-    """What users did to `.grad`: (group_of without dropped tensors, factors or None, one common factor).
+    """What users did to `.grad`: (group_of without dropped tensors, factors or None, one common factor). The common
+    factor is NaN where a gradient was multiplied by what is not finite: there is no step then.
 
     RuntimeError: a `.grad` is not ours.
     """
     factors: list[float] | None = None
     common: float | None = None
     dropped: list[int] = []
+    finite = True
     for number, (state, i) in enumerate(runtime.trainable):
         grad = state.params[i].grad
         handle = state.handles[i]
         if grad is handle:
             factor = 0.0 if handle.zeroed else handle.factor
+            if not math.isfinite(factor):
+                finite = finite and group_of[number] == GROUP_NONE
+                factor = 1.0
             if common is None:
                 common = factor
             elif factor != common and factors is None:
@@ -257,8 +264,9 @@ def collect(runtime: Runtime, group_of: Any) -> tuple[Any, Any, float]:
         group_of = type(group_of)(*group_of)
         for number in dropped:
             group_of[number] = GROUP_NONE
+    if not finite:
+        return (type(group_of))(*[GROUP_NONE] * len(group_of)), None, math.nan
     if factors is not None:
-        factors = [f if math.isfinite(f) else 0.0 for f in factors]
         return group_of, (ctypes.c_float * len(factors))(*factors), 1.0
     return group_of, None, 1.0 if common is None else common
 
@@ -273,10 +281,12 @@ class Merged:
         self.group_of = [GROUP_NONE] * n
         self.factors = [1.0] * n
         self.steppers: list[Stepper] = []
+        self.finite = True  # no factor is NaN
 
     def add(self, stepper: Stepper, group_of: Any, factors: Any, common: float) -> None:
         """What one optimizer steps."""
         base = len(self.groups)
+        self.finite = self.finite and math.isfinite(common)
         self.groups += stepper.groups()
         self.steppers.append(stepper)
         for number, group in enumerate(group_of):
@@ -296,11 +306,14 @@ class Merged:
     def step(self) -> Any:
         """Makes it."""
         self.runtime.waiting = None
-        array = (ctypes.c_uint32 * len(self.group_of))(*self.group_of)
-        factors = (ctypes.c_float * len(self.factors))(*self.factors)
-        made = _make(self.runtime, self.groups, array, factors, 1.0, self.runtime.step_clip)
+        made = self._make() if self.finite else _skip(self.runtime, self.groups)
         _kept.show(self.runtime)
         return made
+
+    def _make(self) -> Any:
+        array = (ctypes.c_uint32 * len(self.group_of))(*self.group_of)
+        factors = (ctypes.c_float * len(self.factors))(*self.factors)
+        return _make(self.runtime, self.groups, array, factors, 1.0, self.runtime.step_clip)
 
 
 def apply(stepper: Stepper, scale: float = 1.0) -> Any:
@@ -366,7 +379,9 @@ def _apply(stepper: Stepper, scale: float) -> Any:
         raise ValueError("a HostOptimizer has all trained parameters of a model: freeze the others before shard()")
     if stepper.owned < len(runtime.trainable) or runtime.waiting is not None:
         return _together(stepper, group_of, factors, common)
-    if factors is None and (common == 0.0 or not math.isfinite(common)):
+    if not math.isfinite(common):
+        return _skip(runtime, stepper.groups())
+    if factors is None and common == 0.0:
         factors, common = (ctypes.c_float * len(runtime.trainable))(), 1.0
     if host is not None:
         with host(runtime, group_of, factors, common):
@@ -434,6 +449,17 @@ def _make(runtime: Runtime, groups: Any, group_of: Any, factors: Any, divide: fl
     return stepped
 
 
+def _skip(runtime: Runtime, groups: Any) -> Any:
+    """A step that steps nothing, as one with a gradient that is not finite."""
+    n = len(runtime.trainable)
+    if runtime.before_step is not None:
+        runtime.before_step()
+    stepped = runtime.call(_call, runtime, groups, (ctypes.c_uint32 * n)(*[GROUP_NONE] * n), None, 1.0, 0.0)
+    stepped = stepped._replace(skipped=True, grad_norm=math.nan)
+    runtime.stepped(stepped)
+    return stepped
+
+
 def _call(runtime: Runtime, groups: Any, group_of: Any, factors: Any, divide: float, clip: float) -> Any:
     return runtime.engine.step_by(groups, group_of=group_of, factors=factors, divide=divide, clip=clip)
 
@@ -444,7 +470,8 @@ def tell_skipped(runtime: Runtime, stepped: Any) -> None:
         runtime.tells_skipped = False
         warnings.warn(
             f"step {stepped.iterations} was skipped, because a gradient is not finite: weights and moments stay as "
-            "they were. Later ones are not reported; handle.grad_norm is NaN after each of them",
+            "they were. Later ones are not reported; handle.grad_norm is NaN after each of them. (Parameters that are "
+            "used outside of the model's forward read as NaN.)",
             stacklevel=4,
         )
 

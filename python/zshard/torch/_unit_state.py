@@ -27,7 +27,6 @@ class UnitState:
         self.index = unit.index
         self.holds = 0
         self.kept = 0  # 1: one of them is of _kept.py
-        self.versions: list[int] = []  # of the parameters, when that began
         self.trainable = not unit.frozen
         self.frozen = False  # trainable, and frozen in the engine now: no parameter of it has requires_grad
         self.params = [p.param for p in unit.pieces]

@@ -93,7 +93,8 @@ def plan(
     are. One that is inside of a block that is gathered whole is gathered with it.
     muon: ids of the parameters that Muon steps. They are units of their own.
 
-    Raises ValueError where a trained parameter has a dtype that cannot be stepped, where a wish names a module that is
+    Raises ValueError where a trained parameter has a dtype that cannot be stepped or memory that another tensor of the
+    model has, too, where a wish names a module that is
     not there, or a leaf is a list, which is never called.
     """
     owners = _owners(model, _blocks(model, units), _leaves(model, leaf), max_unit, small)
@@ -104,6 +105,7 @@ def plan(
         for short, param in module.named_parameters(recurse=False, remove_duplicate=False):
             name = f"{prefix}.{short}" if prefix else short
             _place(result, rows, owners[id(module)], names, name, param, id(param) in muon)
+    _check_memory(model, result)
     # The root's parameters are needed first and are complete last: reductions go by falling number.
     result.units.sort(key=lambda u: (u.module is not model, u.index))
     for index, unit in enumerate(result.units):
@@ -140,6 +142,25 @@ def _place(
         unit = row[key] = Unit(len(result.units), names[id(owner)], *key[:2], module=owner, muon=key[2])
         result.units.append(unit)
     result.of_param[id(param)] = (unit, unit.add(name, param))
+
+
+def _check_memory(model: nn.Module, result: Plan) -> None:
+    """ValueError: two tensors of the model are different objects in the same memory. torch trains them as one, and here
+    each would have memory of its own."""
+    spans = []
+    for tensors in (model.named_parameters(), model.named_buffers()):
+        for name, t in tensors:
+            if t.numel() and t.device.type != "meta" and t.layout is torch.strided:
+                last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+                trained = result.find(t) is not None and t.requires_grad
+                spans.append((t.device.type, t.data_ptr(), t.data_ptr() + (last + 1) * t.itemsize, name, trained))
+    spans.sort()
+    for one, other in zip(spans, spans[1:], strict=False):
+        if one[0] == other[0] and other[1] < one[2] and (one[4] or other[4]):
+            raise ValueError(
+                f"'{one[3]}' and '{other[3]}' are two tensors in the same memory, and one of them is trained: they "
+                "would no longer have the same values. Use one Parameter in both places, or give one of them a clone"
+            )
 
 
 def _numel(module: nn.Module, recurse: bool = True) -> int:
