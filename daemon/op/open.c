@@ -436,7 +436,10 @@ refuse:
 
 ZSD_REQUEST(zsd_job_open, JobOpen)
 {
-    open_run(req, q, 0);
+    if (zsd_open_parked(req->conn))
+        zsd_refuse(req, -EBUSY, "this connection is opening a job already");
+    else
+        open_run(req, q, 0);
 }
 
 /* The staging was created, or has failed; the rank may have died meanwhile. A rank that attaches
