@@ -177,6 +177,7 @@ static void ring_close(struct zsd_job *job, int code, const char *why)
 {
     if (job->early->err.code != 0)
         return;
+    early_work(job); /* pushes that wait are discarded */
     (void)zb_fail(&job->early->err, code, "step %llu of job '%s': %s",
                   (unsigned long long)job->iterations + 1, job->name, why);
 }
