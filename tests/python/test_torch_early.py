@@ -22,7 +22,7 @@ from torch import nn
 from torch_models import Net, adamw, batch, loss_of, values
 
 import zshard.torch as zt
-from zshard.errors import Refused
+from zshard.errors import Refused, RolledBack
 
 CLIPPED = {"clip_mode": "tensor", "clip": 0.5, "clip_tensor_warmup": 1}
 MODES: dict[str, dict[str, Any]] = {"none": {"clip_mode": "none"}, "tensor": CLIPPED}
@@ -495,4 +495,37 @@ def test_resume(socket: str) -> None:
         step(model, opt, i)
     got = values(model)
     handle.close()
+    assert_same(want, got)
+
+
+@pytest.mark.parametrize("when", ["before the pass", "after the pass"])
+def test_the_daemon_dies(tmp_path: Path, socket: str, when: str) -> None:
+    """The job is back at its last commit, and continues with announced steps."""
+    want = trained(1, None, **CLIPPED)
+    process = early_daemon.start(tmp_path)
+    at = {"job": "dies", "keep": True, "durable": True, "reconnect_ms": 60000, "socket": str(tmp_path / "z.sock")}
+    torch.manual_seed(0)
+    model = net()
+    handle, opt = sharded(model, 1, grad_ring=True, commit_every=0, **at, **CLIPPED)
+    back = 0
+    while handle.step_number < STEPS:
+        loss = loss_of(model, batch(handle.step_number))
+        for now in ("before the pass", "after the pass"):
+            if (now, handle.step_number, back) == (when, 2, 0):
+                process.kill()
+                process.wait()
+                process = early_daemon.start(tmp_path)
+            if now == "before the pass":
+                loss.backward()
+        try:
+            opt.step()
+            opt.zero_grad()
+            handle.commit()
+        except RolledBack as e:
+            assert e.step == 2
+            back += 1
+    got = values(model)
+    handle.close()
+    process.terminate()
+    assert process.wait(60) == 0 and back == 1
     assert_same(want, got)
