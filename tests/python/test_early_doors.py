@@ -12,7 +12,7 @@ import early_daemon
 import pytest
 import torch
 from early_daemon import net, pages_early
-from torch_models import Net, batch, loss_of, values
+from torch_models import Net, assert_same, batch, loss_of, values
 
 import zshard.torch as zt
 from zshard._engine import Engine
@@ -76,11 +76,6 @@ def deepspeed(n: int, ours: dict[str, Any], bare: bool = False, **more: Any) -> 
     made = values(model)
     engine.destroy()
     return made
-
-
-def assert_same(want: dict[str, Any], got: dict[str, Any]) -> None:
-    assert want.keys() == got.keys()
-    assert [name for name in want if not torch.equal(want[name], got[name])] == []
 
 
 @pytest.mark.parametrize("ours", [TENSOR, {"clip_mode": "none"}], ids=["tensor", "none"])

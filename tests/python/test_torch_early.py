@@ -4,6 +4,7 @@ refusal loses nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -19,7 +20,7 @@ import zygote
 from early_daemon import Half, job, net, pages_early
 from ports import free_port
 from torch import nn
-from torch_models import Net, adamw, batch, loss_of, values
+from torch_models import Net, adamw, assert_same, batch, loss_of, values
 
 import zshard.torch as zt
 from zshard.errors import Refused, RolledBack
@@ -62,11 +63,6 @@ def trained(n: int, said: Any, make: Callable[[], nn.Module] = net, steps: int =
     made = values(model)
     handle.close()
     return made
-
-
-def assert_same(want: dict[str, Any], got: dict[str, Any]) -> None:
-    assert want.keys() == got.keys()
-    assert [name for name in want if not torch.equal(want[name], got[name])] == []
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -459,17 +455,22 @@ def test_clipping_globally_says_nothing(socket: str) -> None:
     assert_same(*made)
 
 
-def test_two_ranks(tmp_path: Path) -> None:
-    """A rank that fails in the middle of an announced step, and one without a gradient of a tensor, too."""
+@pytest.mark.parametrize("where", ["together", "apart"])
+def test_two_ranks(tmp_path: Path, where: str) -> None:
+    """A rank that fails in the middle of an announced step, and one without a gradient of a tensor, too. And with a
+    daemon each, as on two nodes."""
     out, port = tmp_path / "out.json", free_port()
-    with early_daemon.daemon(tmp_path / "daemon", "5M") as at:
+    with contextlib.ExitStack() as daemons:
+        size = "5M" if where == "together" else "2M"
+        at = [daemons.enter_context(early_daemon.daemon(tmp_path / str(i), size)) for i in range(2)]
         ranks = []
         for rank in range(2):
             env = os.environ | {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                 "ZSHARD_PORT": str(port), "MASTER_PORT": str(port), "ZSHARD_COMM": "tcp", "OMP_NUM_THREADS": "1",
-                "ZSHARD_SOCKET": at, "PYTHONPATH": str(HERE.parents[1] / "python")}  # fmt: skip
-            ranks.append(zygote.Popen([sys.executable, HERE / "early_ranks.py", out], env=env))
+                "ZSHARD_SOCKET": at[rank if where == "apart" else 0],
+                "PYTHONPATH": str(HERE.parents[1] / "python")}  # fmt: skip
+            ranks.append(zygote.Popen([sys.executable, HERE / "early_ranks.py", out, where], env=env))
         assert [r.wait(120) for r in ranks] == [0, 0]
     for name, (want, *announced) in json.loads(out.read_text()).items():
         assert want["early"] == 0 and all(a["early"] > 0 for a in announced), name
