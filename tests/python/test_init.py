@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zygote
@@ -89,6 +90,27 @@ def test_daemon_is_started_and_used(place: str, capfd: pytest.CaptureFixture[str
         with pytest.raises(zshard.NoSpace, match=f"takes about {mib}.0 MiB"):
             _init.context().store(offload, state_bytes=mib << 20)
     assert "zshard" not in capfd.readouterr().err
+
+
+def test_a_daemon_that_is_gone(place: str) -> None:
+    """It may be asked again: a connection that was lost is not used any more."""
+    import early_daemon
+
+    import zshard.torch as zt
+
+    folder = Path(place) / "own"
+    process = early_daemon.start(folder)
+    zt.init(socket=str(folder / "z.sock"))
+    for there in (True, False, False):
+        model = torch.nn.Linear(4, 4)
+        opt = torch.optim.AdamW(model.parameters())
+        if there:
+            zt.shard(model, opt, offload="host").close()
+            process.terminate()
+            assert process.wait(60) == 0
+            continue
+        with pytest.raises(zshard.ZshardError):
+            zt.shard(model, opt, offload="host")
 
 
 def test_auto_without_a_daemon(place: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

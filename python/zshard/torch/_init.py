@@ -227,7 +227,9 @@ class Context:
         wishes, mine, found = self.wishes, None, self.daemon
         share = self._ranks_here(comm) / comm.world  # collective, so outside of what may fail
         try:
-            if found is None or not _answers(found):
+            if found is not None and not _answers(found):
+                found = None  # its client is closed
+            if found is None:
                 found = _daemon.connect(
                     wishes.socket, wishes.data, wishes.host_bytes, wishes.nvme_bytes, wishes.timeout
                 )
