@@ -55,6 +55,29 @@ def test_alone(place: str) -> None:
         e.close()
 
 
+def test_the_name_of_a_resumed_job(place: str) -> None:
+    """A cell of a notebook that is run again resumes its job. Before, it began another one, from step 0."""
+    model = torch.nn.Linear(2, 2)
+
+    _init.init("cell", keep=False)
+    import zshard.torch as zt
+
+    names = (
+        (False, False, "cell"),
+        (False, False, "cell.2"),
+        ("auto", True, "cell.4"),
+        ("auto", False, "cell"),
+        (True, False, "cell"),
+    )
+    for resume, open_, want in names:
+        handle = zt.shard(model, offload="none") if open_ else None
+        _init.context().replace(_init.Wishes("cell", resume=resume), _init.Wishes("cell"))
+        _init.context().wishes = _init.Wishes("cell")  # offload="none" cannot resume
+        assert _init.context().store("none")["job"] == want
+        if handle is not None:
+            handle.close(gather=True)
+
+
 def test_names_and_wishes(place: str) -> None:
     _init.init("job.7", timeout=5)
     assert [_init.context().store("none")["job"] for _ in range(2)] == ["job.7", "job.7.2"]
