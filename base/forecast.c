@@ -31,7 +31,9 @@ static int forecast_check(const struct zb_run *run, const struct zb_node *node, 
     if (run->grad_ring && (!run->early || run->muon || run->micro_steps > 1))
         return zb_fail(
             err, -EINVAL,
-            "a ring of gradients needs steps that begin early, without Muon, and gradients "
+            "a ring of gradients needs steps that begin early, an optimizer that steps elements "
+            "and not matrices, "
+            "and gradients "
             "of all micro-steps that are added up before they are pushed (--micro-steps 1)");
     if (node->gpus > ZB_GPUS_MAX)
         return zb_fail(err, -EINVAL, "a node of %u GPUs: at most %u", node->gpus, ZB_GPUS_MAX);
@@ -180,7 +182,7 @@ static int forecast_try(const struct zb_run *run, const struct zb_node *node,
     uint64_t room = node->nvme_bytes - zb_min_u64(node->nvme_bytes, node->nvme_taken);
     int rc;
 
-    job->early = run->early && !run->muon;
+    job->early = run->early;
     job->ring_keep = run->ring_keep;
     job->ring_limits = run->ring_limits;
     job->grad_ring = run->grad_ring && job->early && !job->state_resident;

@@ -65,7 +65,7 @@ struct zb_run {
     uint32_t ring_keep;    /* but those of so many percent of each shard's pages; */
     bool ring_limits;      /* its steps clip by tensor */
     enum zb_muon_engine muon_engine;
-    bool muon; /* Muon steps the matrices that the model knows; no step begins early */
+    bool muon; /* Muon steps the matrices that the model knows */
     uint32_t micro_steps, prefetch_units;
     enum zb_comm comm;
     bool gather_alone; /* as ZB_GATHER_HOST; each rank also decides by itself what it gathers */

@@ -969,8 +969,7 @@ enum zc_early {
     ZC_EARLY_GLOBAL, /* global clipping */
     ZC_EARLY_SCALE,  /* a dynamic loss scale */
     ZC_EARLY_MICROS, /* a number of micro-steps that is not known in advance */
-    ZC_EARLY_MUON,
-    ZC_EARLY_OLD /* a daemon of another node is older */
+    ZC_EARLY_OLD     /* a daemon of another node is older */
 };
 
 /** What zc_job_about() tells the daemon. */

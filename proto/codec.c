@@ -255,7 +255,6 @@ const char *zp_early_text(unsigned early)
         [ZP_EARLY_GLOBAL] = "off: the global norm is known with the last gradient",
         [ZP_EARLY_SCALE] = "off: with a dynamic loss scale an overflow is known too late",
         [ZP_EARLY_MICROS] = "off: the number of micro-steps is not known in advance",
-        [ZP_EARLY_MUON] = "off: Muon steps whole matrices",
         [ZP_EARLY_OLD] = "off: a daemon of another node is older",
     };
 

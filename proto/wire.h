@@ -33,7 +33,6 @@ enum zp_early {
     ZP_EARLY_GLOBAL,
     ZP_EARLY_SCALE,
     ZP_EARLY_MICROS,
-    ZP_EARLY_MUON,
     ZP_EARLY_OLD,
     ZP_EARLY_END
 };

@@ -226,7 +226,7 @@ int zc_job_share(struct zc_client *c, const char *name, uint32_t share, zc_done_
 
 static const struct zc_method method_job_about = { .id = ZP_JOB_ABOUT, .of_job = true };
 
-_Static_assert(ZC_EARLY_OLD + 1 == (int)ZP_EARLY_END && ZC_EARLY_MUON == (int)ZP_EARLY_MUON,
+_Static_assert(ZC_EARLY_OLD + 1 == (int)ZP_EARLY_END && ZC_EARLY_MICROS == (int)ZP_EARLY_MICROS,
                "the same reasons");
 
 int zc_job_about(struct zc_client *c, uint64_t job, const struct zc_job_about *about,

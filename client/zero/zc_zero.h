@@ -347,7 +347,8 @@ struct zc_zero_options {
     uint32_t prefetch_units;
     /* flags of ZC_ZERO_OVERLAP. EARLY needs room on the daemon's data files, the size of all
      * streamed state once more. Without that room, or with global clipping, steps do not begin
-     * early. With clipping by tensor they do after its warm-up, without a dynamic loss scale */
+     * early. With clipping by tensor they do after its warm-up, without a dynamic loss scale. With Muon the
+     * matrices of a unit begin together, if all their state is on the data files */
     uint32_t overlap;
     uint32_t share;      /* of the job: as in zc_job_options */
     uint32_t timeout_ms; /* for every wait for the daemon or a peer; 0: 60000 */

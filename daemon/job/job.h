@@ -142,10 +142,11 @@ struct zsd_shard {
     uint64_t grad_of;            /* job->grads_of when it was set; older: there is no gradient */
 
     /* stepping it before the barrier: op/early.c */
-    bool early;          /* begun: its gradient is complete, and belongs to the step */
-    bool ringed;         /* pages whose gradient is not held were begun */
-    bool roomed;         /* gradients of such pages were taken into the room of its unit */
-    uint64_t room_at;    /* where its gradient begins there */
+    bool early;       /* begun: its gradient is complete, and belongs to the step */
+    bool ringed;      /* pages whose gradient is not held were begun */
+    bool roomed;      /* gradients of such pages were taken into the room of its unit */
+    uint64_t room_at; /* where its gradient begins there */
+    bool early_used;  /* a page that has a gradient was begun: it is lost if the step is dropped */
     bool early_dropped;  /* results of operations in flight are to be discarded */
     uint32_t early_next; /* pages from the first one with streamed state up to here were begun */
     uint32_t

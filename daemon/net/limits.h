@@ -66,7 +66,7 @@ enum zsd_limit {
     ZSD_LIMIT_ANSWER_FDS,    /* descriptors queued, or not read by the peer; as ANSWER_BYTES */
     ZSD_LIMIT_JOBS,          /* in memory */
     ZSD_LIMIT_READERS,       /* of saved jobs: one of a connection */
-    ZSD_LIMIT_SCANS,         /* fsck, df, scrub: running, or waiting to run */
+    ZSD_LIMIT_SCANS,         /* fsck, df, lists of snapshots: running, or waiting to run */
     ZSD_LIMIT_DEFINITION_BYTES, /* units, tensors, shards; tables of versions with snapshots */
     ZSD_LIMIT_NOTE_BYTES,
     ZSD_LIMIT_SNAPSHOTS,

@@ -127,8 +127,9 @@ static int unit_differs(const struct zsd_member *m, const struct zsd_unit *unit,
                        "unit %u ('%s') of job '%s' is %s, and rank %u defines it as %s",
                        unit->index, unit->name, m->job->name, words[was], m->rank, words[is]);
     return zb_fail(err, -EINVAL,
-                   "rank %u defines unit %u ('%s') of job '%s' differently from its peers", m->rank,
-                   unit->index, unit->name, m->job->name);
+                   "rank %u defines unit %u ('%s') of job '%s' differently from its peers, or "
+                   "from what the job had when it was saved",
+                   m->rank, unit->index, unit->name, m->job->name);
 }
 
 /* With Muon, the layout depends on the tensors: zb_unit_optimizer(). */

@@ -25,6 +25,11 @@
  * (zsd_early_check()), which the ranks compute from the same sums. If other nodes have shards of the
  * units (step-begin with `sums`), the unit also waits for the sums over all of them (unit-sums).
  *
+ * MUON steps whole matrices. So a unit with matrices waits until all its shards have their gradients, and its
+ * pages of matrices begin in an order of their own (op/muon.c). Its other pages, and other units, are stepped as with any
+ * optimizer. If pages may not be begun any more, those that wait for a matrix end: the others of
+ * the matrix would not come. They have failed then, as to the step.
+ *
  * A RING OF GRADIENTS (job->grad_ring). Gradients of pages with streamed state are then not held. Such
  * a page is begun by its push: one operation takes a page buffer, takes the gradient in from the rank's
  * staging, and steps the page. So the ring is the daemon's page buffers, and if none is free, the push
@@ -37,6 +42,8 @@
  *
  * ROOM. If the job was opened for it, it was placed with a spare place for each page that can be
  * stepped early (plan/place.c).
+ *
+ * UNDO, and the end of a shard's early steps: op/early_undo.c.
  *
  * FAILURE of a page does not change the shard either. No more pages are begun, and the step fails
  * with that error when all ranks have asked for it. Some gradients are lost by then, so all are
@@ -57,21 +64,18 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "daemon/disk/leaving.h"
 #include "daemon/op/end.h"
+#include "daemon/op/muon.h"
 #include "daemon/op/push.h"
 #include "daemon/op/requests.h"
 #include "daemon/op/step.h"
 #include "daemon/op/tensors.h"
 #include "daemon/page/held.h"
 #include "daemon/page/pageop.h"
+#include "daemon/run/turn.h"
 #include "proto/shard.pb-c.h"
-
-#define EARLY_NOW 2u /* pages of a shard that are dropped at once */
 
 static void early_on_work(struct zsd_work *work);
 
@@ -149,8 +153,16 @@ static uint32_t early_number(const struct zsd_shard *s, uint32_t page)
 
 bool zsd_early_begun(const struct zsd_shard *s, uint32_t page)
 {
+    if (zsd_muon_page(s, page))
+        return zsd_muon_early(s, page);
     return (s->ringed && zsd_page_rings(s, page)) ||
            (s->early && page >= early_first(s) && early_number(s, page) < s->early_next);
+}
+
+/* Whether the table of the step says which shards may be stepped. */
+static bool early_asks(const struct zsd_job *job)
+{
+    return job->early->limited || job->optimizer == ZB_MUON;
 }
 
 /* Makes the table of the step. False: not yet, or there is no memory. */
@@ -162,7 +174,8 @@ static bool early_prepare(struct zsd_job *job)
         return true;
     if (job->early_inflight > 0)
         return false; /* E3; the end of the last one defers early_on_work() again */
-    e->prepared = zsd_step_prepare(job, e->scale, e->params, e->classes, e->factors) == 0;
+    e->prepared = zsd_step_prepare(job, e->scale, e->params, e->classes, e->factors) == 0 &&
+                  zsd_muon_begin(job) == 0;
     return e->prepared;
 }
 
@@ -177,6 +190,7 @@ static void ring_close(struct zsd_job *job, int code, const char *why)
 {
     if (job->early->err.code != 0)
         return;
+    early_work(job); /* pushes that wait are discarded */
     (void)zb_fail(&job->early->err, code, "step %llu of job '%s': %s",
                   (unsigned long long)job->iterations + 1, job->name, why);
 }
@@ -223,11 +237,38 @@ static int early_table(struct zsd_shard *s)
     return s->held ? 0 : -ENOMEM;
 }
 
+/* MUON. Whether this shard's unit has no matrices, or all of its shards may be stepped; offers them, and
+ * the matrices, if they may be now. */
+static bool early_matrices(const struct zsd_shard *of)
+{
+    struct zsd_job *job = of->job;
+    const struct zsd_unit *unit = of->unit;
+    struct zsd_shard *s;
+
+    if (!zsd_muon_unit(unit, job) || zsd_muon_offered(job, unit))
+        return true;
+    zb_sorted_each (s, pos, &unit->shards)
+        if (s->early_dropped || !early_whole(s) || s->grad_reads > 0 || early_table(s) < 0)
+            return false;
+    zsd_muon_offer(job, unit);
+    zb_sorted_each (s, again, &unit->shards)
+        if (s != of)
+            zsd_early_offer(s);
+    return true;
+}
+
 /* Its first pages are begun. */
 static void early_list(struct zsd_shard *s)
 {
     if (!s->early && !s->ringed && !s->roomed)
         zb_list_push_back(&s->job->early->begun, &s->early_all);
+}
+
+/* MUON. Passes the pages that begin in another order. */
+static void early_pass(struct zsd_shard *s)
+{
+    for (; s->early_next < early_end(s) && zsd_muon_page(s, s->early_next); s->early_next++)
+        zsd_turn_count(s->job->core, 1);
 }
 
 /* Queues the shard for its next page: ORDER. Pages in rooms go first, in the order in which their units
@@ -249,13 +290,13 @@ void zsd_early_offer(struct zsd_shard *s)
 
     if (s->job->early_said == 0 || !early_open(s->job))
         return;
-    if (e->limited && !e->prepared) { /* all, when the table is made */
+    if (early_asks(s->job) && !e->prepared) { /* all, when the table is made */
         e->offer = s->job->nshards;
         early_work(s->job);
         return;
     }
     if (s->early || s->early_dropped || !early_whole(s) || (e->limited && !early_decide(s)) ||
-        s->grad_reads > 0 || early_first(s) == s->npages)
+        s->grad_reads > 0 || !early_matrices(s) || s->early || early_first(s) == s->npages)
         return;
     if (early_table(s) < 0) {
         if (early_roomed(s) > 0)
@@ -265,6 +306,7 @@ void zsd_early_offer(struct zsd_shard *s)
     early_list(s);
     s->early = true;
     s->early_next = early_first(s);
+    early_pass(s);
     early_queue(s);
     early_work(s->job);
 }
@@ -278,6 +320,8 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
     s->early_inflight--;
     job->early_inflight--;
     job->early->ringed -= zsd_page_rings(s, spec->page);
+    if (spec->hold)
+        zsd_muon_page_over(job, spec);
     if (s->early_dropped) {
         job->core->daemon->stats.pages_early += !err;
         job->core->daemon->stats.pages_undone += !err;
@@ -304,31 +348,73 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
         return;
     if (job->early_inflight == 0)
         zsd_defer(job->core, &job->wake);
+    if (runs && spec->hold)
+        zsd_defer(job->core, &job->step->work); /* the next pages of matrices */
     early_work(job);
+}
+
+int zsd_early_page(struct zsd_job *job, struct zsd_page_spec *spec)
+{
+    struct zsd_shard *s = spec->shard;
+
+    spec->kind = ZSD_PAGE_EARLY;
+    spec->done = early_on_page;
+    spec->owner = s;
+    zsd_step_with(s, spec);
+    if (zsd_pageop_start(spec) < 0)
+        return -ENOMEM;
+    s->early_used = true;
+    job->early_inflight++;
+    s->early_inflight++;
+    job->early->ringed += zsd_page_rings(s, spec->page);
+    return 0;
 }
 
 /* Begins the next page of the first shard in a queue. 0 or -ENOMEM. */
 static int early_begin(struct zsd_job *job, const struct zb_list *queue)
 {
     struct zsd_shard *s = zb_container_of(queue->next, struct zsd_shard, early_node);
-    struct zsd_page_spec spec = { .kind = ZSD_PAGE_EARLY,
-                                  .shard = s,
-                                  .page = early_page(s, s->early_next),
-                                  .done = early_on_page,
-                                  .owner = s };
+    struct zsd_page_spec spec = { .shard = s, .page = early_page(s, s->early_next) };
 
-    zsd_step_with(s, &spec);
     spec.grad = zsd_room_at(s, spec.page);
-    if (zsd_pageop_start(&spec) < 0)
+    if (zsd_early_page(job, &spec) < 0)
         return -ENOMEM;
-    job->early_inflight++;
-    s->early_inflight++;
-    job->early->ringed += zsd_page_rings(s, spec.page);
     if (spec.grad)
         zsd_room_use(s);
-    if (++s->early_next == early_first(s) + early_roomed(s) || s->early_next == early_end(s))
+    s->early_next++;
+    early_pass(s);
+    if (s->early_next == early_first(s) + early_roomed(s) || s->early_next == early_end(s))
         early_queue(s);
     return 0;
+}
+
+/* MUON. Begins the next pages of matrices. */
+static void early_muon(struct zsd_job *job)
+{
+    struct zsd_page_spec spec = { 0 };
+
+    while (zsd_muon_next(job, &spec)) {
+        if (zsd_turn_left(job->core) == 0) {
+            early_work(job);
+            return;
+        }
+        zsd_turn_count(job->core, 1);
+        if (zsd_early_page(job, &spec) < 0) {
+            if (zsd_muon_pages(job) > 0) { /* they would wait for this one */
+                ring_close(job, -ENOMEM, "no memory for a page");
+                early_work(job);
+            }
+            return;
+        }
+        zsd_muon_begun(job, &spec);
+    }
+}
+
+/* Whether early pages cannot become a part of the step. */
+static bool early_lost(const struct zsd_job *job)
+{
+    return job->early->err.code != 0 || (job->step->asked && job->step->skip) ||
+           (job->core->draining && job->state == ZSD_READY);
 }
 
 /* ---- a ring of gradients */
@@ -391,7 +477,7 @@ uint8_t *zsd_early_room(struct zsd_shard *s, uint32_t page)
 
 void zsd_early_resume(struct zsd_job *job)
 {
-    if (job->grad_ring)
+    if (job->grad_ring || zsd_muon_pages(job) > 0)
         early_work(job);
 }
 
@@ -415,7 +501,9 @@ static void early_on_work(struct zsd_work *work)
         zsd_pushes_resume(job);
     if (!early_open(job))
         e->offer = 0;
-    if (e->limited && e->offer > 0 && !early_prepare(job))
+    if (job->early_said > 0 && early_lost(job))
+        zsd_muon_stop(job, &zsd_early_gone);
+    if (early_asks(job) && e->offer > 0 && !early_prepare(job))
         return;
     while (e->offer > 0 && zsd_turn_left(job->core) > 0) {
         zsd_turn_count(job->core, 1);
@@ -423,11 +511,14 @@ static void early_on_work(struct zsd_work *work)
     }
     if (e->offer > 0)
         zsd_defer(job->core, work);
-    if (!early_open(job) || zsd_saved_room(job->saved, &err) < 0 || !early_queued(e))
+    if (!early_open(job) || zsd_saved_room(job->saved, &err) < 0 ||
+        !(early_queued(e) || (e->prepared && job->optimizer == ZB_MUON)))
         return; /* pages that are not begun are stepped at the barrier */
     if (!early_prepare(job))
         return; /* nothing is begun */
-    while ((queue = early_queued(e)) && job->early_inflight < zsd_step_inflight_max(job->core))
+    early_muon(job);
+    while ((queue = early_queued(e)) &&
+           job->early_inflight - zsd_muon_pages(job) < zsd_step_inflight_max(job->core))
         if (early_begin(job, queue) < 0) {
             if (job->early_inflight == 0 && queue == &e->roomed)
                 ring_close(job, -ENOMEM, "no memory for a page");
@@ -442,114 +533,6 @@ void zsd_early_factors(struct zsd_job *job, const double *factors)
             zsd_table_scale(&job->step->table, job, u, factors);
 }
 
-/* ---- undo */
-
-void zsd_early_stepped(struct zsd_shard *s)
-{
-    if (!s->early && !s->ringed && !s->roomed)
-        return;
-    assert(s->early_held == 0 && s->early_inflight == 0);
-    zb_list_remove(&s->early_node);
-    zb_list_remove(&s->early_all);
-    s->early = s->ringed = s->roomed = false;
-}
-
-/* Results of a shard that are dropped, and freed in parts: disk/leaving.h. */
-struct early_gone {
-    struct zsd_leaving leaving;
-    struct zsd_shard *shard;
-    struct zsd_held **held;
-    uint32_t page, end; /* pages [page, end) are left */
-};
-
-static bool gone_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
-{
-    struct early_gone *g = zb_container_of(l, struct early_gone, leaving);
-
-    (void)core;
-    for (; *left > 0 && g->page < g->end; g->page++, --*left)
-        zsd_held_drop(g->shard, g->page, g->held[g->page]);
-    if (g->page < g->end)
-        return false;
-    zsd_job_unhold(g->shard->job);
-    free(g->held);
-    free(g);
-    return true;
-}
-
-/* Its results are in pages [early_low(), early_high()). */
-static uint32_t early_low(const struct zsd_shard *s)
-{
-    uint32_t first = early_first(s);
-
-    return s->ringed ? (uint32_t)zb_min_u64(first, s->planes[ZB_GRAD].resident) : first;
-}
-
-static uint32_t early_high(const struct zsd_shard *s)
-{
-    return s->ringed || s->roomed ? s->npages : s->early_next;
-}
-
-/* Frees the results of a shard: in parts if there are many, unless there is no memory for that. */
-static void early_give(struct zsd_shard *s)
-{
-    uint32_t first = early_low(s), end = early_high(s);
-    struct early_gone *g = end > first + EARLY_NOW ? calloc(1, sizeof(*g)) : NULL;
-
-    s->job->core->daemon->stats.pages_undone += s->early_held;
-    if (g) {
-        g->shard = s;
-        g->held = s->held;
-        g->page = first;
-        g->end = end;
-        s->held = NULL;
-        s->early_held = 0;
-        zsd_job_hold(s->job);
-        zsd_leave(s->job->core, &g->leaving, gone_part);
-    }
-    for (uint32_t page = first; page < end && s->early_held > 0; page++) {
-        s->early_held -= s->held[page] != NULL;
-        zsd_held_drop(s, page, s->held[page]);
-        s->held[page] = NULL;
-    }
-}
-
-static void early_drop_shard(struct zsd_shard *s)
-{
-    if (s->early_held > 0)
-        early_give(s);
-    zb_list_remove(&s->early_node);
-    zb_list_remove(&s->early_all);
-    s->early_dropped = s->early_inflight > 0;
-    if (s->ringed || s->roomed || s->early_next > early_first(s)) /* E1 */
-        zsd_grad_reset(s);
-    s->early = s->ringed = s->roomed = false;
-}
-
-bool zsd_early_undo(struct zsd_job *job)
-{
-    struct zsd_early *e = job->early;
-
-    for (; !zb_list_empty(&e->begun); zsd_turn_count(job->core, 1)) {
-        if (zsd_turn_left(job->core) == 0)
-            return false;
-        early_drop_shard(zb_container_of(e->begun.next, struct zsd_shard, early_all));
-    }
-    return true;
-}
-
-void zsd_early_limits_free(struct zsd_early *e)
-{
-    free(e->factors);
-    free(e->decided);
-    free(e->sums);
-    free(e->summed);
-    e->factors = NULL;
-    e->decided = NULL;
-    e->sums = NULL;
-    e->summed = NULL;
-}
-
 void zsd_early_drop(struct zsd_job *job)
 {
     struct zsd_early *e = job->early;
@@ -560,9 +543,10 @@ void zsd_early_drop(struct zsd_job *job)
     if (job->grad_ring)
         zsd_pushes_drop(job);
     while (!zb_list_empty(&e->begun))
-        early_drop_shard(zb_container_of(e->begun.next, struct zsd_shard, early_all));
+        zsd_early_drop_shard(zb_container_of(e->begun.next, struct zsd_shard, early_all));
     zb_list_each(pos, &job->members) zb_container_of(pos, struct zsd_member, node)->begun = false;
     assert(zb_list_empty(&e->shards) && zb_list_empty(&e->roomed));
+    zsd_muon_stop(job, &zsd_early_gone);
     zsd_rooms_drop(job);
     zsd_classes_put(e->classes);
     e->classes = NULL;

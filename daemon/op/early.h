@@ -7,6 +7,7 @@
 #include "daemon/job/shard.h"
 
 struct zsd_ingest;
+struct zsd_page_spec;
 struct zsd_step_op;
 
 #define ZSD_ROOMS 2
@@ -62,23 +63,17 @@ void zsd_early_said(struct zsd_job *job);
 /** RING: whether pushes of this shard's pages whose gradients are not held have to wait. If not, they may
  * begin. */
 bool zsd_early_ring_waits(struct zsd_shard *s);
+/** Begins an EARLY page of matrices, of which the step says the kind, the page, and what holds it: op/muon.c. 0 or
+ * -ENOMEM. */
+int zsd_early_page(struct zsd_job *job, struct zsd_page_spec *spec);
 /** Takes the gradient of such a page in, and steps the page. 1: ingest->done() follows; 0: the step has
  * failed already, and the gradient is discarded. */
 int zsd_early_take(struct zsd_shard *s, uint32_t page, struct zsd_ingest *ingest);
 /** LIMITS: memory for the gradient of such a page, or NULL: the step has failed already, and the gradient
  * is discarded. zsd_room_done() must follow when it is there. */
 uint8_t *zsd_early_room(struct zsd_shard *s, uint32_t page);
-/** Call when pushes that wait for the ring may have to continue. */
+/** Call when pushes that wait for the ring may have to continue, or early pages that wait have to end. */
 void zsd_early_resume(struct zsd_job *job);
-/** Frees the memory for limits. */
-void zsd_early_limits_free(struct zsd_early *e);
-/** Undoes the announcement of the step, and all that was done for it. Call at its end, too. */
-void zsd_early_drop(struct zsd_job *job);
-/** Undoes the early steps of as many shards as the turn has room for. True: all are undone, and
- * zsd_early_drop() must follow. Meanwhile no early page may be in flight or begin. */
-bool zsd_early_undo(struct zsd_job *job);
-/** Call when all pages of the shard are stepped, and its early results are part of the step. */
-void zsd_early_stepped(struct zsd_shard *s);
 /** Checks that a requested step has the announced values: 0 or -EINVAL. */
 int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, uint32_t rank,
                     struct zb_err *err);
@@ -89,6 +84,23 @@ void zsd_early_factors(struct zsd_job *job, const double *factors);
 bool zsd_early_drained(const struct zsd_job *job);
 /** Whether the page was begun early: its result is in s->held, or in flight. */
 bool zsd_early_begun(const struct zsd_shard *s, uint32_t page);
+
+/** Undoes the announcement of the step, and all that was done for it. Call at its end, too. */
+void zsd_early_drop(struct zsd_job *job);
+
+/* ---- op/early_undo.c */
+
+/** The error of early pages that end because they cannot become a part of the step. */
+extern const struct zb_err zsd_early_gone;
+/** Undoes the early steps of a shard. */
+void zsd_early_drop_shard(struct zsd_shard *s);
+/** Undoes the early steps of as many shards as the turn has room for. True: all are undone, and
+ * zsd_early_drop() must follow. Meanwhile no early page may be in flight or begin. */
+bool zsd_early_undo(struct zsd_job *job);
+/** Call when all pages of the shard are stepped, and its early results are part of the step. */
+void zsd_early_stepped(struct zsd_shard *s);
+/** Frees the memory for limits. */
+void zsd_early_limits_free(struct zsd_early *e);
 
 /* ---- rooms: op/early_room.c */
 

@@ -79,8 +79,6 @@ static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struc
 
     if (job->core->draining)
         return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new steps");
-    if (job->optimizer == ZB_MUON)
-        return zb_fail(err, -ENOTSUP, "job '%s' with Muon cannot begin its steps early", job->name);
     if (!job->early_room)
         return zb_fail(err, -EINVAL, "job '%s' was opened without room for early steps", job->name);
     if (job->state != ZSD_READY || zsd_job_writing(job))

@@ -219,6 +219,18 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *e
     return 0;
 }
 
+/* A kept job is opened as another one. */
+static int open_differs(const Zp__JobOpen *q, bool durable, uint32_t groups, struct zb_err *err)
+{
+    static const char *const not [] = { "not ", "" };
+
+    return zb_fail(err, -EINVAL,
+                   "job '%s' is kept, %sdurable, and has %u parameter groups; rank %u opens it "
+                   "%skept, %sdurable, with %u",
+                   q->name, not [durable], groups, q -> rank, not [!!q->keep], not [!!q->durable],
+                   q -> groups);
+}
+
 /* Checks a takeover before any rank is disconnected for it. */
 static int open_takes_over(const struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *err)
 {
@@ -227,8 +239,7 @@ static int open_takes_over(const struct zsd_job *job, const Zp__JobOpen *q, stru
     if (open_trains(q, job->optimizer, job->moments, job->muon_engine, err) < 0)
         return -EINVAL;
     if (!q->keep || q->durable != job->durable || q->groups != job->groups)
-        return zb_fail(err, -EINVAL, "job '%s' is kept, %s, and has %u parameter groups", q->name,
-                       job->durable ? "durable" : "not durable", job->groups);
+        return open_differs(q, job->durable, job->groups, err);
     if (!job->durable && q->world != job->world)
         return zb_fail(err, -EINVAL, "job '%s' has %u ranks, not %u", q->name, job->world,
                        q->world);
@@ -310,8 +321,7 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     if (!saved && q->attach)
         return zb_fail(err, -ENOENT, "there is no job '%s' to attach to", q->name);
     if (saved && !saved->image && (!q->keep || !q->durable || q->groups != saved->groups))
-        return zb_fail(err, -EINVAL, "job '%s' is kept, durable, and has %u parameter groups",
-                       q->name, saved->groups);
+        return open_differs(q, true, saved->groups, err);
     if (saved && open_trains(q, saved->optimizer, saved->moments, saved->muon_engine, err) < 0)
         return -EINVAL;
     if (saved && (zsd_version_whole(core, saved->committed, err) < 0 ||
@@ -436,7 +446,10 @@ refuse:
 
 ZSD_REQUEST(zsd_job_open, JobOpen)
 {
-    open_run(req, q, 0);
+    if (zsd_open_parked(req->conn))
+        zsd_refuse(req, -EBUSY, "this connection is opening a job already");
+    else
+        open_run(req, q, 0);
 }
 
 /* The staging was created, or has failed; the rank may have died meanwhile. A rank that attaches

@@ -87,6 +87,16 @@ bool zsd_open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen
     return true;
 }
 
+bool zsd_open_parked(const struct zsd_conn *conn)
+{
+    zb_list_each(pos, &conn->daemon->core->ops->opens)
+    {
+        if (zb_container_of(pos, struct zsd_open_wait, node)->conn == conn)
+            return true;
+    }
+    return false;
+}
+
 void zsd_opens_gone(struct zsd_conn *conn)
 {
     zb_list_each(pos, &conn->daemon->core->ops->opens)

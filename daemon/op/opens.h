@@ -47,6 +47,9 @@ bool zsd_open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen
                    uint64_t deadline_ns);
 /** Ends the waits of a closed connection. */
 void zsd_opens_gone(struct zsd_conn *conn);
+/** Whether an open of this connection waits. A connection has one job, so one open of it waits at most:
+ * each change of the room tries all of them. */
+bool zsd_open_parked(const struct zsd_conn *conn);
 /** Rejects all waiting opens: the daemon ends. */
 void zsd_opens_refuse(struct zsd_core *core);
 /** Rejects the opens that wait until the job has retired: it could not be saved. */

@@ -12,6 +12,12 @@
  *
  * The scratch memory has room for the largest matrix, or for more. Matrices begin in order, so one
  * that waits for memory is not overtaken, and nothing else is waited for: all of them are orthogonalized.
+ *
+ * SHARE. A tile of a large matrix takes tens of milliseconds. Under a backward pass, gradients are taken in, pages are
+ * stepped and parameters are fetched by the same threads. So there is at most one tile for each thread but one then: a
+ * thread is always free for what ranks wait for. With one thread, others take their turn after each tile.
+ *
+ * STOP. Matrices that no task uses are dropped at once. For the others done() is called when their tasks have ended.
  */
 #include "daemon/op/ortho.h"
 
@@ -34,7 +40,8 @@ struct zsd_orthos {
     struct zb_list waiting, running; /* struct zsd_ortho, the oldest first */
     struct zsd_ortho_gpu gpu;        /* takes them all, if the job has an engine on a GPU */
     struct ortho_task **idle;        /* tasks without a tile */
-    unsigned nidle;
+    unsigned nidle, ntasks;
+    unsigned most; /* tiles at the same time */
     struct ortho_task tasks[];
 };
 
@@ -123,7 +130,7 @@ static void ortho_pump(struct zsd_orthos *e)
 {
     struct zsd_ortho *o;
 
-    while (e->nidle > 0 && (o = ortho_next(e)) != NULL) {
+    while (e->ntasks - e->nidle < e->most && (o = ortho_next(e)) != NULL) {
         struct ortho_task *t = e->idle[--e->nidle];
 
         t->matrix = o;
@@ -143,7 +150,10 @@ static void ortho_on_task(struct zsd_task *task)
 
     e->idle[e->nidle++] = t;
     o->running--;
-    if (job->state != ZSD_ENDED) {
+    if (o->stopped && o->running == 0) {
+        zb_list_remove(&o->node);
+        o->done(o);
+    } else if (job->state != ZSD_ENDED && !o->stopped) {
         if (o->running == 0 && o->next_tile == o->tiles) {
             o->next_tile = 0;
             o->tiles = o->whole ? 0 : zk_ortho_next(&o->ortho);
@@ -166,6 +176,34 @@ void zsd_ortho_start(struct zsd_orthos *e, struct zsd_ortho *o)
         ortho_pump(e);
 }
 
+void zsd_orthos_share(struct zsd_orthos *e, bool on)
+{
+    e->most = on ? (unsigned)zb_max_u64(e->ntasks / 2, 2) - 1 : e->ntasks;
+    if (!zsd_ortho_on_gpu(e->job))
+        ortho_pump(e);
+}
+
+void zsd_orthos_stop(struct zsd_orthos *e)
+{
+    while (zb_list_pop_front(&e->waiting) != NULL)
+        ;
+    zb_list_each(pos, &e->running)
+    {
+        struct zsd_ortho *o = zb_container_of(pos, struct zsd_ortho, node);
+
+        o->tiles = o->next_tile;
+        o->stopped = true;
+        if (o->running == 0)
+            zb_list_remove(&o->node);
+    }
+    zsd_ortho_gpu_stop(&e->gpu);
+}
+
+bool zsd_ortho_busy(const struct zsd_orthos *e, const struct zsd_ortho *o)
+{
+    return o->running > 0 || e->gpu.matrix == o;
+}
+
 struct zsd_orthos *zsd_orthos_new(struct zsd_job *job)
 {
     unsigned ntasks = 2 * zsd_compute_threads(job->core->daemon->compute);
@@ -179,6 +217,7 @@ struct zsd_orthos *zsd_orthos_new(struct zsd_job *job)
         return NULL;
     }
     e->job = job;
+    e->most = e->ntasks = ntasks;
     zb_list_init(&e->waiting);
     zb_list_init(&e->running);
     zsd_ortho_gpu_init(&e->gpu, job, &e->waiting);

@@ -55,10 +55,10 @@ static void ortho_gpu_done(struct zsd_task *task)
     g->matrix = NULL;
     if (job->state != ZSD_ENDED && g->rc < 0)
         ortho_gpu_failed(g);
-    else if (job->state != ZSD_ENDED) {
+    if (o->stopped || (job->state != ZSD_ENDED && g->rc == 0))
         o->done(o);
+    if (job->state != ZSD_ENDED && g->rc == 0)
         zsd_ortho_gpu_pump(g);
-    }
     zsd_job_unhold(job);
 }
 
@@ -67,6 +67,12 @@ void zsd_ortho_gpu_init(struct zsd_ortho_gpu *g, struct zsd_job *job, struct zb_
     *g = (struct zsd_ortho_gpu){ .job = job,
                                  .waiting = waiting,
                                  .task = { .run = ortho_gpu_run, .done = ortho_gpu_done } };
+}
+
+void zsd_ortho_gpu_stop(struct zsd_ortho_gpu *g)
+{
+    if (g->matrix)
+        g->matrix->stopped = true;
 }
 
 void zsd_ortho_gpu_pump(struct zsd_ortho_gpu *g)

@@ -24,5 +24,7 @@ static inline bool zsd_ortho_on_gpu(const struct zsd_job *job)
 void zsd_ortho_gpu_init(struct zsd_ortho_gpu *g, struct zsd_job *job, struct zb_list *waiting);
 /** Begins with the oldest matrix that waits, if none is on the GPU. */
 void zsd_ortho_gpu_pump(struct zsd_ortho_gpu *g);
+/** Ends the matrix on the GPU when the device is done with it, if there is one: done() follows. */
+void zsd_ortho_gpu_stop(struct zsd_ortho_gpu *g);
 
 #endif

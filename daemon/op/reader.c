@@ -343,7 +343,10 @@ static void open_try(struct zsd_req *req, const Zp__ReaderOpen *q, uint64_t dead
 
 ZSD_REQUEST(zsd_reader_open, ReaderOpen)
 {
-    open_try(req, q, 0);
+    if (zsd_reader_parked(req->conn))
+        zsd_refuse(req, -EBUSY, "this connection is opening a reader already");
+    else
+        open_try(req, q, 0);
 }
 
 /* The open reader of this connection, by its id; NULL: req was answered. */

@@ -67,6 +67,8 @@ bool zsd_reader_wait(struct zsd_req *req, const Zp__ReaderOpen *q, uint64_t dead
                      zsd_reader_open_fn *again);
 /** Answers the waiting opens of a connection that ends. */
 void zsd_reader_waits_gone(struct zsd_conn *conn);
+/** Whether a reader-open of this connection waits. It has one reader, so one waits at most. */
+bool zsd_reader_parked(const struct zsd_conn *conn);
 /** Initialises the lanes as idle. */
 void zsd_reader_lanes_init(struct zsd_reader *r);
 /** Checks a read, and begins it when all earlier ones have ended. req is answered once. */

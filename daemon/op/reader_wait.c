@@ -83,6 +83,16 @@ void zsd_reader_waits_retry(struct zsd_core *core)
     }
 }
 
+bool zsd_reader_parked(const struct zsd_conn *conn)
+{
+    zb_list_each(pos, &conn->daemon->core->ops->reader_waits)
+    {
+        if (zb_container_of(pos, struct reader_wait, node)->conn == conn)
+            return true;
+    }
+    return false;
+}
+
 void zsd_reader_waits_gone(struct zsd_conn *conn)
 {
     zb_list_each(pos, &conn->daemon->core->ops->reader_waits)

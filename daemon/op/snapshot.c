@@ -251,7 +251,8 @@ static void snaps_insert(const struct zsd_snap **snaps, size_t *n, const struct 
 }
 
 /* A request for the list. For each snapshot, the bytes that only it holds are counted, in parts.
- * Snapshots may be added and removed meanwhile. */
+ * Snapshots may be added and removed meanwhile. Each takes its part of many turns, like a scan, so it is
+ * charged as one. */
 struct snap_list {
     struct zsd_work work;
     struct zsd_core *core;
@@ -371,6 +372,7 @@ static void list_on_work(struct zsd_work *work)
             return;
         }
     }
+    zsd_limit_give(&op->req->conn->quota, ZSD_LIMIT_SCANS, 1);
     list_reply(op, snaps, n);
     list_free(op);
 }
@@ -378,6 +380,7 @@ static void list_on_work(struct zsd_work *work)
 ZSD_REQUEST(zsd_snapshots, SnapshotsRequest)
 {
     struct zsd_saved *saved;
+    struct zb_err err = { 0 };
     struct zsd_named named;
     struct snap_list *op;
     struct zsd_job *job;
@@ -389,11 +392,16 @@ ZSD_REQUEST(zsd_snapshots, SnapshotsRequest)
         zsd_refuse(req, -ENOENT, "there is no job '%s'", q->job);
         return;
     }
+    if (zsd_limit_take(&req->conn->quota, ZSD_LIMIT_SCANS, 1, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
     op = calloc(1, sizeof(*op));
     if (op)
         op->job = strdup(q->job);
     if (!op || !op->job) {
         free(op);
+        zsd_limit_give(&req->conn->quota, ZSD_LIMIT_SCANS, 1);
         zsd_refuse(req, -ENOMEM, "the list of snapshots");
         return;
     }

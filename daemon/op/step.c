@@ -22,7 +22,8 @@
  *            compute threads wait for another kind to end. A shard whose last page is done has the
  *            new version, and requests that wait for it continue. A page of which no tensor is
  *            stepped stays as it is, and moves no byte. Pages that were stepped early
- *            (op/early.c) are published, those still in flight as soon as they are done
+ *            (op/early.c) are published, those still in flight as soon as they are done. Pages of
+ *            matrices have a walk of their own (op/muon.c)
  *     COMMIT if the ranks asked for it: op/commit.c. PAGES has already saved the pages, each after
  *            its update. Fetches continue meanwhile. If the commit fails, the step is still
  *            complete: the ranks are told both
@@ -247,11 +248,11 @@ static void step_page_done(struct zsd_shard *s)
         step_shard_done(s);
 }
 
-/* The number of pages in flight that this page is counted in. */
-static uint32_t *step_counter(struct zsd_job *job, const struct zsd_shard *s, uint32_t page)
+/* The number of pages in flight that this operation is counted in. */
+static uint32_t *step_counter(struct zsd_job *job, const struct zsd_page_spec *spec)
 {
-    return zsd_muon_page(s, page) ? &job->step->muon_inflight
-                                  : &step_walk_of(job, s, page)->inflight;
+    return spec->hold ? &job->step->muon_inflight
+                      : &step_walk_of(job, spec->shard, spec->page)->inflight;
 }
 
 static void step_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
@@ -259,7 +260,7 @@ static void step_on_page(void *owner, const struct zsd_page_spec *spec, const st
     struct zsd_job *job = owner;
     struct zsd_shard *s = spec->shard;
 
-    --*step_counter(job, s, spec->page);
+    --*step_counter(job, spec);
     if (job->state == ZSD_ENDED)
         return;
     if (spec->hold)
@@ -326,12 +327,12 @@ static int step_begin(struct zsd_job *job)
     if (!op->pages_left)
         return -ENOMEM;
     if (!job->early->prepared &&
-        zsd_step_prepare(job, op->scale, op->params, op->classes, factors) < 0)
+        (zsd_step_prepare(job, op->scale, op->params, op->classes, factors) < 0 ||
+         zsd_muon_begin(job) < 0))
         return -ENOMEM;
     if (job->early->prepared && factors)
         zsd_early_factors(job, factors);
-    if (zsd_muon_begin(job) < 0)
-        return -ENOMEM;
+    zsd_muon_all(job);
     zsd_notes_keep(job, job->step->step);
     job->draining = false;
     op->commit_err = (struct zb_err){ 0 };
@@ -396,7 +397,7 @@ static int step_page(struct zsd_job *job, struct zsd_page_spec spec)
         s->held[page] = NULL;
         s->early_held--;
     }
-    ++*step_counter(job, s, page);
+    ++*step_counter(job, &spec);
     return 0;
 }
 
@@ -446,7 +447,8 @@ static int step_walk(struct zsd_job *job, struct zsd_step_walk *walk, uint32_t m
             walk->next_page = 0;
             continue;
         }
-        if (step_walk_of(job, s, walk->next_page) == walk && !zsd_muon_page(s, walk->next_page) &&
+        if (step_walk_of(job, s, walk->next_page) == walk &&
+            (!zsd_muon_page(s, walk->next_page) || zsd_muon_early(s, walk->next_page)) &&
             step_page(job, (struct zsd_page_spec){ .shard = s, .page = walk->next_page }) < 0)
             return -ENOMEM;
         walk->next_page++;
@@ -454,7 +456,8 @@ static int step_walk(struct zsd_job *job, struct zsd_step_walk *walk, uint32_t m
     return 0;
 }
 
-/* Starts pages whose matrices are orthogonalized, as many as may begin. 0 or -ENOMEM. */
+/* Starts pages whose matrices are orthogonalized, as many as may begin. A unit whose early steps have begun is
+ * ended in that way. 0 or -ENOMEM. */
 static int step_muon(struct zsd_job *job)
 {
     struct zsd_page_spec spec = { 0 };
@@ -465,11 +468,11 @@ static int step_muon(struct zsd_job *job)
             return 0;
         }
         zsd_turn_count(job->core, 1);
-        if (step_page(job, spec) < 0)
+        if ((spec.kind == ZSD_PAGE_EARLY ? zsd_early_page(job, &spec) : step_page(job, spec)) < 0)
             return -ENOMEM;
         zsd_muon_begun(job, &spec);
     }
-    return zsd_muon_walked(job) || job->step->muon_inflight > 0 ? 0 : -ENOMEM;
+    return zsd_muon_walked(job) || zsd_muon_pages(job) > 0 ? 0 : -ENOMEM;
 }
 
 static bool step_walked(const struct zsd_job *job, const struct zsd_step_walk *walk)
@@ -573,7 +576,8 @@ void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why)
 {
     job->step->asked = job->draining = false;
     zb_list_remove(&job->step->work.node);
-    zsd_muon_cancel(job, why);
+    if (job->state == ZSD_ENDED)
+        zsd_muon_stop(job, why);
     step_answer(job, why);
 }
 

@@ -30,6 +30,8 @@
  *
  *     ... READ ---> COMPUTE ---> HOLD ---> COMPUTE ---> WRITE ...       resumed by zsd_pageop_resume()
  *
+ * EARLY does the same: its new parameters are in the page buffer until the second pass.
+ *
  * A page buffer has room for all planes of a page. Planes that are streamed, or pass through on
  * their way to or from the GPU, are in it one after the other: param, state, grad.
  *
@@ -120,6 +122,7 @@ static void page_compute(struct zsd_pageop *op)
     bool check = op->state == PAGE_CHECK;
     bool first = op->spec.hold && op->state == PAGE_COMPUTE; /* of two passes */
     bool last = op->spec.hold && !first;
+    bool aside = !first; /* EARLY: the gradient is needed until then */
 
     *w = (struct zsd_pagework){ .kind = op->there ? ZSD_PAGE_SAVE
                                         : last    ? ZSD_PAGE_WEIGHT
@@ -136,7 +139,7 @@ static void page_compute(struct zsd_pageop *op)
                                 .ingest = op->spec.ingest,
                                 .page = op->page,
                                 .param = op->param,
-                                .aside = op->aside };
+                                .aside = aside ? op->aside : NULL };
     w->page.matrices = op->spec.matrices;
     w->page.nmatrices = op->spec.nmatrices;
     for (int i = 0; i < ZSD_WORK_PLANES; i++) {

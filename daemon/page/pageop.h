@@ -41,7 +41,7 @@ struct zsd_page_spec {
     const struct zk_segment *segments;
     uint32_t nsegments, ngroups;
     const struct zk_scalars *by_group; /* [ngroups] */
-    /* STEP of a page of these matrices, by Muon. After the first pass, hold() runs, and the operation
+    /* STEP, EARLY of a page of these matrices, by Muon. After the first pass, hold() runs, and the operation
      * waits for zsd_pageop_resume(): the matrices are orthogonalized. It keeps its page buffer, which
      * is `buffer`: memory of the caller's. */
     const struct zk_matrix *matrices;

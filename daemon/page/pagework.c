@@ -253,7 +253,7 @@ static void work_ingest(const struct zsd_pagework *w)
 }
 
 /* Steps the page. Resident parameters must not change, so a copy of them is stepped. It goes to
- * `aside` last, because the gradient is there until then. */
+ * `aside` last, because the gradient is there until then: of two passes (WEIGHT) after the second one. */
 static int work_early(struct work *k, struct zsd_pagework_bad *ret_bad)
 {
     const struct zsd_pagework *w = k->w;
@@ -262,7 +262,7 @@ static int work_early(struct work *k, struct zsd_pagework_bad *ret_bad)
 
     if (w->ingest)
         work_ingest(w);
-    if (w->param)
+    if (w->param && w->kind == ZSD_PAGE_EARLY)
         memcpy(w->page.param, w->param, bytes);
     rc = work_step(k, ret_bad);
     if (rc == 0 && w->aside)
@@ -308,9 +308,9 @@ int zsd_pagework_run(const struct zsd_pagework *w, struct zsd_pagework_bad *ret_
 {
     struct work k = { .w = w };
 
-    if (w->kind == ZSD_PAGE_STEP || w->kind == ZSD_PAGE_WEIGHT)
+    if (w->kind == ZSD_PAGE_STEP)
         return work_step(&k, ret_bad);
-    if (w->kind == ZSD_PAGE_EARLY)
+    if (w->kind == ZSD_PAGE_EARLY || w->kind == ZSD_PAGE_WEIGHT)
         return work_early(&k, ret_bad);
     for (enum zsd_work_plane i = 0; i < ZSD_WORK_PLANES; i++)
         if (work_verify(&k, i, w->planes[i].len_bytes, ret_bad) < 0)

@@ -19,7 +19,7 @@ enum zsd_page_kind {
     ZSD_PAGE_EARLY,
     ZSD_PAGE_PUBLISH,
     ZSD_PAGE_PUSH,
-    ZSD_PAGE_WEIGHT, /* the second pass of a STEP by Muon */
+    ZSD_PAGE_WEIGHT, /* the second pass of a STEP or EARLY by Muon */
 };
 
 /* The planes of a page. Each of them can be streamed. */

@@ -183,6 +183,14 @@ static int place_try(struct zsd_placing *p, bool early)
     return rc < 0 ? rc : zb_place(&p->in, &p->plan);
 }
 
+/* Makes a plan, with room for early steps if that is wished for and fits. */
+static void plan_try(struct zsd_placing *p)
+{
+    p->rc = place_try(p, p->early);
+    if (p->rc == 0 && p->in.early && zb_needs_bytes(&p->plan.nvme) > p->nvme_free)
+        p->rc = place_try(p, false);
+}
+
 /* With Muon: tries the most room first. If gradients may go to NVMe for lack of memory, the least at once. */
 static void plan_muon(struct zsd_placing *p)
 {
@@ -193,7 +201,9 @@ static void plan_muon(struct zsd_placing *p)
         p->room = zb_muon_room(&p->muon, spans, p->muon_streams);
         p->in.host_bytes = host_bytes - zb_min_u64(host_bytes, p->room.bytes);
         p->in.nbuffers = nbuffers + p->room.slots;
-        p->rc = p->room.bytes <= host_bytes || spans == 1 ? place_try(p, false) : -ENOSPC;
+        p->rc = -ENOSPC;
+        if (p->room.bytes <= host_bytes || spans == 1)
+            plan_try(p);
         if (p->rc == -ENOMEM || !zsd_placing_refused(p))
             return;
     }
@@ -207,9 +217,7 @@ void zsd_placing_plan(struct zsd_placing *p)
         return;
     }
     if (p->rc == 0)
-        p->rc = place_try(p, p->early);
-    if (p->rc == 0 && p->in.early && zb_needs_bytes(&p->plan.nvme) > p->nvme_free)
-        p->rc = place_try(p, false); /* it may fit without early steps */
+        plan_try(p);
 }
 
 bool zsd_placing_refused(const struct zsd_placing *p)

@@ -185,8 +185,8 @@ void zsd_place(struct zsd_job *job, bool spill, zsd_placed *done)
     }
     p->job = job;
     p->spill = spill;
-    p->early = job->early_wish && job->optimizer != ZB_MUON;
-    p->rings = p->early && job->ring_wish && zsd_state_moves(job);
+    p->early = job->early_wish;
+    p->rings = p->early && job->ring_wish && zsd_state_moves(job) && job->optimizer != ZB_MUON;
     p->done = done;
     p->work.run = placing_on_work;
     p->muon_streams = zsd_muon_streams(job);

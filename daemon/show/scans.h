@@ -1,5 +1,5 @@
 /*
- * scans.h - the running fsck, df and look at the system, at most one of each; the newest scrub; and
+ * scans.h - the running fsck, df, and looks at the system and at memory, at most one of each; the newest scrub; and
  * the position of `top` in its round over the jobs.
  *
  * Loop thread only.
@@ -12,6 +12,7 @@
 struct zsd_df_run;
 struct zsd_fsck_run;
 struct zsd_health_run;
+struct zsd_tiers_run;
 
 /** The newest scrub that has read everything. */
 struct zsd_scrubbed {
@@ -26,6 +27,7 @@ struct zsd_scans {
     uint64_t scrubs;       /* number of scrubs that were started */
     struct zsd_scrubbed scrubbed;  /* written by scrub.c */
     struct zsd_health_run *health; /* the task of health.c that runs, or NULL */
+    struct zsd_tiers_run *tiers;   /* the task of tiers.c that runs, or NULL */
     uint32_t top_at;               /* number of jobs that top has handled in this round */
 };
 

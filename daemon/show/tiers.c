@@ -14,6 +14,7 @@
 #include "daemon/run/gpu_tier.h"
 #include "daemon/show/inspect.h"
 #include "daemon/show/requests.h"
+#include "daemon/show/scans.h"
 #include "daemon/store/store.h"
 #include "proto/codec.h"
 
@@ -109,11 +110,18 @@ struct tiers_gpu {
     char text[256]; /* of the answer */
 };
 
-/* A task that asks the kernel on which NUMA nodes the host tier's memory is, and the GPUs' driver
- * how the devices' memory is used. Both may be slow. */
-struct tiers {
-    struct zsd_task task;
+/* A request that waits for the task. */
+struct tiers_asker {
     struct zsd_req *req;
+    struct zb_list node;
+};
+
+/* A task that asks the kernel on which NUMA nodes the host tier's memory is, and the GPUs' driver
+ * how the devices' memory is used. Both may be slow, and jobs wait for the same threads. So there is
+ * one at a time: requests that arrive meanwhile get its results, too. */
+struct zsd_tiers_run {
+    struct zsd_task task;
+    struct zb_list askers;
     struct zsd *daemon;
     struct zsd_numa_use use;
     struct tiers_gpu gpus[ZSD_GPUS_MAX];
@@ -121,12 +129,14 @@ struct tiers {
     struct zsd_numa_area areas[];
 };
 
-static char *tiers_stranded_text(const struct tiers *t, struct tiers_gpu *gpu)
+static char *tiers_stranded_text(const struct zsd_tiers_run *t, const struct zsd_req *req,
+                                 struct tiers_gpu *gpu)
 {
     const size_t size = sizeof(gpu->text);
     size_t len = 0;
 
-    if (!t->req->conn || !zsd_admin(t->req->conn)) /* jobs and pids of all users */
+    gpu->text[0] = '\0';                     /* of another asker */
+    if (!req->conn || !zsd_admin(req->conn)) /* jobs and pids of all users */
         return gpu->text;
     for (unsigned i = 0; i < gpu->nstranded && len < size; i++) {
         const struct zk_gpu_strand *strand = &gpu->stranded[i];
@@ -154,7 +164,7 @@ static char *tiers_node(const struct zsd *daemon, uint32_t g, char *text, size_t
 }
 
 /* t: the results of the task; NULL: there was none, without NUMA and without a GPU. */
-static void tiers_answer(struct zsd_req *req, struct tiers *t)
+static void tiers_answer(struct zsd_req *req, struct zsd_tiers_run *t)
 {
     const struct zsd *daemon = req->daemon;
     const struct zsd_numa_use *use = daemon->numa && t ? &t->use : NULL;
@@ -177,7 +187,7 @@ static void tiers_answer(struct zsd_req *req, struct tiers *t)
         row->numa = tiers_node(daemon, g, gpu_nodes[g], sizeof(gpu_nodes[g]));
         row->device_free = t->gpus[g].usage.free_bytes;
         row->stranded = t->gpus[g].usage.stranded_bytes;
-        row->stranded_by = tiers_stranded_text(t, &t->gpus[g]);
+        row->stranded_by = tiers_stranded_text(t, req, &t->gpus[g]);
     }
     reply.n_rows = tiers.n;
     reply.rows = tiers.list;
@@ -197,7 +207,7 @@ static void tiers_on_stranded(void *arg, const struct zk_gpu_strand *strand)
 
 static void tiers_run(struct zsd_task *task)
 {
-    struct tiers *t = zb_container_of(task, struct tiers, task);
+    struct zsd_tiers_run *t = zb_container_of(task, struct zsd_tiers_run, task);
     struct zb_err err = { 0 };
 
     if (t->daemon->numa)
@@ -210,43 +220,42 @@ static void tiers_run(struct zsd_task *task)
 
 static void tiers_done(struct zsd_task *task)
 {
-    struct tiers *t = zb_container_of(task, struct tiers, task);
+    struct zsd_tiers_run *t = zb_container_of(task, struct zsd_tiers_run, task);
 
     t->daemon->core->in_progress--;
-    tiers_answer(t->req, t);
+    t->daemon->core->scans->tiers = NULL;
+    for (struct zb_list *node; (node = zb_list_pop_front(&t->askers)) != NULL;) {
+        struct tiers_asker *a = zb_container_of(node, struct tiers_asker, node);
+
+        tiers_answer(a->req, t);
+        free(a);
+    }
     free(t);
 }
 
-static void tiers_area(struct tiers *t, const void *base, uint64_t bytes)
+static void tiers_area(struct zsd_tiers_run *t, const void *base, uint64_t bytes)
 {
     if (base && bytes > 0)
         t->areas[t->nareas++] = (struct zsd_numa_area){ base, bytes };
 }
 
-void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
+/* Starts the task. NULL: no memory. */
+static struct zsd_tiers_run *tiers_begin(struct zsd_core *core)
 {
-    struct zsd_core *core = req->daemon->core;
     unsigned most = 1;
-    struct tiers *t;
+    struct zsd_tiers_run *t;
 
-    (void)message;
-    if (!req->daemon->numa && req->daemon->ngpus == 0) {
-        tiers_answer(req, NULL);
-        return;
-    }
     zb_list_each(pos, &core->jobs->list)
     {
         most += 2;
         zb_list_each(at, &zb_container_of(pos, struct zsd_job, node)->members) most++;
     }
     t = calloc(1, sizeof(*t) + most * sizeof(t->areas[0]));
-    if (!t) {
-        zsd_refuse(req, -ENOMEM, "the memory of all jobs");
-        return;
-    }
+    if (!t)
+        return NULL;
     t->task = (struct zsd_task){ .run = tiers_run, .done = tiers_done, .slow = true };
-    t->req = req;
-    t->daemon = req->daemon;
+    t->daemon = core->daemon;
+    zb_list_init(&t->askers);
     tiers_area(t, core->disk->buffers, core->disk->nbuffers * core->disk->buffer_bytes);
     zb_list_each(pos, &core->jobs->list)
     {
@@ -263,4 +272,28 @@ void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
     }
     core->in_progress++;
     zsd_task_start(core, &t->task);
+    return t;
+}
+
+void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    struct zsd_scans *scans = req->daemon->core->scans;
+    struct tiers_asker *a;
+
+    (void)message;
+    if (!req->daemon->numa && req->daemon->ngpus == 0) {
+        tiers_answer(req, NULL);
+        return;
+    }
+    a = calloc(1, sizeof(*a));
+    if (a && !scans->tiers)
+        scans->tiers = tiers_begin(req->daemon->core);
+    if (!a || !scans->tiers) {
+        free(a);
+        zsd_refuse(req, -ENOMEM, "the memory of all jobs");
+        return;
+    }
+    a->req = req;
+    zb_list_init(&a->node);
+    zb_list_push_back(&scans->tiers->askers, &a->node);
 }

@@ -480,6 +480,8 @@ static void drain_over(struct zsd_drainer *d)
 {
     walk_leave(d);
     zsd_row_walk_end(&d->walk);
+    if (!d->stop) /* what was for a page that could not be written */
+        (void)drain_promise(d, 0, NULL);
     if (d->pages + d->failed > 0)
         zb_log(d->failed > 0 ? ZB_LOG_WARN : ZB_LOG_INFO, "drive-moved",
                "pages=%llu bytes=%llu failed=%llu", (unsigned long long)d->pages,

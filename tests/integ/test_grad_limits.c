@@ -432,6 +432,33 @@ static void it_is_not_finite(void **state)
     job_close(&j);
 }
 
+/* The same when nothing else is in progress: a push that waits for the unit's room is answered. */
+static void it_is_not_finite_and_a_push_waits(void **state)
+{
+    (void)state;
+    for (unsigned nodes = 0; nodes < 2; nodes++) {
+        struct job j = { .nodes = nodes };
+        struct zi_call call;
+
+        job_open(&j, &placements[0], 2, true, options);
+        begin_all(&j, 1);
+        zi_push_all(&j.r[0], 0, 1, bad);
+        zi_push_all(&j.r[0], 1, 1, grad);
+        if (nodes)
+            zi_push_all(&j.r[1], 0, 1, bad);
+        zi_push_begin(&j.r[0], 2, 1, 0, PAGE, grad, &call);
+        zi_pump(j.r, 2, 50);
+        assert_false(call.over);
+        if (nodes)
+            sums_send(&j, 1, 0);
+        else
+            zi_push_all(&j.r[1], 0, 1, bad);
+        assert_int_equal(zi_await(j.r, 2, &call), 0);
+        step_all(&j, 1, true, false);
+        job_close(&j);
+    }
+}
+
 /* The first rank pushes until it has to wait. Its shards 0 and 1 of these placements hold their
  * gradients, but those of the other rank do not. */
 static void wait_for_room(struct job *j, uint64_t step, struct zi_call *call)
@@ -592,6 +619,7 @@ int main(void)
         cmocka_unit_test_teardown(it_has_no_sums_of_what_is_lost, zi_teardown),
         cmocka_unit_test_teardown(it_begins_first, zi_teardown),
         cmocka_unit_test_teardown(it_is_not_finite, zi_teardown),
+        cmocka_unit_test_teardown(it_is_not_finite_and_a_push_waits, zi_teardown),
         cmocka_unit_test_teardown(it_ends_while_pushes_wait, zi_teardown),
         cmocka_unit_test_teardown(deaths, zi_teardown),
     };

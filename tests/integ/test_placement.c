@@ -16,7 +16,7 @@
  *
  *     TRAIN   pushes in parts and micro-steps, fetches, releases, reads, sometimes new initial
  *             values; until every gradient is complete
- *     ASK     norms are compared; ranks ask for the step (or skip), some while others still hold
+ *     ASK     norms are compared; the step may begin early; ranks ask for the step (or skip), some while others still hold
  *             pins of the old version: their bytes must not change
  *     BEHIND  fetches of the next version are sent before the step is answered
  *
@@ -126,6 +126,7 @@ struct job {
     uint64_t page;
     char name[16];
     unsigned world, ngroups, nunits, nshards, nslots;
+    unsigned micros;  /* of all shards in this step; 0: each has its own number */
     bool keep, alike; /* alike: all units have one size, so that they compete for places */
     uint64_t slot_elems;
     struct zc_job_options options;
@@ -139,7 +140,7 @@ struct job {
     struct pin pins[PINS_MAX];
     unsigned npins;
     uint64_t iterations, applied; /* of the model */
-    uint64_t calls, steps, skips, pressed, timed_out, moved, grads_nvme;
+    uint64_t calls, steps, skips, begun, pressed, timed_out, moved, grads_nvme;
 };
 
 static struct unit *unit_of(struct job *j, const struct shard *s)
@@ -827,9 +828,10 @@ static void train_one(struct job *j)
 
 static void train(struct job *j)
 {
+    j->micros = j->ranks[0].place.early && chance(50) ? 1 : 0;
     for (unsigned i = 0; i < j->nshards; i++) {
         struct shard *s = &j->shards[i];
-        bool once = unit_of(j, s)->def.grad_dtype != ZC_F32;
+        bool once = unit_of(j, s)->def.grad_dtype != ZC_F32 || j->micros == 1;
 
         s->micros = once ? 1 : 1 + (unsigned)draw(MICRO_MAX);
         s->micro = 0;
@@ -949,6 +951,22 @@ static struct zc_group draw_group(void)
     return g;
 }
 
+/* The step begins early, with the shards that have the most micro-steps. Some of their pages are stepped before the ranks
+ * ask, others are in flight then. */
+static void begin_early(struct job *j, const struct zc_step *step)
+{
+    unsigned micros = 1;
+
+    for (unsigned i = 0; i < j->nshards; i++)
+        if (!unit_of(j, &j->shards[i])->def.frozen && j->shards[i].micros > micros)
+            micros = j->shards[i].micros;
+    for (unsigned r = 0; r < j->world; r++)
+        if (zc_step_begin_wait(j->ranks[r].c, j->ranks[r].job.id, step, micros) < 0)
+            fail_msg("early: %s", zc_error(j->ranks[r].c));
+    zi_pump(j->ranks, j->world, (unsigned)draw(20));
+    j->begun++;
+}
+
 static void step(struct job *j)
 {
     struct zc_group groups[GROUPS_MAX];
@@ -967,6 +985,8 @@ static void step(struct job *j)
     check_norms(j);
     for (unsigned g = 0; g < j->ngroups; g++)
         groups[g] = draw_group();
+    if (j->ranks[0].place.early && chance(70))
+        begin_early(j, &step);
     while (asked < j->world) {
         calls[asked] = ZI_CALL(&j->ranks[asked]);
         if (skip)
@@ -1109,6 +1129,7 @@ static void job_draw(struct job *j, struct zi_daemon *d, uint64_t page, unsigned
         .offload_param = chance(15) ? ZC_HOST : ZC_NVME,
         .offload_optimizer = chance(15) ? ZC_HOST : ZC_NVME,
         .offload_grad = chance(30) ? ZC_HOST : ZC_NVME,
+        .early = chance(50),
         .optimizer = j->options.optimizer,
         .moments = j->options.moments,
     };
@@ -1204,14 +1225,16 @@ static void round_run(unsigned number, unsigned steps)
         print_message(
             "round %u (seed %llu): pages of %u, %s, %u buffers; %s, %s moments; %u ranks, "
             "%u units, "
-            "%llu calls, %llu steps, %llu skips, %llu of %llu fetches pressed out, "
+            "%llu calls, %llu steps, %llu skips, %llu begun early, %llu of %llu fetches pressed "
+            "out, "
             "%llu KiB moved, %llu of gradients on NVMe\n",
             number, (unsigned long long)at_first, page, io, buffers,
             zb_optimizer_name((enum zb_optimizer)j.options.optimizer),
             zb_moments_name((enum zb_moments)j.options.moments), j.world, j.nunits,
             (unsigned long long)j.calls, (unsigned long long)j.steps, (unsigned long long)j.skips,
-            (unsigned long long)j.timed_out, (unsigned long long)j.pressed,
-            (unsigned long long)(j.moved / ZB_KIB), (unsigned long long)(j.grads_nvme / ZB_KIB));
+            (unsigned long long)j.begun, (unsigned long long)j.timed_out,
+            (unsigned long long)j.pressed, (unsigned long long)(j.moved / ZB_KIB),
+            (unsigned long long)(j.grads_nvme / ZB_KIB));
         job_free(&j);
     }
     zi_stop(&d);

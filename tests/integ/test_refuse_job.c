@@ -295,7 +295,8 @@ static void ranks_that_differ(void **state)
     assert_int_equal(zi_raw_call(&a, ZP_UNIT_DEFINE, &u.base), 0);
     v = u;
     v.elems++;
-    rf_refused("another size", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL, "differently from its peers");
+    rf_refused("another size", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL,
+               "differently from its peers, or from what the job had when it was saved");
     v = u;
     v.frozen = true;
     rf_refused("frozen", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL,

@@ -190,15 +190,18 @@ def clipped_on_two_daemons():
     gradients need not be held. The bits are those of steps that do not, and of a run without daemons."""
     batch(8, 2)
     base = ["--stage", "3", "--clip", "1", "--clip-mode", "tensor", "--clip-warmup", "2"]
-    plain = good(Run(base, 4, steps=FEW), "without daemons")
-    for overlap in ("early", "none", "early --grad-ring"):
-        with Daemon("--host-bytes", "2M", "--nvme-bytes", "64M", *PAGES) as a, \
-                Daemon("--host-bytes", "2M", "--nvme-bytes", "64M", *PAGES) as b:
-            flags = ["--offload", "nvme", "--socket", f"{a.socket},{b.socket}", "--overlap", *overlap.split()]
-            run = good(Run(base + flags, 4, steps=FEW), overlap)
-            early = [pages_early(d) for d in (a, b)]
-        check(run.losses() == plain.losses() and run.weights == plain.weights, f"{overlap}: other bits")
-        check(all((n > 0) == (overlap != "none") for n in early), f"{overlap}: pages stepped early: {early}")
+    for sockets, group in (("AB", "0"), ("AAAB", "2")):  # of two groups one is on one node
+        grouped = [*base, "--group", group]
+        plain = good(Run(grouped, 4, steps=FEW), f"without daemons, groups of {group}")
+        for overlap in ("early", "none", "early --grad-ring")[:: 2 if group == "2" else 1]:
+            with Daemon("--host-bytes", "2M" if group == "0" else "6M", "--nvme-bytes", "64M", *PAGES) as a, \
+                    Daemon("--host-bytes", "2M", "--nvme-bytes", "64M", *PAGES) as b:
+                flags = ["--offload", "nvme", "--overlap", *overlap.split(),
+                         "--socket", ",".join({"A": a.socket, "B": b.socket}[s] for s in sockets)]
+                run = good(Run(grouped + flags, 4, steps=FEW), f"{sockets}, {overlap}")
+                early = [pages_early(d) for d in (a, b)]
+            check(run.losses() == plain.losses() and run.weights == plain.weights, f"{sockets}, {overlap}: other bits")
+            check(all((n > 0) == (overlap != "none") for n in early), f"{sockets}, {overlap}: pages stepped early: {early}")
 
 
 def a_limit():

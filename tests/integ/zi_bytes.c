@@ -21,13 +21,23 @@ void zi_push_begin(struct zi_rank *r, unsigned u, uint64_t step, uint64_t first,
     assert_int_equal(zc_push(r->c, &push, zi_done, call), 0);
 }
 
+/* Number of moments that a unit has: one, if Muon steps all of its tensors. */
+static unsigned moments_of(const struct zc_unit *unit)
+{
+    bool muon = unit->ntensors > 0;
+
+    for (uint32_t t = 0; t < unit->ntensors; t++)
+        muon = muon && unit->tensors[t].muon;
+    return muon ? 1 : 2;
+}
+
 static uint64_t rank_bytes(struct zi_rank *r, const struct zc_unit *units, unsigned nunits)
 {
     static const enum zc_what whats[] = { ZC_PARAM, ZC_MASTER, ZC_EXP_AVG, ZC_EXP_AVG_SQ };
     uint64_t sum = 14695981039346656037u;
 
     for (unsigned u = 0; u < nunits; u++)
-        for (unsigned w = 0; w < ZB_COUNT(whats); w++)
+        for (unsigned w = 0; w < 2 + moments_of(&units[u]); w++)
             for (uint64_t at = 0; at < r->ranges[u].count; at += ZB_BLOCK_ELEMS) {
                 const uint8_t *b = r->job.staging;
                 size_t bytes = ZB_BLOCK_ELEMS * (w > 0 || units[u].dtype == ZC_F32 ? 4 : 2);

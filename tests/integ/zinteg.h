@@ -127,7 +127,8 @@ int zi_push_try(struct zi_rank *r, unsigned u, uint64_t step, float (*value)(uin
  * follow. */
 void zi_push_begin(struct zi_rank *r, unsigned u, uint64_t step, uint64_t first, uint64_t count,
                    float (*value)(uint64_t element), struct zi_call *call);
-/** A checksum of the parameters and all state that the shards of n ranks hold, which are those of AdamW. */
+/** A checksum of the parameters and all state that the shards of n ranks hold, which are those of AdamW, or
+ * of Muon. */
 uint64_t zi_bytes(struct zi_rank *ranks, unsigned n, const struct zc_unit *units, unsigned nunits);
 
 /** Every rank asks for the step, or to skip it; zi_await_all() must follow. */

@@ -33,20 +33,27 @@ def net(**more: Any) -> Net:
     return Net(**{"width": 128, "depth": 4, **more})
 
 
-@contextmanager
-def daemon(folder: Path, host_bytes: str = "3M") -> Iterator[str]:
-    """Its socket."""
-    (folder / "data").mkdir(parents=True)
-    socket = str(folder / "z.sock")
+def start(folder: Path, host_bytes: str = "3M") -> subprocess.Popen[bytes]:
+    """Its process, on the data in the folder."""
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    socket = folder / "z.sock"
+    socket.unlink(missing_ok=True)
     words = [BIN / "zshardd", "--socket", socket, "--data", folder / "data", "--host-bytes", host_bytes]
     process = subprocess.Popen(
         [*words, "--nvme-bytes", "64M", "--page-elems", "4096", "--ring-bytes", "4K"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+    assert process.stdout is not None and process.stdout.readline().startswith(b"ready")
+    return process
+
+
+@contextmanager
+def daemon(folder: Path, host_bytes: str = "3M") -> Iterator[str]:
+    """Its socket."""
+    process = start(folder, host_bytes)
     try:
-        assert process.stdout is not None and process.stdout.readline().startswith(b"ready")
-        yield socket
+        yield str(folder / "z.sock")
     finally:
         process.terminate()
         assert process.wait(60) == 0

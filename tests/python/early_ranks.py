@@ -1,4 +1,5 @@
-"""One rank of test_torch_early.py: the same steps, announced and not. Arguments: a file, which rank 0 writes."""
+"""One rank of test_torch_early.py: the same steps, announced and not. Arguments: a file, which rank 0 writes, and
+whether ranks have a daemon each ("apart") or one ("together")."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 from early_daemon import Half, pages_early
-from torch_models import adamw, batch, loss_of, values
+from torch_models import adamw, batch, fail, loss_of, values
 
 import zshard.torch as zt
 from zshard.errors import Refused
@@ -20,28 +21,6 @@ MODES: dict[str, dict[str, Any]] = {
     "none": {"clip_mode": "none"},
     "tensor": {"clip_mode": "tensor", "clip": 0.5, "clip_tensor_warmup": 1},
 }
-
-
-def fail(model: Half, handle: zt.Handle, in_forward: bool) -> None:
-    """Rank 1 fails in its forward or its backward pass, and the other one does not."""
-
-    def boom(*_: object) -> None:
-        raise ArithmeticError("on rank 1 alone")
-
-    hook = model.blocks[1].register_forward_hook(boom) if RANK == 1 and in_forward else None
-    try:
-        loss = loss_of(model, batch(99, RANK))
-        if RANK == 1:
-            assert loss.grad_fn is not None
-            loss.grad_fn.next_functions[0][0].register_prehook(boom)  # type: ignore[union-attr]
-        loss.backward()
-    except ArithmeticError:
-        assert RANK == 1
-    else:
-        assert RANK == 0
-    if hook is not None:
-        hook.remove()
-    handle.reset(passes=1)
 
 
 def train(n: int, mode: str, case: str, **more: Any) -> dict[str, Any]:
@@ -54,7 +33,7 @@ def train(n: int, mode: str, case: str, **more: Any) -> dict[str, Any]:
     said = "gradient_accumulation_steps" in more
     for i in range(3):
         if case == "fails" and said:
-            fail(model, handle, in_forward=i == 1)
+            fail(model, handle, RANK, in_forward=i == 1)
         if case == "unused" and said and i == 1:  # on both ranks: nothing of it is left
             model.out = True
             loss_of(model, batch(98, RANK)).backward()
@@ -79,13 +58,20 @@ def train(n: int, mode: str, case: str, **more: Any) -> dict[str, Any]:
     return made
 
 
-def main(out: str) -> None:
+# On several nodes gathers are collective, and a ring does not clip by tensor.
+TOGETHER = ((1, "none", "fails"), (1, "tensor", "unused"), (3, "tensor", "local"), (3, "none", "reduce"))
+APART = ((1, "tensor", "reduce"), (2, "tensor", "reduce"), (2, "none", "local"))
+
+
+def main(out: str, where: str) -> None:
     torch.set_num_threads(1)
     made = {}
-    for n, mode, case in ((1, "none", "fails"), (1, "tensor", "unused"), (3, "tensor", "local"), (3, "none", "reduce")):
-        local = {"accumulate": "local"} if case == "local" else {}
+    for n, mode, case in TOGETHER if where == "together" else APART:
+        local: dict[str, Any] = {"accumulate": "local"} if case == "local" else {}
+        if where == "apart":
+            local["gather_alone"] = False
         ways = [{}, {"gradient_accumulation_steps": n}]
-        if case != "reduce":
+        if case != "reduce" and (where, mode) != ("apart", "tensor"):
             ways.append({"gradient_accumulation_steps": n, "grad_ring": True})
         made[f"{n} {mode} {case}"] = [train(n, mode, case, **local, **way) for way in ways]
     if RANK == 0:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zygote
@@ -54,6 +55,29 @@ def test_alone(place: str) -> None:
         e.close()
 
 
+def test_the_name_of_a_resumed_job(place: str) -> None:
+    """A cell of a notebook that is run again resumes its job. Before, it began another one, from step 0."""
+    model = torch.nn.Linear(2, 2)
+
+    _init.init("cell", keep=False)
+    import zshard.torch as zt
+
+    names = (
+        (False, False, "cell"),
+        (False, False, "cell.2"),
+        ("auto", True, "cell.4"),
+        ("auto", False, "cell"),
+        (True, False, "cell"),
+    )
+    for resume, open_, want in names:
+        handle = zt.shard(model, offload="none") if open_ else None
+        _init.context().replace(_init.Wishes("cell", resume=resume), _init.Wishes("cell"))
+        _init.context().wishes = _init.Wishes("cell")  # offload="none" cannot resume
+        assert _init.context().store("none")["job"] == want
+        if handle is not None:
+            handle.close(gather=True)
+
+
 def test_names_and_wishes(place: str) -> None:
     _init.init("job.7", timeout=5)
     assert [_init.context().store("none")["job"] for _ in range(2)] == ["job.7", "job.7.2"]
@@ -89,6 +113,27 @@ def test_daemon_is_started_and_used(place: str, capfd: pytest.CaptureFixture[str
         with pytest.raises(zshard.NoSpace, match=f"takes about {mib}.0 MiB"):
             _init.context().store(offload, state_bytes=mib << 20)
     assert "zshard" not in capfd.readouterr().err
+
+
+def test_a_daemon_that_is_gone(place: str) -> None:
+    """It may be asked again: a connection that was lost is not used any more."""
+    import early_daemon
+
+    import zshard.torch as zt
+
+    folder = Path(place) / "own"
+    process = early_daemon.start(folder)
+    zt.init(socket=str(folder / "z.sock"))
+    for there in (True, False, False):
+        model = torch.nn.Linear(4, 4)
+        opt = torch.optim.AdamW(model.parameters())
+        if there:
+            zt.shard(model, opt, offload="host").close()
+            process.terminate()
+            assert process.wait(60) == 0
+            continue
+        with pytest.raises(zshard.ZshardError):
+            zt.shard(model, opt, offload="host")
 
 
 def test_auto_without_a_daemon(place: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -204,6 +204,51 @@ def hashed(units: list[bytes]) -> str:
     return hashlib.sha256(b"".join(units)).hexdigest()
 
 
+def early(folder: Path, host: int, **more: Any) -> tuple[bytes, int, str]:
+    """Three steps of micro-steps, announced: the masters, pages that were stepped early, and what zctl says of it."""
+    places = {"offload_param": "host", "offload_optimizer": "nvme", "offload_grad": "host"}
+    elems, micros = 6 * SIDE * SIDE, more["micro_steps"]
+    with (
+        daemon(folder, host, "--threads", "2") as socket,
+        Comm("self") as comm,
+        Engine(comm, socket=socket, job="one", optimizer="muon", momentum=0.9, **places, **more) as e,
+    ):
+        for u in range(UNITS):
+            vector = [] if u > 0 else [("v", 5 * SIDE * SIDE, (SIDE * SIDE,), 0, False)]
+            matrices = [("a", 0, (2 * SIDE, 2 * SIDE), 0, True), ("b", 4 * SIDE * SIDE, (SIDE, SIDE), 0, True)]
+            e.add_unit(f"u{u}", elems, matrices + vector, dtype="bf16")
+        e.start(lambda _unit, _first, count, out: ctypes.memset(out, 0, 4 * count))
+        for step in range(3):
+            e.announce(1e-3)
+            for micro in range(micros):
+                for unit in reversed(range(UNITS)):
+                    grad = (ctypes.c_float * elems).from_address(e.grad(unit))
+                    for i in range(0, elems, 31):
+                        grad[i] = float((i * 7919 + unit + step + micro) % 1009 - 504)
+                    e.reduce(unit)
+            e.step(1e-3)
+        said = rows(socket, "jobs")[0]["early"]
+        pages = next(int(row["value"]) for row in rows(socket, "stat") if row["name"] == "pages_early")
+        return b"".join(bytes(e.read(unit, "master", 0, elems)) for unit in range(UNITS)), pages, said
+
+
+@pytest.mark.parametrize(
+    ("moments", "micros", "clip"), [("f32", 1, "none"), ("bf16", 4, "tensor"), ("q8", 1, "tensor"), ("f32", 4, "none")]
+)
+def test_early(tmp_path: Path, moments: str, micros: int, clip: str) -> None:
+    """Steps that begin under the backward pass have the same bits, and zctl says so."""
+    how = {"moments": moments, "micro_steps": micros, "clip_mode": clip, "clip_tensor_warmup": 1}
+    plain = early(tmp_path, 64 << 20, overlap=0, **how)
+    assert plain[1:] == (0, "off: it is not asked for") and any(plain[0])
+    begun = early(tmp_path, 21 << 20, overlap=3, **how)
+    assert begun[0] == plain[0] and begun[1] > 0 and begun[2] == "yes"
+    scaled = {**how, "clip_mode": "global", "clip": 1.0}
+    assert early(tmp_path, 21 << 20, overlap=3, **scaled)[1:] == (
+        0,
+        "off: the global norm is known with the last gradient",
+    )
+
+
 def test_refused() -> None:
     none = {"offload_param": "none", "offload_optimizer": "none"}
     with Comm("self") as comm:

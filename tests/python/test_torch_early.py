@@ -4,6 +4,7 @@ refusal loses nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -19,10 +20,10 @@ import zygote
 from early_daemon import Half, job, net, pages_early
 from ports import free_port
 from torch import nn
-from torch_models import Net, adamw, batch, loss_of, values
+from torch_models import Net, adamw, assert_same, batch, loss_of, values
 
 import zshard.torch as zt
-from zshard.errors import Refused
+from zshard.errors import Refused, RolledBack
 
 CLIPPED = {"clip_mode": "tensor", "clip": 0.5, "clip_tensor_warmup": 1}
 MODES: dict[str, dict[str, Any]] = {"none": {"clip_mode": "none"}, "tensor": CLIPPED}
@@ -62,11 +63,6 @@ def trained(n: int, said: Any, make: Callable[[], nn.Module] = net, steps: int =
     made = values(model)
     handle.close()
     return made
-
-
-def assert_same(want: dict[str, Any], got: dict[str, Any]) -> None:
-    assert want.keys() == got.keys()
-    assert [name for name in want if not torch.equal(want[name], got[name])] == []
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -487,17 +483,22 @@ def test_clipping_globally_says_nothing(socket: str) -> None:
     assert_same(*made)
 
 
-def test_two_ranks(tmp_path: Path) -> None:
-    """A rank that fails in the middle of an announced step, and one without a gradient of a tensor, too."""
+@pytest.mark.parametrize("where", ["together", "apart"])
+def test_two_ranks(tmp_path: Path, where: str) -> None:
+    """A rank that fails in the middle of an announced step, and one without a gradient of a tensor, too. And with a
+    daemon each, as on two nodes."""
     out, port = tmp_path / "out.json", free_port()
-    with early_daemon.daemon(tmp_path / "daemon", "5M") as at:
+    with contextlib.ExitStack() as daemons:
+        size = "5M" if where == "together" else "2M"
+        at = [daemons.enter_context(early_daemon.daemon(tmp_path / str(i), size)) for i in range(2)]
         ranks = []
         for rank in range(2):
             env = os.environ | {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                 "ZSHARD_PORT": str(port), "MASTER_PORT": str(port), "ZSHARD_COMM": "tcp", "OMP_NUM_THREADS": "1",
-                "ZSHARD_SOCKET": at, "PYTHONPATH": str(HERE.parents[1] / "python")}  # fmt: skip
-            ranks.append(zygote.Popen([sys.executable, HERE / "early_ranks.py", out], env=env))
+                "ZSHARD_SOCKET": at[rank if where == "apart" else 0],
+                "PYTHONPATH": str(HERE.parents[1] / "python")}  # fmt: skip
+            ranks.append(zygote.Popen([sys.executable, HERE / "early_ranks.py", out, where], env=env))
         assert [r.wait(120) for r in ranks] == [0, 0]
     for name, (want, *announced) in json.loads(out.read_text()).items():
         assert want["early"] == 0 and all(a["early"] > 0 for a in announced), name
@@ -523,4 +524,37 @@ def test_resume(socket: str) -> None:
         step(model, opt, i)
     got = values(model)
     handle.close()
+    assert_same(want, got)
+
+
+@pytest.mark.parametrize("when", ["before the pass", "after the pass"])
+def test_the_daemon_dies(tmp_path: Path, socket: str, when: str) -> None:
+    """The job is back at its last commit, and continues with announced steps."""
+    want = trained(1, None, **CLIPPED)
+    process = early_daemon.start(tmp_path)
+    at = {"job": "dies", "keep": True, "durable": True, "reconnect_ms": 60000, "socket": str(tmp_path / "z.sock")}
+    torch.manual_seed(0)
+    model = net()
+    handle, opt = sharded(model, 1, grad_ring=True, commit_every=0, **at, **CLIPPED)
+    back = 0
+    while handle.step_number < STEPS:
+        loss = loss_of(model, batch(handle.step_number))
+        for now in ("before the pass", "after the pass"):
+            if (now, handle.step_number, back) == (when, 2, 0):
+                process.kill()
+                process.wait()
+                process = early_daemon.start(tmp_path)
+            if now == "before the pass":
+                loss.backward()
+        try:
+            opt.step()
+            opt.zero_grad()
+            handle.commit()
+        except RolledBack as e:
+            assert e.step == 2
+            back += 1
+    got = values(model)
+    handle.close()
+    process.terminate()
+    assert process.wait(60) == 0 and back == 1
     assert_same(want, got)

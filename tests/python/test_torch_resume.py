@@ -69,6 +69,37 @@ def test_a_killed_rank(daemon: Daemon) -> None:
     assert first[1:] + again[1:] == whole[1:]
 
 
+KIND = """
+    import sys
+    import torch
+    import zshard
+    import zshard.torch as zt
+    resume = sys.argv[5] == "resume"
+    zt.init(job=sys.argv[4], socket=sys.argv[3], keep=True, durable=not resume, resume=resume)
+    model = torch.nn.Linear(4, 4)
+    opt = torch.optim.SGD(model.parameters())
+    try:
+        handle = zt.shard(model, opt, offload="host")
+    except zshard.Invalid as e:
+        print(e)
+        sys.exit()
+    model(torch.ones(2, 4)).sum().backward()
+    opt.step()
+    handle.commit()
+    handle.close()
+"""
+
+
+def test_another_kind_of_job(daemon: Daemon) -> None:
+    """The error says what the job is, and what was asked for: while it is in memory, and when it is saved."""
+    run(daemon, "kind", script=KIND)
+    want = "job 'kind' is kept, durable, and has 1 parameter groups; rank 0 opens it kept, not durable, with 1"
+    assert run(daemon, "kind", resume=True, script=KIND) == [want]
+    daemon.kill()
+    daemon.start()
+    assert run(daemon, "kind", resume=True, script=KIND) == [want]
+
+
 def test_a_killed_daemon(daemon: Daemon) -> None:
     whole = run(daemon, "whole")
     first = run(daemon, "killed", die=5)

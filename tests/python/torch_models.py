@@ -137,3 +137,31 @@ def mixture() -> Net:
     model = Net()
     model.blocks = nn.ModuleList(Mixture(16) for _ in range(2))
     return model
+
+
+def fail(model: nn.Module, handle: zt.Handle, rank: int, in_forward: bool) -> None:
+    """Rank 1 fails in its forward or its backward pass, and the other one does not."""
+
+    def boom(*_: object) -> None:
+        raise ArithmeticError("on rank 1 alone")
+
+    hook = model.blocks[1].register_forward_hook(boom) if rank == 1 and in_forward else None  # type: ignore[index, operator, union-attr]
+    try:
+        loss = loss_of(model, batch(99, rank))
+        if rank == 1:
+            assert loss.grad_fn is not None
+            loss.grad_fn.next_functions[0][0].register_prehook(boom)  # type: ignore[union-attr]
+        loss.backward()
+    except ArithmeticError:
+        assert rank == 1
+    else:
+        assert rank == 0
+    if hook is not None:
+        hook.remove()
+    handle.reset(passes=1)
+
+
+def assert_same(want: dict[str, torch.Tensor], got: dict[str, torch.Tensor]) -> None:
+    """Bit for bit."""
+    assert want.keys() == got.keys()
+    assert [name for name in want if not torch.equal(want[name], got[name])] == []

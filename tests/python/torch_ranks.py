@@ -9,7 +9,7 @@ import warnings
 
 import torch
 from torch import nn
-from torch_models import Block, Mixture, Net, adamw, batch, loss_of, mixture, values
+from torch_models import Block, Mixture, Net, adamw, batch, fail, loss_of, mixture, values
 
 import zshard.torch as zt
 
@@ -21,28 +21,6 @@ class Experts(Net):
         h = self.embed(x)
         h = self.blocks[int(os.environ["RANK"])](h)
         return self.head(self.norm(h))
-
-
-def fail(model: nn.Module, handle: zt.Handle, rank: int, in_forward: bool) -> None:
-    """Rank 1 fails in its forward or its backward pass, and the other one does not."""
-
-    def boom(*_: object) -> None:
-        raise ArithmeticError("on rank 1 alone")
-
-    hook = model.blocks[1].register_forward_hook(boom) if rank == 1 and in_forward else None  # type: ignore[index, operator, union-attr]
-    try:
-        loss = loss_of(model, batch(99, rank))
-        if rank == 1:
-            assert loss.grad_fn is not None
-            loss.grad_fn.next_functions[0][0].register_prehook(boom)  # type: ignore[union-attr]
-        loss.backward()
-    except ArithmeticError:
-        assert rank == 1
-    else:
-        assert rank == 0
-    if hook is not None:
-        hook.remove()
-    handle.reset(passes=1)
 
 
 def main(out: str, case: str, offload: str) -> None:

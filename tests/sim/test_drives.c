@@ -352,6 +352,28 @@ static void saved_faults(void **state)
     after_run_done(&a);
 }
 
+/* No page can be written elsewhere: the pass ends, and what it was promised is free again. */
+static void promise_returned(void **state)
+{
+    static struct after_run a;
+    static struct zs_world w;
+    struct zb_err err = { 0 };
+    uint64_t used;
+
+    (void)state;
+    after_run(&a, false, false);
+    assert_int_equal(zs_start(&w, a.sim, SEED, PAGE, &err), 0);
+    used = zsd_account_used(&w.core.daemon.core->tiers.nvme);
+    assert_int_equal(zn_sim_fault(a.sim, ZN_FAULT_ENOSPC, zn_sim_ops(a.sim), true), 0);
+    empties(&w, true);
+    assert_int_equal(w.core.daemon.core->daemon->stats.drained_pages, 0);
+    assert_int_equal(zsd_account_used(&w.core.daemon.core->tiers.nvme), used);
+    zn_sim_faults_clear(a.sim);
+    zs_stop(&w);
+    after_run_right(&a, a.sim, true);
+    after_run_done(&a);
+}
+
 /* ---- drains in the catalog */
 
 static int drive_set(struct zs_world *w, unsigned path, bool drain)
@@ -493,9 +515,11 @@ static void kept_cuts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(fails), cmocka_unit_test(is_slow),
-                                        cmocka_unit_test(saved), cmocka_unit_test(saved_faults),
-                                        cmocka_unit_test(kept),  cmocka_unit_test(kept_cuts) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fails),        cmocka_unit_test(is_slow),          cmocka_unit_test(saved),
+        cmocka_unit_test(saved_faults), cmocka_unit_test(promise_returned), cmocka_unit_test(kept),
+        cmocka_unit_test(kept_cuts)
+    };
 
     zs_watch();
     return cmocka_run_group_tests(tests, NULL, NULL);

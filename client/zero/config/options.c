@@ -172,7 +172,7 @@ static int check_ring(const struct zc_zero_options *o, struct zb_err *err)
     const char *why = o->offload_optimizer != ZC_ZERO_NVME
                           ? "the optimizer state is not offloaded to nvme"
                       : !(o->overlap & ZC_ZERO_EARLY) ? "steps do not begin early"
-                      : o->optimizer == ZC_MUON       ? "steps with Muon do not begin early"
+                      : o->optimizer == ZC_MUON       ? "Muon needs the gradients of whole matrices"
                       : o->clip_mode == ZC_CLIP_GLOBAL && o->clip > 0
                           ? "global clipping needs gradients that are held"
                       : o->clip_mode == ZC_CLIP_TENSOR && o->loss_scale.dynamic

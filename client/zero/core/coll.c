@@ -93,10 +93,25 @@ static bool coll_ask_store(struct zc_zero *z, int rc)
     return store_rc < 0;
 }
 
+#define COLL_TEXT 192u
+
+/* What a collective is: "the gather of unit 3 'h.2'". */
+static void coll_text(const struct zc_zero *z, const struct zcz_coll *c, char *text)
+{
+    const char *noun = zcz_call_noun(c->call);
+
+    if (c->unit == ZCZ_NO_UNIT)
+        (void)snprintf(text, COLL_TEXT, "%s", noun);
+    else
+        (void)snprintf(text, COLL_TEXT, "%s unit %u '%s'", noun, c->unit,
+                       z->units[c->unit].def.name);
+}
+
 static int coll_fail(struct zc_zero *z, const struct zcz_coll *c, int rc)
 {
     struct zc_comm *comm = c->comm;
     const char *why = comm->ops->error ? comm->ops->error(comm) : "";
+    char what[COLL_TEXT];
 
     if (c->dev && rc == -EOWNERDEAD && zcz_coll_stuck(z) < 0)
         return z->failed; /* that rank failed first */
@@ -105,8 +120,8 @@ static int coll_fail(struct zc_zero *z, const struct zcz_coll *c, int rc)
         return z->failed;
     if (coll_ask_store(z, rc)) /* its message says more */
         return zcz_fail(z, z->store->err.code, "%s", zcz_store_text(z->store));
-    return zcz_fail(z, rc, "%s over '%s'%s%s", zcz_call_noun(c->call), comm->ops->name,
-                    *why ? ": " : " failed", why);
+    coll_text(z, c, what);
+    return zcz_fail(z, rc, "%s over '%s'%s%s", what, comm->ops->name, *why ? ": " : " failed", why);
 }
 
 /* Counts bytes when a collective starts. Names are not counted, as headers of backends are not. */
@@ -289,6 +304,7 @@ void zcz_coll_describe(const struct zc_zero *z, char *text, size_t bytes)
     const struct zb_list *started = &z->colls.started, *queued = &z->colls.queued;
     const struct zcz_coll *c = NULL;
     const char *where = "";
+    char what[COLL_TEXT];
 
     if (!zb_list_empty(started)) {
         c = zb_container_of(started->next, struct zcz_coll, node);
@@ -297,11 +313,10 @@ void zcz_coll_describe(const struct zc_zero *z, char *text, size_t bytes)
         c = zb_container_of(queued->next, struct zcz_coll, node);
         where = ", which waits for this rank's store";
     }
-    if (!c)
+    if (!c) {
         (void)snprintf(text, bytes, "the store has not answered");
-    else if (c->unit == ZCZ_NO_UNIT)
-        (void)snprintf(text, bytes, "it is at %s%s", zcz_call_noun(c->call), where);
-    else
-        (void)snprintf(text, bytes, "it is at %s unit %u '%s'%s", zcz_call_noun(c->call), c->unit,
-                       z->units[c->unit].def.name, where);
+        return;
+    }
+    coll_text(z, c, what);
+    (void)snprintf(text, bytes, "it is at %s%s", what, where);
 }

@@ -98,6 +98,19 @@ static bool vote_farewell(struct zc_zero *z)
     return rc == 0;
 }
 
+/* What differs, for people: what is compared is a checksum. */
+static const char *vote_hint(enum zcz_call what)
+{
+    switch (what) {
+    case ZCZ_CALL_UNITS:
+        return ": their models differ, or how they are cut into units";
+    case ZCZ_CALL_OPTIONS:
+        return ": the kind of optimizer, the stage, the job's name or another option differs";
+    default:
+        return "";
+    }
+}
+
 /* The first rank that reports a failure, or a different value, becomes the reason of the failure.
  * -EOWNERDEAD counts last: such a rank only heard of the failure from the daemon. */
 static int vote_count(struct zc_zero *z, const struct vote *votes, enum zcz_call what)
@@ -111,8 +124,8 @@ static int vote_count(struct zc_zero *z, const struct vote *votes, enum zcz_call
             return zcz_fail(z, votes[r].rc, "%.*s", (int)sizeof(votes[r].text) - 1, votes[r].text);
     for (uint32_t r = 0; r < z->world; r++)
         if (votes[r].same != votes[0].same)
-            return zcz_fail(z, -EINVAL, "%s: rank %u and rank 0 have different values",
-                            zcz_call_noun(what), r);
+            return zcz_fail(z, -EINVAL, "%s: rank %u and rank 0 have different values%s",
+                            zcz_call_noun(what), r, vote_hint(what));
     return 0;
 }
 

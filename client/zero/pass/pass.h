@@ -88,6 +88,7 @@ struct zcz_pass_unit {
 
     /* unit_sums.c */
     struct zcz_unit_sums sums;
+    bool summed; /* its sums of this iteration are in pass->sums_of */
 
     /* micro.c */
     bool *has; /* [def.ntensors]: tensors with a gradient on this rank in this iteration so far */
@@ -163,7 +164,7 @@ struct zcz_pass {
     uint64_t changes; /* grows when a gradient is sent, and when a new step begins */
 
     /* unit_sums.c */
-    bool sums_on; /* zcz_sums_use() */
+    struct zk_xsum *sums_of; /* by trained tensor: zcz_sums_use() */
     struct zb_list sums;
 
     /* micro.c */
@@ -211,9 +212,11 @@ void zcz_pass_close(struct zc_zero *z, bool orphans);
 int zcz_gather_turn(struct zc_zero *z);
 int zcz_reduce_turn(struct zc_zero *z);
 
-/** Sets whether the sums of each unit are exchanged with its last gradient of a step, as those of the
- * next step are to be: unit_sums.c. The same on all ranks; no unit is being reduced. */
-void zcz_sums_use(struct zc_zero *z, bool on);
+/** Sets where the sums of each unit go, which are exchanged with its last gradient of a step; NULL: they
+ * are not, in the next step. unit_sums.c. The same on all ranks; no unit is being reduced. */
+void zcz_sums_use(struct zc_zero *z, struct zk_xsum *sums_of);
+/** Whether the sums of all trained units of this iteration are there: the same on all ranks. */
+bool zcz_sums_all(const struct zc_zero *z);
 /** Queues the remaining collectives of every reduction that was asked for. */
 void zcz_reduce_follow(struct zc_zero *z);
 

@@ -153,7 +153,7 @@ void zcz_reduce_rewind(struct zc_zero *z)
     z->pass->changes++;
     for (uint32_t i = 0; i < z->nunits; i++) {
         z->pass->units[i].micro = 0;
-        z->pass->units[i].left = false;
+        z->pass->units[i].left = z->pass->units[i].summed = false;
     }
 }
 

@@ -11,8 +11,10 @@
  * rank, over the ranks that share the unit, gives all of them to each rank. When it has ended, all
  * daemons have all gradients of the unit. The first rank of each node passes the merged sums on.
  *
- * Sums are exact, so they are the same number on every node, and the one that the step gets from all
- * gradients (step/clip.c). A rank that has not announced the step takes part, and tells its daemon nothing.
+ * Sums are exact, so they are the same number on every node, and the step uses them, too: it exchanges
+ * sums only if a unit's were not exchanged here (step/clip.c). A rank that has not announced the step
+ * takes part, and tells its daemon nothing. So do groups of ranks that are on one node, if others are not:
+ * all ranks make the same calls.
  *
  * ORDER. The all-gather takes its place when the next reduction has taken its own, or when there is no
  * next one (zcz_reduce_follow()). So it never delays the exchange of the next gradient, and there is no
@@ -24,16 +26,24 @@
 
 #include "client/zero/pass/pass_priv.h"
 
-void zcz_sums_use(struct zc_zero *z, bool on)
+void zcz_sums_use(struct zc_zero *z, struct zk_xsum *sums_of)
 {
-    z->pass->sums_on = on;
+    z->pass->sums_of = sums_of;
+}
+
+bool zcz_sums_all(const struct zc_zero *z)
+{
+    for (uint32_t i = 0; i < z->nunits; i++)
+        if (zcz_unit_trained(&z->units[i]) && !z->units[i].pass->summed)
+            return false;
+    return true;
 }
 
 void zcz_sums_begin(struct zc_zero *z, struct zcz_unit *u, uint32_t micro)
 {
     struct zcz_unit_sums *s = &u->pass->sums;
 
-    if (!z->pass->sums_on || micro + 1 != zcz_pushes(z))
+    if (!z->pass->sums_of || micro + 1 != zcz_pushes(z))
         return;
     *s = (struct zcz_unit_sums){ .state = ZCZ_SUMS_PUSH };
     zb_list_push_back(&z->pass->sums, &s->node);
@@ -94,20 +104,24 @@ static int sums_ask(struct zc_zero *z, struct zcz_unit *u)
     return rc == -EAGAIN ? 0 : rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 1;
 }
 
-/* Merges the sums of all ranks, in the place of the first one. */
-static void sums_merge(const struct zc_zero *z, struct zcz_unit_sums *s)
+/* Merges the sums of all ranks, in the place of the first one, and keeps them for the step. */
+static void sums_merge(const struct zc_zero *z, struct zcz_unit *u)
 {
+    struct zcz_unit_sums *s = &u->pass->sums;
+    struct zk_xsum *of = z->pass->sums_of + u->trained_first;
     unsigned char *all = s->buf->data;
 
-    for (size_t at = 0; at < s->bytes; at += ZK_XSUM_BYTES) {
-        struct zk_xsum sum = { 0 }, other;
+    for (size_t at = 0; at < s->bytes; at += ZK_XSUM_BYTES, of++) {
+        struct zk_xsum other;
 
+        *of = (struct zk_xsum){ 0 };
         for (uint32_t r = 0; r < z->shards; r++) {
             zk_xsum_load(&other, all + r * s->bytes + at);
-            zk_xsum_merge(&sum, &other);
+            zk_xsum_merge(of, &other);
         }
-        zk_xsum_store(&sum, all + at);
+        zk_xsum_store(of, all + at);
     }
+    u->pass->summed = true;
 }
 
 /* Passes the merged sums to the store. 1: done; 0: not yet; or the failure. */
@@ -152,7 +166,7 @@ static int sums_advance(struct zc_zero *z, struct zcz_unit *u)
     case ZCZ_SUMS_ARMED:
         if (!s->coll.done)
             return 0;
-        sums_merge(z, s);
+        sums_merge(z, u);
         break;
     case ZCZ_SUMS_MERGED:
         rc = sums_tell(z, u);

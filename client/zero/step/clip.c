@@ -7,6 +7,7 @@
  * SUMS. The store has the sum of each tensor's squares over this rank's slices, or the gradients are
  * read back from it. Either way a sum is exact (zk_page_ingest_by()), so merged sums are the same
  * number however the units are cut. It is rounded once. So all ranks decide the same without a vote.
+ * What crossed nodes in the backward pass (pass/unit_sums.c) is not exchanged again.
  *
  * EARLY. The limits follow from the averages, so they are known before the first gradient. The
  * daemon computes the same factors from the same sums as soon as a unit's gradients are complete, and
@@ -39,6 +40,7 @@ int zcz_clip_start(struct zc_zero *z)
     size_t room = zb_max_u64(s->ntrained, 1);
 
     zcz_clip_close(z);
+    zcz_sums_use(z, NULL);
     s->clip_since = z->applied;
     if (!zcz_clip_on(z))
         return 0;
@@ -93,10 +95,15 @@ int zcz_clip_agree(struct zc_zero *z)
         rc = zcz_vote_any(z, &lacks, ZCZ_CALL_START);
         if (rc == 0)
             rc = zcz_vote_any(z, &early, ZCZ_CALL_START);
-        z->steps->clip_nodes = rc == 0 && !lacks && early && z->near.n > 1;
+        z->steps->clip_nodes = rc == 0 && !lacks && early;
     }
-    zcz_sums_use(z, zcz_clip_nodes(z));
+    zcz_clip_next_step(z);
     return rc;
+}
+
+void zcz_clip_next_step(struct zc_zero *z)
+{
+    zcz_sums_use(z, zcz_clip_nodes(z) ? z->steps->sums : NULL);
 }
 
 bool zcz_clip_agreed(const struct zc_zero *z)
@@ -220,8 +227,11 @@ static int sums_share(struct zc_zero *z, uint32_t first, uint32_t n)
 int zcz_clip_sums(struct zc_zero *z)
 {
     uint32_t ntrained = z->steps->ntrained;
-    int rc = sums_mine(z);
+    int rc;
 
+    if (zcz_clip_nodes(z) && zcz_sums_all(z))
+        return 0; /* pass/unit_sums.c */
+    rc = sums_mine(z);
     for (uint32_t at = 0, n; at < ntrained && rc == 0; at += n) {
         n = (uint32_t)zb_min_u64(SHARED_MAX, ntrained - at);
         rc = sums_share(z, at, n);

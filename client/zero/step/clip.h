@@ -15,12 +15,15 @@ static inline bool zcz_clip_on(const struct zc_zero *z)
 /** Called in the start: no tensor has an average. 0 or a refusal. */
 int zcz_clip_start(struct zc_zero *z);
 void zcz_clip_close(struct zc_zero *z);
-/** The end of the start: if ranks that share units have several daemons, whether all of these can step
+/** The end of the start: if some ranks that share units have several daemons, whether all daemons can step
  * units early (pass/unit_sums.c). Collective. 0 or the failure. */
 int zcz_clip_agree(struct zc_zero *z);
+/** A step has begun, or the job was started: sets whether the next one's sums cross nodes. */
+void zcz_clip_next_step(struct zc_zero *z);
 /** Whether nothing about several nodes is in the way of early steps. */
 bool zcz_clip_agreed(const struct zc_zero *z);
-/** Whether the next step needs the sums of each unit over several nodes. */
+/** Whether the ranks exchange the sums of each unit in the next step: those of some group are on several
+ * nodes. All groups make the same calls. */
 bool zcz_clip_nodes(const struct zc_zero *z);
 /** Whether the next step belongs to the warm-up, and is clipped globally. */
 bool zcz_clip_warm(const struct zc_zero *z);

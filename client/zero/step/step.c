@@ -314,7 +314,7 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step,
     z->iterations++;
     z->applied += step->groups || classes;
     zcz_announce_forget(z);
-    zcz_sums_use(z, zcz_clip_nodes(z));
+    zcz_clip_next_step(z);
     zcz_pass_rewind(z);
     rc = zcz_turn(z, 0);
     w = (struct zcz_wait){ .what = "the step" };

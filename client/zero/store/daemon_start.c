@@ -325,7 +325,7 @@ int zcz_daemon_place(struct zcz_store *s)
         s->early = early_wanted(d) && d->placement.early;
         s->early_why = early_why(d);
         if (s->early_why == ZC_EARLY_YES && !s->early)
-            s->early_why = s->z->options.optimizer == ZC_MUON ? ZC_EARLY_MUON : ZC_EARLY_ROOM;
+            s->early_why = ZC_EARLY_ROOM;
         s->rings = d->placement.grads_ringed > 0;
         if (s->rings && (!s->early || pushes_differ(s->z) ||
                          (s->z->options.clip_mode == ZC_CLIP_TENSOR && /* it has no rooms */

@@ -109,7 +109,7 @@ class DeepSpeedEngine(nn.Module):
         if self._trained and torch.is_grad_enabled():
             self._begin_training()
         if torch.is_grad_enabled():
-            self.handle.set_boundary(self.is_gradient_accumulation_boundary())
+            self._begin_pass(self._ours > 0)
         return self.module(*inputs, **kwargs)
 
     def _begin_training(self) -> None:
@@ -140,13 +140,26 @@ class DeepSpeedEngine(nn.Module):
         _check_loss(loss, "backward")
         self._check_optimizer()
         divided = loss / self._accumulation if scale_wrt_gas else loss
-        self.handle.set_boundary(self.is_gradient_accumulation_boundary())
+        self._begin_pass(True)
         scaled = divided * self.loss_scale() if self._needs_scale() else divided
         if self._settings.summed:
             scaled = scaled * self.world_size
         scaled.backward(retain_graph=retain_graph)
         self._ours += 1
         return divided
+
+    def _begin_pass(self, ours: bool) -> None:
+        """Before a backward pass, of backward() or a bare one: whether it is the step's last. If the step begins during
+        it, it is announced with its clipping and its scale."""
+        runtime = self.handle.runtime
+        self.handle.set_boundary(self.is_gradient_accumulation_boundary())
+        if runtime.announcer is not None and runtime.announcer.said is None:
+            runtime.step_clip = self._settings.clip
+            runtime.step_scale = (1.0 if ours else self._bare()) / self.loss_scale()
+
+    def _bare(self) -> float:
+        """What the gradient of a bare loss.backward() is multiplied by, without the loss scale."""
+        return (self.world_size if self._settings.summed else 1.0) / self._accumulation
 
     def _check_optimizer(self) -> None:
         if self.handle.runtime.closed:
@@ -193,7 +206,7 @@ class DeepSpeedEngine(nn.Module):
             self.optimizer.step()
         finally:
             runtime.step_clip, runtime.step_scale = 0.0, 1.0
-            self._ours = self._scaled = 0
+        self._ours = self._scaled = 0
         stepped = runtime.last if runtime.last is not last else None
         skipped = stepped is not None and stepped.skipped
         if stepped is not None:
@@ -225,7 +238,7 @@ class DeepSpeedEngine(nn.Module):
                 "fp16: backward() was called without the loss scale; use engine.backward(loss) or "
                 "engine.scale(loss).backward()"
             )
-        return (self.world_size if self._settings.summed else 1.0) / self._accumulation
+        return self._bare()
 
     def was_step_applied(self) -> bool:
         """Whether the last step() changed the parameters."""
@@ -233,6 +246,7 @@ class DeepSpeedEngine(nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of this step."""
+        self._ours = self._scaled = 0
         for p in self.module.parameters():
             p.grad = None
 
@@ -387,6 +401,12 @@ class DeepSpeedEngine(nn.Module):
         part = self.train_micro_batch_size_per_gpu() * self.world_size
         if train_batch_size % part != 0:
             raise ValueError(f"train_batch_size={train_batch_size}: a multiple of {part}, micro-batch times ranks")
+        options = self.handle.engine.options
+        if options.get("grad_ring") and train_batch_size > part and not options.get("accumulate_local"):
+            raise ValueError(
+                f"train_batch_size={train_batch_size}: zshard.grad_ring was set up for one micro-step in a step; begin "
+                "with gradient_accumulation_steps above 1"
+            )
         self._settings.train_batch, self._accumulation = train_batch_size, train_batch_size // part
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:

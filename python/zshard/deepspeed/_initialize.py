@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .. import torch as zt
-from ..torch import _kept
+from ..torch import _announce, _kept
 from ..torch._init import context
 from . import _config, _spool
 from ._dataloader import DeepSpeedDataLoader
@@ -178,7 +178,7 @@ def say(settings: _config.Settings, given: Any) -> None:
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, settings: _config.Settings) -> zt.Handle:
     """zshard.torch.shard() with a configuration's settings. None: no optimizer, and so no state. Collective."""
-    options: dict[str, Any] = dict(settings.engine)
+    options: dict[str, Any] = dict(settings.engine) | _early(settings, optimizer is not None)
     if settings.stage > 0 or settings.dtype != torch.float32:
         options["step_unused"] = True  # as DeepSpeed steps a tensor without a gradient
     wishes = context().wishes
@@ -205,6 +205,32 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, settings: _
         p.ds_status = partition_parameters.status_of(p)  # type: ignore[attr-defined]
     model.__dict__["ds_external_parameters"] = _no_external
     return handle
+
+
+def _early(settings: _config.Settings, trains: bool) -> dict[str, Any]:
+    """Arguments of zshard.torch.shard() for steps that begin during the backward pass: the engine says of each pass
+    whether it is the last one. DeepSpeedConfigError: the keys contradict each other."""
+    ring = bool(settings.engine.get("grad_ring"))
+    if not trains:
+        return {"grad_ring": False} if ring else {}
+    if not _announce.early_mode(settings.engine):
+        if ring:
+            raise _config.DeepSpeedConfigError(
+                'zshard.grad_ring: clipping by a global norm needs all gradients; zshard.clip_mode is "tensor", or '
+                '"none" to clip nothing'
+            )
+        return {}
+    if settings.offload == "none" and not ring:
+        return {}  # there is nothing to begin early
+    if settings.loss_scale.get("dynamic"):
+        if ring:
+            raise _config.DeepSpeedConfigError(
+                "zshard.grad_ring: with a dynamic loss scale (fp16.loss_scale is 0) an overflow is known too late; "
+                "use bf16, or a fixed scale"
+            )
+        return {}
+    local = {"accumulate": "local"} if ring and settings.accumulation > 1 else {}
+    return {"gradient_accumulation_steps": 1 if settings.accumulation == 1 else _announce.NO_SYNC, **local}
 
 
 def _no_external() -> tuple[Any, ...]:

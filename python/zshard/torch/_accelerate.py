@@ -19,7 +19,7 @@ from accelerate.utils import AutocastKwargs, DistributedType, DynamoBackend, Tor
 from safetensors.torch import load_model
 from torch import nn
 
-from . import _plain, _state, _step, _train_state
+from . import _announce, _plain, _state, _step, _train_state
 from ._clip import clip_grad_norm_
 from ._handle import shard as shard_model
 from ._train_state import bare, handle_of, runtimes_of
@@ -151,6 +151,9 @@ class Accelerator(_Base):
         own = {id(p) for p in model.parameters()}
         given = [o for o in self._zshard_given if any(id(p) in own for g in o.param_groups for p in g["params"])]
         options = {"compile": compile} | ({"device": self.device} if meta else {}) | self._zshard_options
+        said = options.get("gradient_accumulation_steps")
+        if self.scaler is not None and said is not None and _announce.early_mode(options):
+            raise ValueError(f"gradient_accumulation_steps={said!r} with mixed_precision='fp16': {_announce.SCALER}")
         shard_model(model, given or None, **options)
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> Any:

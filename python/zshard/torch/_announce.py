@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _c
+from .._engine import CLIP_MODE
 from ..errors import Refused
 from . import _kept
 
@@ -26,14 +26,18 @@ if TYPE_CHECKING:
 
 NO_SYNC = "no_sync"  # gradient_accumulation_steps: each backward pass outside of no_sync() is its step's last
 _GROUP_NONE = 65534
-_MODES = {"global": _c.CLIP_GLOBAL, "tensor": _c.CLIP_TENSOR, "none": _c.CLIP_NONE}
 _NAMES = {"beta1": "betas[0]", "beta2": "betas[1]", "muon_scale": "scale"}
 
 
-def early_mode(options: Mapping[str, Any]) -> bool:
-    """Whether these options of an engine say that steps do not wait for a global norm."""
+def clip_mode(options: Mapping[str, Any]) -> str:
+    """How an engine with these options clips."""
     mode = options.get("clip_mode", "global")
-    return _MODES.get(mode, mode) in (_c.CLIP_TENSOR, _c.CLIP_NONE)
+    return next((name for name, number in CLIP_MODE.items() if mode == number), str(mode))
+
+
+def early_mode(options: Mapping[str, Any]) -> bool:
+    """Whether steps of an engine with these options do not wait for a global norm."""
+    return clip_mode(options) in ("tensor", "none")
 
 
 def passes_of(
@@ -321,6 +325,13 @@ def _unknown(optimizer: torch.optim.Optimizer) -> str:
         f"{type(optimizer).__name__}.step(): the step was announced before this optimizer was known; give all "
         "optimizers to shard(model, [one, other])"
     )
+
+
+def said(model: torch.nn.Module) -> bool:
+    """Whether the next step of a sharded model is announced."""
+    handle = model.__dict__.get("_zshard")
+    announcer = handle.runtime.announcer if handle is not None else None
+    return announcer is not None and announcer.said is not None
 
 
 def refuse(runtime: Runtime, text: str) -> None:

@@ -26,6 +26,7 @@ from .. import _daemon
 from .._daemon import Daemon, available_memory, show_bytes
 from .._engine import Comm
 from ..errors import NoSpace, Refused, ZshardError, error
+from . import _step
 
 __all__ = ["Context", "Wishes", "context", "init"]
 
@@ -80,7 +81,7 @@ def init(
 
     Args:
         job: the job's name: letters, digits, '.', '_', '-'. None: SCRIPT-PID.K. A second model of the process gets
-            ".2" appended, and so on.
+            ".2" appended, and so on; an init() with `resume`, while no model is sharded, begins again without one.
         socket: of a running daemon. None: $ZSHARD_SOCKET, the machine's daemon, or one that is started.
         data: directory of a daemon that is started; None: $ZSHARD_DATA, else ~/.cache/zshard/HOST.
         host_bytes, nvme_bytes: its budgets: a number, or a text such as "64G".
@@ -143,7 +144,7 @@ class Context:
         self.wishes = wishes
         if wishes.comm != before.comm:
             self._comm, self._hosts = None, []
-        if wishes.job != before.job:
+        if wishes.job != before.job or wishes.resume and not _step.any_open():  # a cell that is run again
             self._jobs = 0
         if self.daemon is not None:
             self.daemon.client.close()
@@ -227,7 +228,9 @@ class Context:
         wishes, mine, found = self.wishes, None, self.daemon
         share = self._ranks_here(comm) / comm.world  # collective, so outside of what may fail
         try:
-            if found is None or not _answers(found):
+            if found is not None and not _answers(found):
+                found = None  # its client is closed
+            if found is None:
                 found = _daemon.connect(
                     wishes.socket, wishes.data, wishes.host_bytes, wishes.nvme_bytes, wishes.timeout
                 )

@@ -49,6 +49,11 @@ def unregister(runtime: Runtime, gone: bool) -> None:
                 _gone[id(param)] = param
 
 
+def any_open() -> bool:
+    """Whether a sharded model of this process is open."""
+    return len(_runtimes) > 0
+
+
 def check_there(param: torch.Tensor, name: str) -> None:
     """RuntimeError: the parameter is of a model that was closed without its values, and reads as NaN."""
     if _gone.get(id(param)) is param:

@@ -16,7 +16,7 @@ from torch import nn
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import logging
 
-from . import _sources, _train_state
+from . import _announce, _sources, _train_state
 from ._accelerate import Accelerator, adopt
 from ._init import context
 from ._train_state import handle_of
@@ -81,7 +81,27 @@ class TrainerMixin(_Base):
                 f"this process has {self.args.n_gpu} GPUs: start one process per GPU with torchrun, or set "
                 "CUDA_VISIBLE_DEVICES to one"
             )
-        self.accelerator: Accelerator = adopt(self.accelerator, self._zshard_options)
+        self.accelerator: Accelerator = adopt(self.accelerator, self._zshard_early(self._zshard_options or {}))
+
+    def _zshard_early(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of shard(), with what Trainer knows about steps that begin during the backward pass: it puts
+        all passes but a step's last into no_sync(), and `max_grad_norm` is the limit of the warm-up."""
+        if not _announce.early_mode(options) or "gradient_accumulation_steps" in options:
+            return options
+        if options.get("offload") in ("none", "host"):
+            return options  # there is nothing to begin early
+        if self.accelerator.scaler is not None:
+            return options  # an overflow is known too late
+        limit = float(self.args.max_grad_norm or 0.0)
+        if _announce.clip_mode(options) == "none" and limit > 0:
+            raise ValueError(
+                f'shard={{"clip_mode": "none"}} clips nothing, and max_grad_norm={limit:g} clips: set max_grad_norm=0, '
+                'or shard={"clip_mode": "tensor"}'
+            )
+        passes: int | str = self.args.gradient_accumulation_steps
+        if passes != 1 and not self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False):
+            passes = _announce.NO_SYNC
+        return {"clip": limit, "gradient_accumulation_steps": passes} | options
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """As Trainer's; a model without values, or one that is sharded, is moved by shard()."""
@@ -119,10 +139,14 @@ class TrainerMixin(_Base):
 
     # ---- gradients
 
-    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor | None:
+        if _announce.said(model):
+            return None  # the step clips
         return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        if grad_norm is None and _announce.said(model):
+            return None  # it is known after the step
         if grad_norm is None:
             grad_norm = self.accelerator.clip_grad_norm_(model.parameters(), float("inf"))
         return grad_norm

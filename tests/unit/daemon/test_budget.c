@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/op/requests.h"
+#include "daemon/run/turn.h"
 #include "daemon/show/requests.h"
 #include "tests/unit/daemon/saved_fixture.h"
 
@@ -461,6 +462,38 @@ static void snapshot_ask(struct saved_world *s, unsigned c, unsigned tag, const 
     ask_as(&s->w, c, tag, zsd_snapshot, &q);
 }
 
+/* A list of snapshots that takes several turns is a scan: each would have its part of every turn. */
+static void long_lists_are_charged(void **state)
+{
+    Zp__SnapshotsRequest q = ZP__SNAPSHOTS_REQUEST__INIT;
+    struct saved_world s;
+    char job[] = "j";
+
+    (void)state;
+    budget_open(&s);
+    snapshot_ask(&s, 1, 1, "j");
+    assert_int_equal(answer(&s.w, 1), 0);
+    saved_commit(&s, 2); /* so that only the snapshot has its rows */
+    q.job = job;
+    s.w.daemon.turns.work = ZSD_TURN_WORK; /* none is finished at once */
+    for (unsigned i = 10; i < 16; i++)
+        ask_as(&s.w, 2, i, zsd_snapshots, &q);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SCANS], 4);
+    for (unsigned i = 10; i < 16; i++)
+        assert_int_equal(answer(&s.w, i), i < 14 ? 0 : -EBUSY);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SCANS], 0);
+    s.w.daemon.turns.work = ZSD_TURN_WORK;
+    ask_as(&s.w, 2, 2, zsd_snapshots, &q);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SCANS], 1);
+    client_gone(&s.w, 2);
+    zsd_quota_leave(&s.w.clients[2].conn.quota); /* as a connection that ends */
+    world_settle(&s.w);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SCANS], 0);
+    assert_int_equal(zsd_quota_join(&s.w.daemon, &s.w.clients[2].conn.quota, ZSD_LEVEL_CONN, 1000),
+                     0);
+    budget_close(&s);
+}
+
 /* A user with many changes of the catalog in the queue delays those of another user by one. */
 static void changes_take_turns(void **state)
 {
@@ -509,6 +542,7 @@ int main(void)
         cmocka_unit_test(a_snapshot_in_place_of_another),
         cmocka_unit_test(waiting_leaves_room),
         cmocka_unit_test(readers_and_scans_are_charged),
+        cmocka_unit_test(long_lists_are_charged),
         cmocka_unit_test(changes_take_turns),
     };
 

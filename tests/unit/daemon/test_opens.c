@@ -103,6 +103,40 @@ static void a_wait_for_room_has_a_deadline(void **state)
     saved_close(&s);
 }
 
+/* A connection has one job, and one reader: more opens of it do not wait, since each change of the room
+ * tries all that do. */
+static void one_open_of_a_connection_waits(void **state)
+{
+    const struct open_args other = { .name = "k", .staging_bytes = UINT64_C(1) << 30 };
+    Zp__ReaderOpen q = ZP__READER_OPEN__INIT;
+    char job[] = "j", newest[] = "";
+    struct saved_world s;
+    struct zsd_core *core;
+
+    (void)state;
+    saved_open(&s, SAVED_HOST, ZB_F32, 3);
+    core = s.w.daemon.core;
+    core->planner->closing++;
+    q.job = job;
+    q.snapshot = newest;
+    q.staging_bytes = SAVED_HOST;
+    for (unsigned i = 0; i < 2; i++) {
+        job_open_ask(&s.w, 1, 10 + i, &other);
+        ask_as(&s.w, 2, 20 + i, zsd_reader_open, &q);
+        zsd_room_changed(core);
+        world_settle(&s.w);
+        assert_int_equal(answers[10].rc, NONE);
+        assert_int_equal(answers[20].rc, NONE);
+    }
+    assert_int_equal(answers[11].rc, -EBUSY);
+    assert_int_equal(answers[21].rc, -EBUSY);
+    world_expire(&s.w);
+    assert_int_equal(answer(&s.w, 10), -ETIMEDOUT);
+    assert_int_equal(answer(&s.w, 20), -ETIMEDOUT);
+    core->planner->closing--;
+    saved_close(&s);
+}
+
 /* ---- takeovers that are refused */
 
 /* A takeover of a saved job: whatever prevents it, ranks of the old epoch stay connected. */
@@ -307,6 +341,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wait_for_a_job_has_a_deadline),
         cmocka_unit_test(a_wait_for_room_has_a_deadline),
+        cmocka_unit_test(one_open_of_a_connection_waits),
         cmocka_unit_test(a_refused_takeover_of_a_saved_job_changes_nothing),
         cmocka_unit_test(a_refused_takeover_cuts_nobody_off),
         cmocka_unit_test(names_of_others_cannot_be_probed),

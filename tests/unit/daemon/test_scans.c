@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/os/numa.h"
 #include "daemon/show/requests.h"
 #include "daemon/show/scans.h"
 #include "tests/unit/daemon/saved_fixture.h"
@@ -200,6 +201,42 @@ static void df_leaves_the_catalog_alone(void **state)
     assert_int_equal(sem_destroy(&keeper.goes_on), 0);
 }
 
+/* Requests for the tiers share a task: jobs wait for the same threads. */
+static void tiers_share_a_task(void **state)
+{
+    struct keeper keepers[2] = { 0 };
+    struct zsd_gauge waiting, busy;
+    struct zb_err err = { 0 };
+    struct saved_world s;
+
+    (void)state;
+    scans_open(&s);
+    if (zsd_numa_open(&s.w.daemon.numa, "auto", "", &err) < 0)
+        fail_msg("%s", err.text);
+    for (unsigned i = 0; i < 2; i++) { /* both threads */
+        keepers[i].task = (struct zsd_task){ .run = keeper_run, .done = keeper_done };
+        assert_int_equal(sem_init(&keepers[i].goes_on, 0, 0), 0);
+        zsd_compute_post(s.w.daemon.compute, &keepers[i].task);
+    }
+    do
+        zsd_compute_load(s.w.daemon.compute, &waiting, &busy);
+    while (busy.now < 2);
+    for (unsigned i = 10; i < 20; i++)
+        ask_as(&s.w, 1, i, zsd_tiers, NULL);
+    zsd_compute_load(s.w.daemon.compute, &waiting, &busy);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(sem_post(&keepers[i].goes_on), 0);
+    for (unsigned i = 10; i < 20; i++)
+        assert_int_equal(answer(&s.w, i), 0);
+    assert_int_equal(waiting.now, 1);
+    ask_as(&s.w, 1, 1, zsd_tiers, NULL);
+    assert_int_equal(answer(&s.w, 1), 0);
+    saved_close(&s);
+    zsd_numa_close(s.w.daemon.numa);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(sem_destroy(&keepers[i].goes_on), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -208,6 +245,7 @@ int main(void)
         cmocka_unit_test(fsck_gives_way),
         cmocka_unit_test(fsck_is_stopped),
         cmocka_unit_test(df_leaves_the_catalog_alone),
+        cmocka_unit_test(tiers_share_a_task),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

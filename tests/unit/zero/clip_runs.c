@@ -236,11 +236,22 @@ static int rank_read(struct rank *r, struct zc_zero *z)
     return rc;
 }
 
+/* Bytes that were sent in collectives, without parameters and gradients. */
+static int rank_exchanged(struct zc_zero *z, uint64_t *ret)
+{
+    struct zc_zero_stats stats;
+    int rc = zc_zero_stats(z, &stats);
+
+    *ret = stats.comm_bytes - stats.comm_gather_bytes - stats.comm_reduce_bytes -
+           stats.comm_across_bytes;
+    return rc;
+}
+
 static void *rank_run(void *arg)
 {
     struct rank *r = arg;
     struct zc_zero *z = NULL;
-    uint64_t applied;
+    uint64_t applied, warm = 0;
     int rc = zc_zero_open(&z, &r->options);
 
     for (uint32_t u = 0; u < nunits && rc == 0; u++)
@@ -253,7 +264,12 @@ static void *rank_run(void *arg)
         rc = rank_step(r, z, step);
         if (rc == ZC_ROLLED_BACK)
             rc = zc_zero_progress(z, &step, &applied);
+        if (rc == 0 && step == WARMUP)
+            rc = rank_exchanged(z, &warm);
     }
+    if (rc == 0)
+        rc = rank_exchanged(z, &r->exchanged);
+    r->exchanged -= warm;
     if (rc == 0)
         rc = rank_read(r, z);
     r->rc = rc;

@@ -61,6 +61,7 @@ struct rank {
     char error[512];
     float p[LEN], m[LEN], v[LEN];
     uint64_t begun, abandoned;
+    uint64_t exchanged; /* bytes since the warm-up, without parameters and gradients */
     struct zc_zero_stepped stepped;
     pthread_t thread;
 };

@@ -199,22 +199,28 @@ static void users_see_it(void **state)
     static const struct {
         enum zc_clip_mode mode;
         double clip;
-        bool dynamic, early;
+        bool muon, dynamic, early;
         uint32_t micro_steps, warmup;
         const char *clips, *begins;
     } cases[] = {
-        { ZC_CLIP_GLOBAL, 2, false, true, 1, 0, "global, 2",
+        { ZC_CLIP_GLOBAL, 2, false, false, true, 1, 0, "global, 2",
           "off: the global norm is known with the last gradient" },
-        { ZC_CLIP_GLOBAL, 0, false, true, 1, 0, "none", "yes" },
-        { ZC_CLIP_NONE, 2, false, false, 1, 0, "none", "off: it is not asked for" },
-        { ZC_CLIP_NONE, 2, false, true, 0, 0, "none",
+        { ZC_CLIP_GLOBAL, 0, false, false, true, 1, 0, "none", "yes" },
+        { ZC_CLIP_NONE, 2, false, false, false, 1, 0, "none", "off: it is not asked for" },
+        { ZC_CLIP_NONE, 2, false, false, true, 0, 0, "none",
           "off: the number of micro-steps is not known in advance" },
-        { ZC_CLIP_TENSOR, 1, false, true, 1, 0, "tensor, 1.05 of averages", "yes" },
-        { ZC_CLIP_TENSOR, 0, false, true, 1, 9, "tensor, 1.05 of averages", "yes" },
-        { ZC_CLIP_TENSOR, 1, false, true, 1, 9, "tensor, 1.05 of averages",
+        { ZC_CLIP_TENSOR, 1, false, false, true, 1, 0, "tensor, 1.05 of averages", "yes" },
+        { ZC_CLIP_TENSOR, 0, false, false, true, 1, 9, "tensor, 1.05 of averages", "yes" },
+        { ZC_CLIP_TENSOR, 1, false, false, true, 1, 9, "tensor, 1.05 of averages",
           "after 9 more steps, which are clipped globally" },
-        { ZC_CLIP_TENSOR, 1, true, true, 1, 9, "tensor, 1.05 of averages",
+        { ZC_CLIP_TENSOR, 1, false, true, true, 1, 9, "tensor, 1.05 of averages",
           "off: with a dynamic loss scale an overflow is known too late" },
+        { ZC_CLIP_NONE, 0, true, false, true, 4, 0, "none", "yes" },
+        { ZC_CLIP_TENSOR, 1, true, false, true, 1, 0, "tensor, 1.05 of averages", "yes" },
+        { ZC_CLIP_TENSOR, 1, true, true, true, 1, 0, "tensor, 1.05 of averages",
+          "off: with a dynamic loss scale an overflow is known too late" },
+        { ZC_CLIP_GLOBAL, 2, true, false, true, 1, 0, "global, 2",
+          "off: the global norm is known with the last gradient" },
     };
     struct real_daemon d;
 
@@ -233,6 +239,8 @@ static void users_see_it(void **state)
         o->loss_scale.dynamic = cases[i].dynamic;
         o->micro_steps = cases[i].micro_steps;
         o->clip_tensor_warmup = cases[i].warmup;
+        if (cases[i].muon)
+            o->optimizer = ZC_MUON;
         if (!cases[i].early)
             o->overlap &= ~(uint32_t)ZC_ZERO_EARLY;
         assert_int_equal(zc_zero_open(&z, o), 0);

@@ -277,6 +277,8 @@ static void party_fails(const struct setting *s, int rc, const char *says)
 
         if (run->rc == 0 || run->error[0] == '\0')
             fail_msg("%s, rank %u: %d '%s'", s->name, r, run->rc, run->error);
+        if (strstr(run->error, " of over "))
+            fail_msg("%s, rank %u: of which unit? '%s'", s->name, r, run->error);
         if (run->rc == rc && strstr(run->error, says))
             said = true;
     }

@@ -859,7 +859,7 @@ static void one_refused_all_refused(void **state)
             break;
         case 2:
             p.runs[1].options.clip = 2;
-            part = "rank 1 and rank 0 have different values";
+            part = "rank 1 and rank 0 have different values: the kind of optimizer";
             break;
         case 3:
             p.runs[1].options.job = "another";
@@ -867,7 +867,7 @@ static void one_refused_all_refused(void **state)
             break;
         case 4:
             p.runs[2].dtype = ZC_BF16;
-            part = "the units: rank 2 and rank 0 have different values";
+            part = "the units: rank 2 and rank 0 have different values: their models differ";
             break;
         case 5:
             p.runs[1].options.kernels = "abacus";
