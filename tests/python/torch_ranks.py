@@ -44,6 +44,25 @@ def fail(model: nn.Module, handle: zt.Handle, rank: int, in_forward: bool) -> No
     handle.reset(passes=1)
 
 
+def write_in_pass(model: Net) -> None:
+    """What is gathered from several ranks is a copy: a write to it is lost."""
+
+    def halve(module: nn.Module, args: object) -> None:
+        with torch.no_grad():
+            module.weight.mul_(0.5)  # type: ignore[operator, union-attr]
+
+    hook = model.norm.register_forward_pre_hook(halve)
+    with torch.no_grad():
+        loss_of(model, batch(0))
+    hook.remove()
+    try:
+        loss_of(model, batch(0))
+    except RuntimeError as e:
+        assert "parameter 'norm.weight' was written in a forward or backward pass" in str(e)
+    else:
+        raise AssertionError("the write was lost")
+
+
 def main(out: str, case: str, offload: str) -> None:
     """Trains 4 steps; rank 0 writes losses and sums of parameters."""
     rank = int(os.environ["RANK"])
@@ -58,6 +77,8 @@ def main(out: str, case: str, offload: str) -> None:
     opt = zt.HostOptimizer(torch.optim.RAdam, model.parameters()) if case == "host" else adamw(model.parameters())
     handle = zt.shard(model, opt, offload=offload, **how)
     assert len(set(handle.engine.comm.all_gather(str(model.codes.tolist()).encode()))) == 1
+    if case == "seeded":
+        write_in_pass(model)
     losses = []
     for i in range(4):
         if case == "freeze":

@@ -114,7 +114,8 @@ class UnitMemory:
         self.nan = self.cells[0].value if self.cells else 0
         self.doubted = False  # on a device: scalars were not looked at since the last step
         self.loose = False  # parameters are copies (_kept.py)
-        self.replaced = ""  # a parameter whose data became another tensor while it was shown
+        self.lossy = False  # what is written to gathered memory does not stay
+        self.lost = ""  # a parameter that was written while it was shown
         self.holders: dict[int, Any] = {}
         self.views: dict[int, list[torch.Tensor]] = {}
         self.storage: Any = None
@@ -165,6 +166,8 @@ class UnitMemory:
         elif self.outside:
             self._set(self.fixed)
         self.outside = False
+        if self.lossy:
+            self.seen()
 
     def _set(self, tensors: list[torch.Tensor]) -> None:
         for param, tensor in zip(self.params, tensors, strict=True):
@@ -192,7 +195,7 @@ class UnitMemory:
 
     def hide(self) -> None:
         """Parameters are NaN: the gathered memory is going away."""
-        self._look_for_replaced()
+        self._look_for_lost()
         self.shown = 0
         if self.mode == "swap":
             self.storage._swap_data_ptr_(self.held)
@@ -221,13 +224,12 @@ class UnitMemory:
         self.seen()
 
     def seen(self) -> None:
-        """What has changed versions of released parameters so far was no write."""
-        if self.outside:
-            self.versions = [p._version for p in self.params]
-            self.doubted = True
+        """What has changed parameters' versions so far was no write that is lost."""
+        self.versions = [p._version for p in self.params]
+        self.doubted = True
 
     def _check_unwritten(self) -> None:
-        replaced, self.replaced = self.replaced, ""
+        lost, self.lost = self.lost, ""
         written = self._written() if self.outside else ""
         if written:
             for scalar in self.scalars:
@@ -237,11 +239,10 @@ class UnitMemory:
             raise RuntimeError(
                 f"parameter '{written}' was written while released; use zshard.torch.gathered() around the write"
             )
-        if replaced:
+        if lost:
             raise RuntimeError(
-                f"the data of parameter '{replaced}' was replaced by another tensor in a forward or backward pass: the "
-                "engine keeps parameters, so the change is lost. Write it outside of passes, in "
-                "zshard.torch.gathered(write_rank=)"
+                f"parameter '{lost}' was written in a forward or backward pass: the engine keeps parameters, so the "
+                "change is lost. Write it outside of passes, in zshard.torch.gathered(write_rank=)"
             )
 
     def _written(self) -> str:
@@ -261,17 +262,21 @@ class UnitMemory:
                 return self.unit.pieces[int(whole.int().argmin())].name
         return ""
 
-    def _look_for_replaced(self) -> None:
-        """Remembers a parameter that shows another tensor with other values than its unit's. (RNNs on a device move
-        their weights, and keep the values.)"""
-        if self.loose or self.mode == "view":
+    def _look_for_lost(self) -> None:
+        """Remembers a parameter that was written, or that shows another tensor with other values than its unit's. (RNNs
+        on a device move their weights, and keep the values.)"""
+        if self.loose:
             self.loose = False
             return
-        for i, (param, tensor) in enumerate(zip(self.params, self.fixed, strict=True)):
-            if not param.is_set_to(tensor) and not self.replaced:
-                with torch._C.DisableTorchFunction():
-                    if not same_bits(param.detach(), tensor):
-                        self.replaced = self.unit.pieces[i].name
+        for i, param in enumerate(self.params):
+            if self.lossy and param._version != self.versions[i] or not self._shows(i, param):
+                self.lost = self.lost or self.unit.pieces[i].name
+
+    def _shows(self, i: int, param: torch.Tensor) -> bool:
+        if self.mode == "view" or param.is_set_to(self.fixed[i]):
+            return True
+        with torch._C.DisableTorchFunction():
+            return same_bits(param.detach(), self.fixed[i])
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -40,6 +40,8 @@ class Runtime:
         self.engine, self.plan, self.units = engine, plan, states
         self.lock = threading.RLock()
         self.world = engine.world
+        for state in states:
+            state.memory.lossy = self.world > 1
         self.groups: dict[int, Group] = {}  # by id of the module
         self.stack: list[Group] = []  # groups in forward, innermost last
         self.depth = 0  # of forward calls outside of recomputation

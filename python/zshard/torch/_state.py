@@ -195,6 +195,7 @@ def _hide(entry: _Shown) -> torch.Tensor:
         return value
     with runtime.lock:
         entry.p.data = _views(entry.state)[_place(entry.state, entry.p)]
+        entry.state.memory.seen()
         _kept.seen(runtime, entry.state)
         runtime.release(entry.state)
         runtime.leave()
