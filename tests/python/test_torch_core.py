@@ -793,6 +793,32 @@ def test_two_tensors_in_one_memory() -> None:
     zt.shard(one, offload="none").close()
 
 
+@pytest.mark.parametrize("units", ["auto", [nn.Linear]])
+def test_a_function_without_a_gradient(units: Any) -> None:
+    """Its backward returns None for a weight: torch's `.grad` stays None, and nothing decays."""
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(weight)
+            return x @ weight.t()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            return grad @ ctx.saved_tensors[0], None
+
+    class Given(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Product.apply(x, self.weight) + self.bias  # type: ignore[no-any-return]
+
+    model = Net()
+    model.head = Given(16, VOCABULARY)
+    weight = model.head.weight.detach().clone()
+    handle = compare(model, steps=3, units=units)
+    assert torch.equal(zt.full_state_dict(model)["head.weight"], weight)
+    handle.close()
+
+
 def test_a_hook_that_drops_the_gradient() -> None:
     def drop(p: torch.Tensor) -> None:
         p.grad = None

@@ -28,7 +28,8 @@ TRAIN = """
     steps, die, socket, job = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     resume = sys.argv[5] == "resume"
     torch.manual_seed(0); random.seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 4))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 4))
     opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
     more = {"resume": True} if resume else {}
     zt.init(job=job, socket=socket, durable=True, **more)
@@ -108,6 +109,30 @@ def test_a_killed_daemon(daemon: Daemon) -> None:
     daemon.start()
     again = run(daemon, "killed", resume=True)
     assert again[0] == "# True 3 {'batches': 3} 3"  # the last commit
+    assert first[1:4] + again[1:] == whole[1:]
+
+
+LARGE = (
+    TRAIN.replace("    opt = ", "    model.register_buffer('seen', torch.zeros(10000))\n    opt = ")
+    .replace("opt.step();", "model.seen.add_(1); opt.step();")
+    .replace("    import torch\n", "    import torch, warnings\n")
+    .replace("    steps,", "    warnings.showwarning = lambda message, *_: print('warned:', message)\n    steps,", 1)
+)
+
+
+def test_large_buffers(daemon: Daemon) -> None:
+    """They come with a commit; a run that resumes from another step says whose they are."""
+    whole = run(daemon, "whole", script=LARGE)
+    first = run(daemon, "killed", die=5, script=LARGE)
+    warned, *again = run(daemon, "killed", resume=True, script=LARGE)
+    assert "buffers of step 5 were not saved" in warned and warned.endswith("they are those of step 3")
+    differing = [a.split()[0] for a, b in zip(first[1:] + again[1:], whole[1:], strict=True) if a != b]
+    assert differing == ["seen", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    first = run(daemon, "exact", die=5, script=LARGE)
+    daemon.kill()
+    time.sleep(0.2)
+    daemon.start()
+    again = run(daemon, "exact", resume=True, script=LARGE)
     assert first[1:4] + again[1:] == whole[1:]
 
 

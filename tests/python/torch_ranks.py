@@ -23,6 +23,25 @@ class Experts(Net):
         return self.head(self.norm(h))
 
 
+def write_in_pass(model: Net) -> None:
+    """What is gathered from several ranks is a copy: a write to it is lost."""
+
+    def halve(module: nn.Module, args: object) -> None:
+        with torch.no_grad():
+            module.weight.mul_(0.5)  # type: ignore[operator, union-attr]
+
+    with torch.no_grad():
+        loss_of(model, batch(0))  # the first pass is watched, and would raise before the write
+        hook = model.norm.register_forward_pre_hook(halve)
+        try:
+            loss_of(model, batch(0))
+        except RuntimeError as e:
+            assert "parameter 'norm.weight' was written inside of a forward or backward pass" in str(e)
+        else:
+            raise AssertionError("the write was lost")
+    hook.remove()
+
+
 def main(out: str, case: str, offload: str) -> None:
     """Trains 4 steps; rank 0 writes losses and sums of parameters."""
     rank = int(os.environ["RANK"])
@@ -33,10 +52,14 @@ def main(out: str, case: str, offload: str) -> None:
     Mixture.turn = rank
     how = {"leaf": {"units": [Block], "leaf": [Mixture]}}.get(case, {})
     model = mixture() if case == "leaf" else (Experts if case == "experts" else Net)()
-    model.codes = nn.Parameter(torch.randint(0, 99, (5,)), requires_grad=False)
+    codes = nn.Parameter(torch.randint(0, 99, (5,)), requires_grad=False)
+    if case == "seeded":
+        model.codes = codes
     opt = zt.HostOptimizer(torch.optim.RAdam, model.parameters()) if case == "host" else adamw(model.parameters())
     handle = zt.shard(model, opt, offload=offload, **how)
-    assert len(set(handle.engine.comm.all_gather(str(model.codes.tolist()).encode()))) == 1
+    if case == "seeded":
+        assert len(set(handle.engine.comm.all_gather(str(codes.tolist()).encode()))) == 1
+        write_in_pass(model)
     losses, told = [], []
     alone = nn.Parameter(torch.ones(3))
     if case == "added":
@@ -48,7 +71,7 @@ def main(out: str, case: str, offload: str) -> None:
         if case == "written" and i == 2:
             with zt.gathered(model, write_rank=1):
                 for p in model.parameters() if rank == 1 else ():
-                    p.data.mul_(0.5 if p.is_floating_point() else 1)
+                    p.data.mul_(0.5)
         if case == "uneven" and rank == 1:
             with torch.no_grad():
                 loss_of(model, batch(i))

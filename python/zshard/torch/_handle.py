@@ -84,7 +84,8 @@ class Handle:
         """Makes the newest step durable, with a note of this rank. Collective.
 
         A run that resumes from this step finds the note in `note`, and the random number generators in their current
-        state (from a step without a commit(): in the state at that step).
+        state (from a step without a commit(): in the state at that step). Persistent buffers that have changed are as
+        they were, too; more than 32 KiB of them only from a step with a commit().
 
         Args:
             note: any object that pickles, such as the data loader's and the scheduler's state; None: no note.
@@ -97,6 +98,7 @@ class Handle:
             self.runtime.waiting.step()
         if note is not None:
             self._notes.commit(note)
+        self._notes.commit_buffers()
         if self.runtime.kept:
             self.runtime.let_go()
         self.runtime.call(self.engine.commit)

@@ -3,7 +3,8 @@ gives to commit().
 
 With each step goes a note of each rank: the generators' states at that moment, and a mark of its own. The daemon keeps
 it with the step, so that a run that resumes from any step, committed or not, draws the numbers that the uninterrupted
-one drew. What commit(note=...) is given comes after the step; it is kept in a file beside, under the step's mark, and
+one drew. Buffers that training has changed go with it, too, or, if they are large, into a file beside, at commit().
+What commit(note=...) is given comes after the step; it is kept in a file beside, under the step's mark, and
 is found again only with that step of that run.
 
 HostOptimizer writes weights between two steps. The file `writing` says after which step (its mark), in which daemon. A
@@ -21,6 +22,7 @@ import pickle
 import random
 import secrets
 import sys
+import warnings
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,8 @@ import torch
 
 from .._client import Client
 from ..errors import Refused
+from . import _buffers
+from ._ranks import same_buffers
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
@@ -75,10 +79,10 @@ def folder() -> str:
     return os.path.join(base, "zshard", "notes")
 
 
-def _path(job: str, rank: int, mark: str) -> str:
+def _path(job: str, rank: int, mark: str, what: str = "rank") -> str:
     name = "".join(c if c.isalnum() or c in "._-" else "_" for c in job)[:80]
     tag = hashlib.sha256(job.encode()).hexdigest()[:8]
-    return os.path.join(folder(), f"{name}-{tag}", f"rank{rank}-{mark}")
+    return os.path.join(folder(), f"{name}-{tag}", f"{what}{rank}-{mark}")
 
 
 def _write(path: str, data: bytes, durable: bool = True) -> None:
@@ -124,15 +128,54 @@ class Notes:
         self._instance = ""  # of the daemon, where it was asked for
         self._mark = ""
         self._last = ""  # the mark of the step that `note` was given after
+        assert runtime.root is not None
+        self._buffers = _buffers.Buffers(runtime.root) if kept else None
+        self._saved = ""  # the mark of the step that has a file of buffers
 
     def before_step(self) -> None:
         """Sends the note that goes with the step that begins now. Nothing is sent of a job that ends with its ranks."""
         if not self.kept:
             return
         self._mark = secrets.token_hex(8)
-        data = zlib.compress(pickle.dumps({"mark": self._mark, "last": self._last, "rng": rng_state()}), 1)
+        made: dict[str, Any] = {"mark": self._mark, "last": self._last, "rng": rng_state()}
+        changed = self._buffers.changed() if self._buffers is not None else {}
+        small = _buffers.size(changed) <= _buffers.STEP_MAX
+        if changed:
+            made |= {"buffers": _buffers.pack(changed) if small else None, "saved": self._saved}
+        data = zlib.compress(pickle.dumps(made), 1)
         if len(data) <= NOTE_MAX:
             self.runtime.call(self.runtime.engine.note_put, data)
+
+    def commit_buffers(self) -> None:
+        """Keeps large buffers with the newest step."""
+        if self._buffers is None or not self._mark or self.job is None:
+            return
+        changed = self._buffers.changed()
+        if _buffers.size(changed) > _buffers.STEP_MAX:
+            path = _path(self.job, self.runtime.engine.rank, self._mark, "buffers")
+            _write(path, pickle.dumps({"buffers": _buffers.pack(changed), "step": self.runtime.steps}))
+            _trim(path)
+            self._saved = self._mark
+
+    def _resume_buffers(self, kept: dict[str, Any], there: bool) -> None:
+        """Buffers as they were. there: this rank had a note. Collective."""
+        engine = self.runtime.engine
+        if self._buffers is not None and "buffers" in kept:
+            packed, self._saved = kept["buffers"], kept["saved"]
+            if packed is None:
+                exact = self._file(self._mark, "buffers")
+                found = exact or self._file(self._saved, "buffers")
+                packed = found.get("buffers", [])
+                if not exact:
+                    of = f"those of step {found['step']}" if found else "those that the model was built with"
+                    warnings.warn(
+                        f"the model's buffers of step {self.runtime.steps} were not saved, as there was no commit() "
+                        f"after it: they are {of}",
+                        stacklevel=2,
+                    )
+            self._buffers.restore(packed)
+        if self._buffers is not None and engine.world > 1 and b"" in engine.comm.all_gather(b"1" if there else b""):
+            same_buffers(engine, self._buffers.model)
 
     def begin(self) -> None:
         """No step was made yet. Of a job that is new, what one of the same name left does not count. Collective."""
@@ -197,6 +240,7 @@ class Notes:
         kept: dict[str, Any] = pickle.loads(zlib.decompress(data)) if data else {}
         self._mark = kept.get("mark", "")
         self._check_whole(self._mark)
+        self._resume_buffers(kept, bool(data))
         mine = self._file(self._mark)
         last = mine or self._file(kept.get("last", ""))
         self.note, self.note_step = last.get("note"), last.get("step", 0)
@@ -220,10 +264,11 @@ class Notes:
             self.note, self.note_step, self._mark, self._last = None, 0, "", ""
         return self.note
 
-    def _file(self, mark: str) -> dict[str, Any]:
+    def _file(self, mark: str, what: str = "rank") -> dict[str, Any]:
         """What commit() wrote after the step of that mark; {}: nothing."""
         if not mark or self.job is None:
             return {}
-        with contextlib.suppress(FileNotFoundError), open(_path(self.job, self.runtime.engine.rank, mark), "rb") as f:
+        path = _path(self.job, self.runtime.engine.rank, mark, what)
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as f:
             return dict(pickle.loads(f.read()))
         return {}

@@ -126,7 +126,8 @@ class Optimizer(torch.optim.Optimizer):
         if scale is None:
             return loss
         by_runtime = params_by_runtime(self)
-        loose = [p for p in by_runtime.pop(None, ()) if p.requires_grad and p.numel()]  # others are not stepped
+        # What has no elements, and integers, are in no unit.
+        loose = [p for p in by_runtime.pop(None, ()) if p.numel() and p.requires_grad]
         if loose:
             raise RuntimeError(
                 f"{type(self).__name__}.step(): {len(loose)} parameters are not of a sharded "

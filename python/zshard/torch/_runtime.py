@@ -26,8 +26,8 @@ from torch import nn
 from .._engine import Engine
 from ..errors import RolledBack
 from . import _announce, _kept
-from ._memory import UnitMemory, saved_hooks, tensor_at, written_inside
-from ._unit_state import Group, UnitState
+from ._memory import UnitMemory, saved_hooks, written_inside
+from ._unit_state import Group, UnitState, will_execute
 from ._units import Plan
 
 task_id = torch._C._current_graph_task_id
@@ -255,7 +255,7 @@ class Runtime:
         for i, node in enumerate(state.nodes):
             if state.armed[i] and (not state.fired[i] or state.tasks[i] == task):
                 continue
-            if not _will_execute(node):
+            if not will_execute(node):
                 self._set_aside(state, i)
                 continue
             if not self.micro_open:
@@ -270,6 +270,7 @@ class Runtime:
                 state.grads = self._gradient(state)
             if state.direct:
                 state.params[i].grad = state.grads[i]
+                state.stamps[i] = state.grads[i]._version
             else:
                 state.params[i].grad = None
             state.armed[i] = True
@@ -306,40 +307,40 @@ class Runtime:
                 f"unit '{state.unit.name}' had no parameter with requires_grad when this step began, and gets a "
                 "gradient now: change requires_grad between two steps"
             )
-        address = self.call(self.engine.grad, state.index)
-        views = state.views.get(address)
-        if views is None:
-            if len(state.views) >= 64:
-                state.views.clear()
-            whole = tensor_at(address, state.unit.elems, torch.float32, state.memory.device)
-            views = state.views[address] = [whole[p.first : p.first + p.numel].view(p.shape) for p in state.unit.pieces]
-        return views
+        return state.gradients(self.call(self.engine.grad, state.index))
 
     def accumulated(self, state: UnitState, i: int) -> None:
         """Parameter i has its gradient (post-accumulate hook)."""
         param = state.params[i]
         if not state.armed[i]:
+            if param.grad is None or param.grad is state.handles[i]:
+                return  # autograd has no gradient: a function returned None
             self._late_arm(state, i)
         grad = param.grad
-        if grad is None:
-            raise RuntimeError(
-                f"a hook of parameter '{state.unit.pieces[i].name}' set its .grad to None: zshard has the gradient "
-                "already, and would step it. Use requires_grad_(False), or clear gradients after the backward pass"
-            )
         if state.direct:
+            if grad is None:
+                raise RuntimeError(
+                    f"a hook of parameter '{state.unit.pieces[i].name}' set its .grad to None: zshard has the gradient "
+                    "already, and would step it. Use requires_grad_(False), or clear gradients after the backward pass"
+                )
             if grad is not state.grads[i]:  # create_graph: autograd made a sum of its own
                 state.grads[i].copy_(grad.detach())
-        else:
+            elif grad._version == state.stamps[i]:  # none came
+                grad = None
+        elif grad is not None:
             dense = grad.detach().contiguous()
             piece = state.unit.pieces[i]
             state.grads[i].view(-1).add_(dense.view(-1)) if dense.device.type == "cpu" else self.call(
                 self.engine.grad_add, state.index, piece.first, piece.numel, _DTYPE[dense.dtype], dense.data_ptr()
             )
         state.left -= 1
-        state.fired[i], state.tasks[i] = True, task_id()
         handle = state.handles[i]
-        handle.begin()
-        param.grad = handle
+        if grad is None:
+            param.grad = handle if state.had[i] else None
+        else:
+            state.fired[i], state.tasks[i] = True, task_id()
+            handle.begin()
+            param.grad = handle
         # 0 calls: of reentrant checkpoints in eval mode, which are not counted; there may be another one.
         if state.left == 0 and state.entries == 1 and (not state.nested or all(state.fired)):
             self._complete(state)
@@ -363,6 +364,7 @@ class Runtime:
         if state.direct and grad is not None and grad is not state.handles[i]:
             state.grads[i].add_(grad.detach())
             state.params[i].grad = state.grads[i]
+            state.stamps[i] = -1
         state.armed[i] = True
         state.left += 1
         if any(group.backward for group in state.groups):
@@ -617,11 +619,3 @@ class Runtime:
 
 
 _DTYPE = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-
-
-def _will_execute(node: Any) -> bool:
-    """Whether this backward pass accumulates into the node's parameter (torch.autograd.grad does not)."""
-    try:
-        return bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:
-        return False

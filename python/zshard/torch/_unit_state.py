@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from . import _grads
-from ._memory import UnitMemory
+from ._memory import UnitMemory, contiguous_strides, storage_at
 from ._units import Unit
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class UnitState:
         self.grads: list[torch.Tensor] = []  # views of the engine's buffer, [] before it was asked for
         self.armed = [False] * n  # a gradient is expected, or came
         self.fired = [False] * n
+        self.stamps = [0] * n  # versions of `grads` before autograd has added to them
         self.aside: list[int] = []  # parameters whose handle was taken out of .grad for this backward pass
         self.nested = False  # gradients come from a backward pass inside of this one (a reentrant checkpoint)
         self.tasks = [0] * n  # of autograd, in which it fired
@@ -62,6 +63,22 @@ class UnitState:
         self.nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in self.params]
         dtype = torch.float32 if self.direct else self.unit.dtype
         self.handles = [_grads.Gradient(runtime, self, i, p, dtype) for i, p in enumerate(self.params)]
+
+    def gradients(self, address: int) -> list[torch.Tensor]:
+        """Views of the engine's fp32 buffer, with versions of their own."""
+        views = self.views.get(address)
+        if views is None:
+            if len(self.views) >= 64:
+                self.views.clear()
+            device = self.memory.device
+            whole = storage_at(address, 4 * self.unit.elems, device)
+            views = self.views[address] = [
+                torch.empty(0, dtype=torch.float32, device=device).set_(
+                    whole, p.first, p.shape, contiguous_strides(p.shape)
+                )
+                for p in self.unit.pieces
+            ]
+        return views
 
     def forget(self) -> None:
         """The micro-step is over."""
@@ -93,3 +110,11 @@ class Group:
         """Whether some parameter is frozen now, or was detached: the backward pass is over only with the gradients of
         inputs, which may need it after the last gradient of a parameter came."""
         return self.detached or not all(u.trainable and all([p.requires_grad for p in u.params]) for u in self.units)
+
+
+def will_execute(node: Any) -> bool:
+    """Whether this backward pass accumulates into the node's parameter (torch.autograd.grad does not)."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:
+        return False
