@@ -223,11 +223,31 @@ LATE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda o, m: o.param_groups[0]["params"].append(o.param_groups[1]["params"].pop()),
         "its groups have other parameters",
     ),
+    "state": (lambda o, m: o.load_state_dict(o.state_dict()), "were replaced after the step was announced"),
     "another optimizer": (
         lambda o, m: torch.optim.AdamW(m.head.parameters(), lr=0.5).step(),
         "before this optimizer was known",
     ),
 }
+
+
+def test_moments_that_are_loaded(socket: str) -> None:
+    """They are in the engine when the next step is announced."""
+    made = []
+    for said in (None, 1):
+        torch.manual_seed(0)
+        model = net()
+        handle, opt = sharded(model, said, **MODES["none"])
+        for i in range(STEPS):
+            if i == 1:
+                was = opt.state_dict()
+                for entry in was["state"].values():
+                    entry["exp_avg"] = 0.5 * entry["exp_avg"]
+                opt.load_state_dict(was)
+            step(model, opt, i)
+        made.append(values(model))
+        handle.close()
+    assert_same(*made)
 
 
 def groups_of(model: nn.Module) -> Any:

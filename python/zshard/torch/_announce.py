@@ -138,6 +138,15 @@ class Announcer:
         self.runtime, self.passes = runtime, passes
         self.said: Said | None = None
 
+    def load(self) -> None:
+        """The first forward pass of a step begins: moments that load_state_dict() left in optimizers go to the engine,
+        because the step may be announced when the optimizers step."""
+        from ._optim import load_state
+
+        for stepper in self.runtime.steppers:
+            if stepper.alive and self.said is None:
+                load_state(stepper.optimizer, stepper.rule)
+
     def begins(self, number: int) -> bool:
         """Backward pass `number` of the step begins, from 1. Announces the step before its last one; returns whether it
         is that. RuntimeError: the last one was made."""
@@ -191,17 +200,22 @@ class Announcer:
 
     # ---- the step
 
+    def refuse_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """RuntimeError where the step is announced: moments are used from then on, and cannot be written before it."""
+        if self.said is None:
+            return
+        _part_of(self.said, optimizer)
+        raise RuntimeError(
+            f"moments of {type(optimizer).__name__} were replaced after the step was announced, which is before its "
+            "last backward pass: call zero_grad() to drop the step"
+        )
+
     def apply(self, stepper: Stepper, scale: float) -> Any:
         """optimizer.step() of an announced step. None: other optimizers are waited for. RuntimeError: it is another
         step than was announced; nothing has changed."""
         runtime, said = self.runtime, self.said
         assert said is not None
-        part = next((p for p in said.parts if p.stepper is stepper), None)
-        if part is None:
-            raise RuntimeError(
-                f"{type(stepper.optimizer).__name__}.step(): the step was announced before this optimizer was known; "
-                "give all optimizers to shard(model, [one, other])"
-            )
+        part = _part_of(said, stepper.optimizer)
         if scale != 1.0:
             raise RuntimeError(SCALER)
         self._check_groups(part)
@@ -282,6 +296,17 @@ CLIP = (
     'gradients as they are. Leave it out, and clip by shard(clip_mode="tensor", clip=...); or shard() without '
     "gradient_accumulation_steps"
 )
+
+
+def _part_of(said: Said, optimizer: torch.optim.Optimizer) -> _Part:
+    """RuntimeError: the optimizer has no part in the announced step."""
+    for part in said.parts:
+        if part.stepper.optimizer is optimizer:
+            return part
+    raise RuntimeError(
+        f"{type(optimizer).__name__}.step(): the step was announced before this optimizer was known; give all "
+        "optimizers to shard(model, [one, other])"
+    )
 
 
 def begin(runtime: Runtime, number: int) -> None:

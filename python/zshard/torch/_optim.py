@@ -47,6 +47,8 @@ def load_state(optimizer: torch.optim.Optimizer, rule: Rule) -> None:
             states = rule.states_in(found[0])
             if entry is None and (unit.shown[place] is None or not states):
                 continue
+            if runtime.announcer is not None:
+                runtime.announcer.refuse_state(optimizer)
             if entry is not None:
                 optimizer.state[param] = LazyState(runtime, param, states)
             else:
