@@ -24,6 +24,9 @@
  * CLIPPING. global: the step needs the norm of all gradients, so it cannot begin early. tensor: each
  * tensor has a limit for its norm, 1.05 times its last norm; the daemon steps a unit early when its
  * norm is known. Gradients are the same in each step, so nothing is clipped after all.
+ *
+ * MUON. With --muon, each unit is a matrix, and host memory has room for three of them in addition. The daemon
+ * orthogonalizes on the processor, while the trainer's computing takes no processor.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -32,6 +35,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/muon.h"
 #include "base/place.h"
 #include "base/util.h"
 #include "bench/rig.h"
@@ -42,6 +46,8 @@
     65536u /* elements: what is in flight is a small part of a step, as in a large model */
 #define OVERLAP_FORWARD 3u  /* the forward pass is one part of so many of computing */
 #define STEP_BYTES      20u /* of one parameter: bf16, AdamW, state read and written */
+#define STEP_BYTES_MUON 12u /* the same by Muon */
+#define MUON_ROWS       32u /* of the matrix of a unit: so few that orthogonalizing is not the bound */
 #define HOST_BYTES      6u  /* of one parameter: bf16, and its fp32 gradient */
 #define NVME_BYTES      28u /* of one parameter: state, twice, a gradient, and more */
 
@@ -72,13 +78,14 @@ struct overlap_bench {
     uint64_t params, rate;
     unsigned rounds;
     uint32_t clip; /* enum overlap_clip */
-    bool grad_ring;
+    bool grad_ring, muon;
     bool push_waits;  /* the trainer computes nothing while the daemon takes a gradient in */
     uint32_t buffers; /* pages that the daemon has in flight */
     uint32_t keep;    /* percent of pages whose gradients are held */
     double compute;   /* of drive_s */
 
     uint64_t unit;     /* elements of each */
+    unsigned bytes;    /* of one parameter: state read and written */
     double drive_s;    /* of a step whose state is all streamed */
     uint64_t streamed; /* parameters whose state is streamed */
     const struct overlap_case *now;
@@ -125,12 +132,27 @@ static int overlap_memory(struct overlap_bench *b)
 
     for (size_t i = 0; i < n; i++)
         if (strcmp(rows[i].name, "host") == 0) {
-            b->streamed = b->params - rows[i].state / (STEP_BYTES / 2);
+            b->streamed = b->params - rows[i].state / (b->bytes / 2);
             zbench_note(b->z, "%s: host memory of %.1f MB for gradients, %.1f MB for state",
                         b->now->name, (double)rows[i].grads / 1e6, (double)rows[i].state / 1e6);
         }
     free(rows);
     return rc < 0 ? zbench_rig_failed(&b->rig, rc) : 0;
+}
+
+/* Host memory for matrices. */
+static uint64_t overlap_room(const struct overlap_bench *b)
+{
+    const struct zb_muon_slice slice = { .count = b->unit };
+    const struct zb_muon_matrix matrix = { .rows = MUON_ROWS, .cols = b->unit / MUON_ROWS };
+    struct zb_muon_needs needs = { 0 };
+    struct zb_layout layout;
+
+    if (!b->muon)
+        return 0;
+    (void)zb_layout_of(ZB_BF16, ZB_F32, ZB_MUON, ZB_MOMENTS_F32, false, &layout, NULL);
+    zb_muon_add(&needs, &layout, OVERLAP_PAGE, &matrix, 1, &slice, 1, OVERLAP_UNITS);
+    return zb_muon_room(&needs, ZB_MUON_SPANS_MAX, true).bytes;
 }
 
 static int overlap_begin(struct overlap_bench *b)
@@ -142,16 +164,20 @@ static int overlap_begin(struct overlap_bench *b)
                                             .grad_ring_limits = b->grad_ring && overlap_early(b) &&
                                                                 b->clip == CLIP_TENSOR,
                                             .tensor_norms = b->clip == CLIP_TENSOR,
+                                            .optimizer = b->muon ? ZC_MUON : ZC_ADAMW,
                                             .staging_bytes = b->unit * sizeof(float) };
     struct zc_placement placement = { 0 };
     int rc = zbench_rig_start(&b->rig, b->z, b->dir,
                               "--host-bytes %" PRIu64 " --nvme-bytes %" PRIu64
                               " --ring-bytes %" PRIu64 " --page-elems %u --io fixed"
                               " --fixed-rate %" PRIu64 " --log-level error",
-                              buffers + b->unit * sizeof(float) + b->params * HOST_BYTES,
+                              buffers + b->unit * sizeof(float) + b->params * HOST_BYTES +
+                                  overlap_room(b),
                               b->params * NVME_BYTES + (64u << 20), buffers, OVERLAP_PAGE, b->rate);
 
     b->stepping = b->pushing = false;
+    if (b->muon)
+        b->rig.matrices = (struct zbench_matrices){ .rows = MUON_ROWS, .count = 1 };
     b->overslept = 0;
     memset(b->limits, 0, sizeof(b->limits));
     if (rc == 0)
@@ -293,7 +319,10 @@ static int overlap_iteration(void *bench, unsigned who, double *ret_s)
     static const struct zc_group group = { .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 };
     struct overlap_bench *b = bench;
     struct zbench_rig *r = &b->rig;
-    struct zc_step step = { .step = r->step + 1, .scale = 1, .groups = &group, .ngroups = 1 };
+    struct zc_step step = { .step = r->step + 1,
+                            .scale = 1,
+                            .groups = b->muon ? &zbench_group_muon : &group,
+                            .ngroups = 1 };
     uint64_t begin_ns = zb_now_ns();
     int rc = overlap_backward(b, &step);
     uint64_t backward_ns = zb_now_ns();
@@ -323,7 +352,7 @@ static int overlap_iteration(void *bench, unsigned who, double *ret_s)
 /* Each step must have read every byte of streamed state once, and nothing else. */
 static int overlap_check(struct overlap_bench *b)
 {
-    unsigned long long want = b->streamed * (STEP_BYTES / 2) * b->rig.step;
+    unsigned long long want = b->streamed * (b->bytes / 2) * b->rig.step;
     struct zc_job_row row;
     int rc = zbench_rig_row(&b->rig, &row);
 
@@ -374,7 +403,10 @@ static int overlap_main(struct zbench *z, void *bench)
 
     b->z = z;
     b->unit = b->params / OVERLAP_UNITS;
-    b->drive_s = (double)(b->params * STEP_BYTES) / (double)b->rate;
+    if (b->muon && b->grad_ring)
+        return zb_fail(&z->err, -EINVAL, "--muon needs gradients that are held");
+    b->bytes = b->muon ? STEP_BYTES_MUON : STEP_BYTES;
+    b->drive_s = (double)(b->params * b->bytes) / (double)b->rate;
     zbench_note(z, "%.1f million parameters, %.0f MB/s: %.2f s of I/O and %.2f s of computing",
                 (double)b->params / 1e6, (double)b->rate / 1e6, b->drive_s,
                 b->compute * b->drive_s);
@@ -399,6 +431,7 @@ static const struct zb_opt overlap_options[] = {
     { "grad-ring-keep", ZB_OPT_COUNT, AT(keep), .arg = "N", .def = "0", .max = 100 },
     { "buffers", ZB_OPT_COUNT, AT(buffers), .arg = "N", .def = "8", .min = 2, .max = 64 },
     { "push-waits", ZB_OPT_FLAG, AT(push_waits) },
+    { "muon", ZB_OPT_FLAG, AT(muon) },
     { "compute", ZB_OPT_REAL, AT(compute), .arg = "X", .def = "1", .max = 100 },
     ZBENCH_ROUNDS(struct overlap_bench, "5"),
     { 0 },

@@ -11,13 +11,13 @@
 const struct zc_group zbench_group = {
     .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
 };
-static const struct zc_group rig_muon = { .lr = 1e-4,
-                                          .beta1 = 0.9,
-                                          .beta2 = 0.95,
-                                          .eps = 1e-8,
-                                          .weight_decay = 0.1,
-                                          .momentum = 0.95,
-                                          .nesterov = true };
+const struct zc_group zbench_group_muon = { .lr = 1e-4,
+                                            .beta1 = 0.9,
+                                            .beta2 = 0.95,
+                                            .eps = 1e-8,
+                                            .weight_decay = 0.1,
+                                            .momentum = 0.95,
+                                            .nesterov = true };
 
 int zbench_counters(struct zbench *z, struct zc_client *c, const char *const *names, unsigned n,
                     uint64_t *ret)
@@ -117,7 +117,8 @@ int zbench_rig_step(struct zbench_rig *r, enum zc_commit commit, double *ret_s)
 {
     const struct zc_step step = { .step = r->step,
                                   .scale = 1,
-                                  .groups = r->matrices.count > 0 ? &rig_muon : &zbench_group,
+                                  .groups = r->matrices.count > 0 ? &zbench_group_muon
+                                                                  : &zbench_group,
                                   .ngroups = 1,
                                   .commit = commit,
                                   .timeout_ms = RIG_STEP_MS };

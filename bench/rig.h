@@ -56,6 +56,6 @@ int zbench_rig_failed(struct zbench_rig *r, int rc);
 int zbench_rig_end(struct zbench_rig *r, int rc);
 
 /** What a step of the rig does. */
-extern const struct zc_group zbench_group;
+extern const struct zc_group zbench_group, zbench_group_muon;
 
 #endif

@@ -313,6 +313,8 @@ def overlap():
     check(done.returncode == 0, f"overlap: {done.stdout}{done.stderr}")
     cases = [row["case"] for row in json.loads(done.stdout)["rows"]]
     check(cases == ["overlap/none", "overlap/serve", "overlap/early", "overlap/all"], f"{cases}")
+    done = zbench("--json", "--rounds", "1", "--params", "2M", "--rate", "200M", "--muon", bench="overlap")
+    check(done.returncode == 0 and len(json.loads(done.stdout)["rows"]) == 4, f"overlap: {done.stdout}{done.stderr}")
 
 
 def comm():

@@ -209,7 +209,7 @@ def early(folder: Path, host: int, **more: Any) -> tuple[bytes, int, str]:
     places = {"offload_param": "host", "offload_optimizer": "nvme", "offload_grad": "host"}
     elems, micros = 6 * SIDE * SIDE, more["micro_steps"]
     with (
-        daemon(folder, host, "--threads", "2") as socket,
+        daemon(folder, host, "--threads", "2", "--gpu", "emulated", "--gpu-bytes", "128M") as socket,
         Comm("self") as comm,
         Engine(comm, socket=socket, job="one", optimizer="muon", momentum=0.9, **places, **more) as e,
     ):
@@ -233,11 +233,12 @@ def early(folder: Path, host: int, **more: Any) -> tuple[bytes, int, str]:
 
 
 @pytest.mark.parametrize(
-    ("moments", "micros", "clip"), [("f32", 1, "none"), ("bf16", 4, "tensor"), ("q8", 1, "tensor"), ("f32", 4, "none")]
+    ("moments", "micros", "clip", "engine"),
+    [("f32", 1, "none", "gpu"), ("bf16", 4, "tensor", "cpu"), ("q8", 1, "tensor", "cpu"), ("f32", 4, "none", "cpu")],
 )
-def test_early(tmp_path: Path, moments: str, micros: int, clip: str) -> None:
+def test_early(tmp_path: Path, moments: str, micros: int, clip: str, engine: str) -> None:
     """Steps that begin under the backward pass have the same bits, and zctl says so."""
-    how = {"moments": moments, "micro_steps": micros, "clip_mode": clip, "clip_tensor_warmup": 1}
+    how = {"moments": moments, "micro_steps": micros, "clip_mode": clip, "clip_tensor_warmup": 1, "muon_engine": engine}
     plain = early(tmp_path, 64 << 20, overlap=0, **how)
     assert plain[1:] == (0, "off: it is not asked for") and any(plain[0])
     begun = early(tmp_path, 21 << 20, overlap=3, **how)

@@ -223,6 +223,10 @@ LATE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda o, m: o.param_groups[0]["params"].append(o.param_groups[1]["params"].pop()),
         "its groups have other parameters",
     ),
+    "state": (
+        lambda o, m: o.load_state_dict(o.state_dict()),
+        "its state was loaded or cleared after its last forward pass",
+    ),
     "another optimizer": (
         lambda o, m: torch.optim.AdamW(m.head.parameters(), lr=0.5).step(),
         "before this optimizer was known",

@@ -75,7 +75,6 @@ class Runtime:
         self.lost = ""  # a parameter that was written inside of a pass, where that does not last
         self.closed = ""
         self.on_pass: Callable[[bool], None] | None = None
-        self.before_forward: Callable[[], None] | None = None
         self.busy_ns = 0  # in hooks and steps, without the engine's calls
         self.c_ns = 0  # in the engine's calls
         self.kept = False  # parameters have their values between two passes, too (_kept.py)
@@ -180,8 +179,6 @@ class Runtime:
                 self.clear()
             if self.depth == 0 and self.announcer is not None:
                 self.announcer.load()
-            if self.depth == 0 and self.before_forward is not None:
-                self.before_forward()
         if group.owner is not None and group.owner.stack:
             group.stack.append(None)
             return False
