@@ -25,7 +25,7 @@ from torch import nn
 
 from .._engine import Engine
 from ..errors import RolledBack
-from . import _announce, _kept
+from . import _announce, _cleared, _kept
 from ._memory import UnitMemory, saved_hooks, written_inside
 from ._unit_state import Group, UnitState, will_execute
 from ._units import Plan
@@ -174,7 +174,7 @@ class Runtime:
                 self.recover("the backward pass failed")
             if self.waiting is not None:
                 self.waiting.step()
-            if self.depth == 0 and (self.micros or self.broken) and self._cleared():
+            if self.depth == 0 and (self.micros or self.broken) and _cleared.all_cleared(self):
                 self.call(self.engine.abandon)
                 self.clear()
             if self.depth == 0 and self.announcer is not None:
@@ -414,7 +414,7 @@ class Runtime:
 
     def begin_micro(self) -> None:
         """The first gradient of a backward pass."""
-        self.settle()
+        _cleared.settle(self)
         self.norms = None
         if self.micros == 0:
             self.freeze()
@@ -545,60 +545,6 @@ class Runtime:
         error.step = self.steps
         if self.resume is not None:
             error.note = self.resume()
-
-    def settle(self) -> None:
-        """Before a micro-step: what the user did to .grad since the last one. RuntimeError: it cannot be done."""
-        if self.spent:
-            self._check_cleared()
-        if self.micros == 0 and not self.broken:
-            return
-        live = dropped = 0
-        for state, i in self.trainable:
-            if state.frozen or (not state.had[i] and self.world == 1):
-                continue
-            handle = state.handles[i]
-            if state.params[i].grad is not handle or handle.zeroed:
-                dropped += 1
-                continue
-            live += 1
-            if handle.factor != 1.0:
-                raise RuntimeError("gradients were scaled or clipped, and another backward pass came before the step")
-        if self.broken or dropped and not live:
-            if live:
-                raise RuntimeError(
-                    f"{self.broken}: clear the gradients (optimizer.zero_grad()), or call the handle's reset()"
-                )
-            self.call(self.engine.abandon)
-            self.clear()
-        elif dropped:
-            raise RuntimeError(
-                "gradients of some parameters were cleared between two backward passes of a step, and "
-                "those of others were not"
-            )
-
-    def _cleared(self) -> bool:
-        """Whether the user dropped all gradients of this step."""
-        for state, i in self.trainable:
-            handle = state.handles[i]
-            if state.params[i].grad is handle and not handle.zeroed:
-                return False
-        return True
-
-    def _check_cleared(self) -> None:
-        for number, (state, i) in enumerate(self.trainable):
-            handle = state.handles[i]
-            if state.params[i].grad is handle and not handle.zeroed:
-                name = state.unit.pieces[i].name
-                if not any(s.has(number) for s in self.steppers):
-                    raise RuntimeError(
-                        f"the gradient of '{name}' was dropped with the step, because no optimizer has it, and was not "
-                        "cleared: freeze it (requires_grad_(False)), or call model.zero_grad() after each step"
-                    )
-                raise RuntimeError(
-                    f"the gradient of '{name}' was stepped and not cleared: call optimizer.zero_grad() before the next "
-                    "backward pass"
-                )
-        self.spent = False
 
     # ---- elements
 
