@@ -960,7 +960,7 @@ ZC_EXPORT int zc_unit_sums_wait(struct zc_client *c, uint64_t job, uint64_t step
 /** limit / norm if there is a limit and the norm is above it, else 1. */
 ZC_EXPORT double zc_limit_factor(double limit, double norm);
 
-/** Whether steps begin under the backward pass, or why they do not. */
+/** Whether steps begin during the backward pass, or why they do not. */
 enum zc_early {
     ZC_EARLY_UNKNOWN,
     ZC_EARLY_YES,
@@ -1203,7 +1203,7 @@ struct zc_job_row {
     /* muon_bytes if the host tier has room for it: with less, reading, orthogonalizing and writing overlap less */
     uint64_t muon_most_bytes;
     /* what its trainer says (zc_job_about()); "" and 0 if nothing. clip: "global, 1", "tensor, 1.05 of averages",
-     * "none". early: "yes", or why steps do not begin under the backward pass. Frozen: tensors that are
+     * "none". early: "yes", or why steps do not begin during the backward pass. Frozen: tensors that are
      * not trained at present, and bytes of their state, which steps do not move */
     char clip[64], early[96];
     uint64_t clip_warm_left; /* steps until tensors are clipped by averages of their own norms */

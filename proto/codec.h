@@ -44,7 +44,7 @@ int zp_decode(struct zp_arena *a, const ProtobufCMessageDescriptor *type, const 
 
 /** Casts text for a field of a message to pack: protobuf-c declares fields as char *, and does not
  * write to them. */
-/** For users: "yes", or why steps do not begin under the backward pass; "" for an unknown value. */
+/** For users: "yes", or why steps do not begin during the backward pass; "" for an unknown value. */
 const char *zp_early_text(unsigned early);
 
 static inline char *zp_str(const char *text)

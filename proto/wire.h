@@ -24,7 +24,7 @@ enum zp_point_kind { ZP_POINT_MEMORY = 1, ZP_POINT_PREPARED = 2, ZP_POINT_COMMIT
 /* TopJob.late: what a step waits for */
 enum zp_late { ZP_LATE_NOBODY, ZP_LATE_STEP, ZP_LATE_PINS };
 
-/* JobAbout.early: whether steps begin under the backward pass, or why they do not. zp_early_text() */
+/* JobAbout.early: whether steps begin during the backward pass, or why they do not. zp_early_text() */
 enum zp_early {
     ZP_EARLY_UNKNOWN,
     ZP_EARLY_YES,

@@ -145,7 +145,7 @@ static const struct zb_opt rows[] = {
               "daemon does not hold "
               "gradients of pages on NVMe" },
     { "grad-ring-keep", ZB_OPT_COUNT, AT(grad_ring_keep), .arg = "N", .max = 100, .def = "0",
-      .help = "--grad-ring: hold those of N percent of the pages, to be stepped under the forward "
+      .help = "--grad-ring: hold those of N percent of the pages, to be stepped during the forward "
               "pass" },
     { "offload", ZB_OPT_CHOICE, AT(offload),
       .help = "lowest tier for optimizer state and parameters", .choices = OFFLOADS,

@@ -186,7 +186,7 @@ def pages_early(daemon):
 
 
 def clipped_on_two_daemons():
-    """Clipping by tensor, over MPI: sums of each unit cross the nodes, so that steps begin under the backward pass, and
+    """Clipping by tensor, over MPI: sums of each unit cross the nodes, so that steps begin during the backward pass, and
     gradients need not be held. The bits are those of steps that do not, and of a run without daemons."""
     batch(8, 2)
     base = ["--stage", "3", "--clip", "1", "--clip-mode", "tensor", "--clip-warmup", "2"]

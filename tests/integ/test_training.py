@@ -216,7 +216,7 @@ def clipping_is_said():
             check(row["frozen_tensors"] == row["frozen_bytes"] == 0, f"{flags}: {row}")
             below = subprocess.run([program("zctl"), "jobs", "said"], env=d.env(), text=True, check=True,
                                    stdout=subprocess.PIPE).stdout
-            check(f"clips: {clip}; steps begin under the backward pass: {early}" in below, below)
+            check(f"clips: {clip}; steps begin during the backward pass: {early}" in below, below)
 
 
 def gradients_not_held():

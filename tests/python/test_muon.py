@@ -237,7 +237,7 @@ def early(folder: Path, host: int, **more: Any) -> tuple[bytes, int, str]:
     [("f32", 1, "none", "gpu"), ("bf16", 4, "tensor", "cpu"), ("q8", 1, "tensor", "cpu"), ("f32", 4, "none", "cpu")],
 )
 def test_early(tmp_path: Path, moments: str, micros: int, clip: str, engine: str) -> None:
-    """Steps that begin under the backward pass have the same bits, and zctl says so."""
+    """Steps that begin during the backward pass have the same bits, and zctl says so."""
     how = {"moments": moments, "micro_steps": micros, "clip_mode": clip, "clip_tensor_warmup": 1, "muon_engine": engine}
     plain = early(tmp_path, 64 << 20, overlap=0, **how)
     assert plain[1:] == (0, "off: it is not asked for") and any(plain[0])

@@ -145,7 +145,7 @@ static void job_settle(struct job_row *row, FILE *below)
 static void job_about(const struct zc_job_row *j, FILE *below)
 {
     if (*j->clip)
-        (void)fprintf(below, "clips: %s; steps begin under the backward pass: %s\n", j->clip,
+        (void)fprintf(below, "clips: %s; steps begin during the backward pass: %s\n", j->clip,
                       *j->early ? j->early : "unknown");
     if (j->frozen_tensors > 0)
         (void)fprintf(below, "frozen: %llu tensors, %llu bytes of state\n",

@@ -1,6 +1,6 @@
 /*
  * unit_sums.c - sums of squares of a unit's tensors over the slices of several nodes, so that steps
- * with clipping by tensor begin under the backward pass there, too.
+ * with clipping by tensor begin during the backward pass there, too.
  *
  *     the last push of a unit ---> exact sums of this slice ---> of all slices ---> the daemon
  *                          from the store              all-gather        first rank of each node

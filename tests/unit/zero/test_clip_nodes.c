@@ -1,5 +1,5 @@
 /*
- * Clipping by tensor with several daemons, where steps begin under the backward pass, too: bit by bit as
+ * Clipping by tensor with several daemons, where steps begin during the backward pass, too: bit by bit as
  * in one process; with more ranks on one node than on the other, several micro-steps, and a step whose
  * gradient is not finite on one node; after the death of a rank or of a daemon in a backward pass; and with a
  * daemon that does not know sums over several nodes. The same when gradients are not held, in the least
@@ -83,7 +83,7 @@ static uint64_t early_of(const struct nodes *nodes, const char *name)
 
 #define SEAL 16u /* what the engine adds to values that all ranks tell each other: core/calls.c */
 
-/* The sums of all tensors are exchanged once in each step: unit by unit under the backward pass if `early`,
+/* The sums of all tensors are exchanged once in each step: unit by unit during the backward pass if `early`,
  * else at its end. */
 static void assert_exchanged(const struct party *want, const struct party *is, bool early)
 {
