@@ -378,8 +378,6 @@ enum moment {
     MOMENTS
 };
 
-enum who { ONE_RANK, BOTH_RANKS, DAEMON, WHO };
-
 static void until(struct job *j, enum moment moment, struct zc_stepped *stepped,
                   struct zi_call *calls)
 {
@@ -397,33 +395,21 @@ static void until(struct job *j, enum moment moment, struct zc_stepped *stepped,
         zi_pump(j->r, 2, 20);
 }
 
-/* A rank attaches again. */
-static void back(struct job *j, unsigned rank)
-{
-    int rc;
-
-    j->o.attach = true;
-    j->o.rank = rank;
-    while ((rc = zi_open(&j->r[rank], &j->d, &j->o)) == -EBUSY) /* the death is not noticed yet */
-        zc_close(j->r[rank].c);
-    assert_int_equal(rc, 0);
-    zi_define(&j->r[rank], units, UNITS, 2);
-}
-
 /* The second rank dies at this moment of step 2, or both, or the daemon does. The step in progress is lost, unless it
  * runs, and nothing else; if the daemon dies, what was not committed. */
-static void death(enum moment moment, enum who dies, uint64_t want)
+static void death(enum moment moment, enum zi_dies dies, uint64_t want)
 {
     const struct how how = { .moments = ZC_MOMENTS_F32,
                              .world = 2,
                              .micros = 1,
                              .early = true,
-                             .durable = dies == DAEMON,
-                             .with = dies != DAEMON && /* whose job is durable: not on that drive */
-                                             (moment == IN_FLIGHT || moment == ASKED)
-                                         ? slow
-                                         : NULL };
-    bool stepped = moment == ASKED && dies != DAEMON;
+                             .durable = dies == ZI_DAEMON,
+                             .with =
+                                 dies != ZI_DAEMON && /* whose job is durable: not on that drive */
+                                         (moment == IN_FLIGHT || moment == ASKED)
+                                     ? slow
+                                     : NULL };
+    bool stepped = moment == ASKED && dies != ZI_DAEMON;
     struct zc_stepped replies[RANKS];
     struct zi_call calls[RANKS];
     struct job j = { 0 };
@@ -436,24 +422,7 @@ static void death(enum moment moment, enum who dies, uint64_t want)
     step_all(&j, 1, false);
     before = bytes_of(&j);
     until(&j, moment, replies, calls);
-    if (dies == DAEMON) {
-        zi_kill(&j.d);
-        for (unsigned i = 0; i < 2; i++)
-            zc_close(j.r[i].c);
-        zi_start_again(&j.d, options);
-    } else {
-        for (unsigned i = dies == ONE_RANK; i < 2; i++)
-            zc_close(j.r[i].c);
-        while (dies == ONE_RANK && j.r[0].peer_lost == 0)
-            zi_pump(j.r, 1, 10);
-    }
-    for (unsigned i = dies == ONE_RANK; i < 2; i++)
-        back(&j, i);
-    if (dies == ONE_RANK)
-        assert_int_equal(zc_ready_wait(j.r[1].c, j.r[1].job.id, NULL, ZI_WAIT_MS, &j.r[1].place),
-                         0);
-    else
-        assert_int_equal(zi_ready(j.r, 2), 0);
+    zi_death(&j.d, j.r, &j.o, units, UNITS, dies, options);
     if (!stepped && bytes_of(&j) != before)
         fail_msg("moment %d, %d: other bytes after the death", (int)moment, (int)dies);
     if (!stepped) {
@@ -488,7 +457,7 @@ static void deaths(void **state)
 
     (void)state;
     for (enum moment m = 0; m < MOMENTS; m++)
-        for (enum who dies = 0; dies < WHO; dies++)
+        for (enum zi_dies dies = 0; dies < ZI_DIES; dies++)
             death(m, dies, want);
 }
 

@@ -530,26 +530,11 @@ static void until(struct job *j, enum moment moment, struct zi_call *call)
         zi_push_all(&j->r[1], 0, 2, grad);
 }
 
-enum who { ONE_RANK, BOTH_RANKS, DAEMON, WHO };
-
-/* A rank attaches again. */
-static void back(struct job *j, struct zc_job_options *o, unsigned rank)
-{
-    int rc;
-
-    o->attach = true;
-    o->rank = rank;
-    while ((rc = zi_open(&j->r[rank], &j->d, o)) == -EBUSY) /* the death is not noticed yet */
-        zc_close(j->r[rank].c);
-    assert_int_equal(rc, 0);
-    zi_define(&j->r[rank], units, UNITS, 2);
-}
-
 /* The second rank dies at this moment of step 2, or both, or the daemon does. The step in progress is
  * lost, and nothing else; if the daemon dies, what was not committed. */
-static void death(enum moment moment, enum who dies, uint64_t want)
+static void death(enum moment moment, enum zi_dies dies, uint64_t want)
 {
-    const struct placement *p = &placements[dies == DAEMON ? 2 : 1];
+    const struct placement *p = &placements[dies == ZI_DAEMON ? 2 : 1];
     struct zc_job_options o = options_of(p, 2, true);
     struct zi_call call;
     struct job j = { 0 };
@@ -563,24 +548,7 @@ static void death(enum moment moment, enum who dies, uint64_t want)
     j.commits = false;
     before = bytes_of_all(&j);
     until(&j, moment, &call);
-    if (dies == DAEMON) {
-        zi_kill(&j.d);
-        for (unsigned i = 0; i < 2; i++)
-            zc_close(j.r[i].c);
-        zi_start_again(&j.d, options);
-    } else {
-        for (unsigned i = dies == ONE_RANK; i < 2; i++)
-            zc_close(j.r[i].c);
-        while (dies == ONE_RANK && j.r[0].peer_lost == 0)
-            zi_pump(j.r, 1, 10);
-    }
-    for (unsigned i = dies == ONE_RANK; i < 2; i++)
-        back(&j, &o, i);
-    if (dies == ONE_RANK)
-        assert_int_equal(zc_ready_wait(j.r[1].c, j.r[1].job.id, NULL, ZI_WAIT_MS, &j.r[1].place),
-                         0);
-    else
-        assert_int_equal(zi_ready(j.r, 2), 0);
+    zi_death(&j.d, j.r, &o, units, UNITS, dies, options);
     if (bytes_of_all(&j) != before)
         fail_msg("moment %d, %d: other bytes after the death", (int)moment, (int)dies);
     begin_all(&j, 2);
@@ -606,7 +574,7 @@ static void deaths(void **state)
     want = bytes_of_all(&j);
     job_close(&j);
     for (enum moment m = 0; m < MOMENTS; m++)
-        for (enum who dies = 0; dies < WHO; dies++)
+        for (enum zi_dies dies = 0; dies < ZI_DIES; dies++)
             death(m, dies, want);
 }
 

@@ -116,6 +116,14 @@ void zi_job(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d,
             const struct zc_job_options *options, const struct zc_unit *units, unsigned nunits);
 void zi_close(struct zi_rank *ranks, unsigned n);
 
+/** What dies of a job of two ranks. */
+enum zi_dies { ZI_ONE_RANK /* the second */, ZI_BOTH_RANKS, ZI_DAEMON, ZI_DIES };
+/** It dies; then a daemon runs again with these options, and what died is attached and ready again. *o: options of the
+ * job. */
+void zi_death(struct zi_daemon *d, struct zi_rank r[2], struct zc_job_options *o,
+              const struct zc_unit *units, unsigned nunits, enum zi_dies dies,
+              const char *const *options);
+
 /** Writes value(element of the unit) to the whole shard of unit u, in parts that fit staging. */
 void zi_write_all(struct zi_rank *r, unsigned u, float (*value)(uint64_t element));
 /** Pushes the same as a gradient of micro-step 0. */
