@@ -32,9 +32,8 @@ static int forecast_check(const struct zb_run *run, const struct zb_node *node, 
         return zb_fail(
             err, -EINVAL,
             "a ring of gradients needs steps that begin early, an optimizer that steps elements "
-            "and not matrices, "
-            "and gradients "
-            "of all micro-steps that are added up before they are pushed (--micro-steps 1)");
+            "and not matrices, and gradients of all micro-steps that are added up before they are "
+            "pushed (--micro-steps 1)");
     if (node->gpus > ZB_GPUS_MAX)
         return zb_fail(err, -EINVAL, "a node of %u GPUs: at most %u", node->gpus, ZB_GPUS_MAX);
     if (node->page_elems < ZB_BLOCK_ELEMS || node->page_elems > ZB_PAGE_ELEMS_MAX ||
