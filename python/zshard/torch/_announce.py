@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._c import GROUP_NONE
 from .._engine import CLIP_MODE
 from ..errors import Refused
 from . import _kept
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ._step import Stepper
 
 NO_SYNC = "no_sync"  # gradient_accumulation_steps: each backward pass outside of no_sync() is its step's last
-_GROUP_NONE = 65534
 _NAMES = {"beta1": "betas[0]", "beta2": "betas[1]", "muon_scale": "scale"}
 
 
@@ -106,7 +106,7 @@ class _Part:
 
     def own(self) -> list[int]:
         """Numbers of its trainable tensors."""
-        return [n for n, group in enumerate(self.group_of) if group != _GROUP_NONE]
+        return [n for n, group in enumerate(self.group_of) if group != GROUP_NONE]
 
 
 class Said:
@@ -114,7 +114,7 @@ class Said:
 
     def __init__(self, runtime: Runtime, parts: list[_Part]) -> None:
         n = len(runtime.trainable)
-        group_of = [_GROUP_NONE] * n
+        group_of = [GROUP_NONE] * n
         for part in parts:
             for number in part.own():
                 state, i = runtime.trainable[number]
@@ -295,6 +295,11 @@ CLIP = (
 )
 
 
+def _said(runtime: Runtime) -> Said | None:
+    """What was announced of the next step; None: nothing."""
+    return runtime.announcer.said if runtime.announcer is not None else None
+
+
 def begin(runtime: Runtime, number: int) -> None:
     """Micro-step `number` of a step begins, from 1."""
     announcer = runtime.announcer
@@ -302,14 +307,14 @@ def begin(runtime: Runtime, number: int) -> None:
     try:
         runtime.call(runtime.engine.micro, last)
     except BaseException:
-        if announcer is not None and announcer.said is not None:
+        if _said(runtime) is not None:
             runtime.broken = "the backward pass failed"
         raise
 
 
 def check_state(runtime: Runtime, optimizer: torch.optim.Optimizer) -> None:
     """RuntimeError where the next step is announced: an optimizer's state would be written before it."""
-    said = runtime.announcer.said if runtime.announcer is not None else None
+    said = _said(runtime)
     if said is None:
         return
     if all(p.stepper.optimizer is not optimizer for p in said.parts):
@@ -330,11 +335,10 @@ def _unknown(optimizer: torch.optim.Optimizer) -> str:
 def said(model: torch.nn.Module) -> bool:
     """Whether the next step of a sharded model is announced."""
     handle = model.__dict__.get("_zshard")
-    announcer = handle.runtime.announcer if handle is not None else None
-    return announcer is not None and announcer.said is not None
+    return handle is not None and _said(handle.runtime) is not None
 
 
 def refuse(runtime: Runtime, text: str) -> None:
     """RuntimeError where the next step is announced."""
-    if runtime.announcer is not None and runtime.announcer.said is not None:
+    if _said(runtime) is not None:
         raise RuntimeError(text)

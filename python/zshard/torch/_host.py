@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from .._c import GROUP_NONE
 from .._interrupt import held_back
 from . import _grads
 from ._optim import Optimizer
-from ._step import GROUP_NONE, Rule
+from ._step import Rule
 
 if TYPE_CHECKING:
     from ._runtime import Runtime

@@ -109,7 +109,6 @@ class UnitMemory:
         self.pieces = [(p.param, p.first, p.shape, contiguous_strides(p.shape)) for p in unit.pieces]
         self.params = [p.param for p in unit.pieces]
         self.scalars = [_guard.scalar(p.shape, unit.dtype, device) for p in unit.pieces]
-        self.places = [s.data_ptr() for s in self.scalars]  # where a scalar is
         # Of each parameter, what it had when it was last as the engine has it:
         self.versions = [0] * len(self.params)
         self.places = [0] * len(self.params)  # data_ptr()

@@ -7,13 +7,16 @@ these say more: `overflow`, `skipped`, `grad_norm`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import _announce
 from ._step import LION, RULES, LazyState, Rule, Stepper, apply, runtime_of, tell_skipped, write_state
+
+if TYPE_CHECKING:
+    from ._units import Unit
 
 
 def params_by_runtime(optimizer: torch.optim.Optimizer) -> dict[Any, list[torch.Tensor]]:
@@ -62,12 +65,7 @@ def load_state(optimizer: torch.optim.Optimizer, rule: Rule) -> None:
 
 def has_new_state(optimizer: torch.optim.Optimizer, runtime: Any) -> bool:
     """Whether load_state() has to look: a parameter that the engine trains has no lazy entry."""
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            found = runtime.plan.find(param)
-            if found is not None and not found[0].frozen and not isinstance(optimizer.state.get(param), LazyState):
-                return True
-    return False
+    return next(_not_lazy(optimizer, runtime), None) is not None
 
 
 def _load_one(runtime: Any, param: torch.Tensor, states: tuple[str, ...], entry: Mapping[str, Any], before: int) -> int:
@@ -86,11 +84,17 @@ def _load_one(runtime: Any, param: torch.Tensor, states: tuple[str, ...], entry:
 
 def show_state(optimizer: torch.optim.Optimizer, runtime: Any, rule: Rule) -> None:
     """`optimizer.state[p]` has lazy entries for the runtime's trained parameters."""
+    for param, unit in _not_lazy(optimizer, runtime):
+        optimizer.state[param] = LazyState(runtime, param, rule.states_in(unit))
+
+
+def _not_lazy(optimizer: torch.optim.Optimizer, runtime: Any) -> Iterator[tuple[torch.Tensor, Unit]]:
+    """Parameters that the runtime trains and that have no lazy entry, with their units."""
     for group in optimizer.param_groups:
         for param in group["params"]:
             found = runtime.plan.find(param)
             if found is not None and not found[0].frozen and not isinstance(optimizer.state.get(param), LazyState):
-                optimizer.state[param] = LazyState(runtime, param, rule.states_in(found[0]))
+                yield param, found[0]
 
 
 class Optimizer(torch.optim.Optimizer):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._c import GROUP_NONE
 from . import _kept
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ._unit_state import UnitState
     from ._units import Piece, Unit
 
-GROUP_NONE = 65534
 _WHATS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "exp_avg", "sum": "exp_avg"}
 
 _gone: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by id; of closed models
